@@ -1,0 +1,42 @@
+"""What users can cause: errors whose message says where, what came, what is allowed and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Root of the errors that a user can cause and cure. The command line prints them without a traceback, exit 2."""
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration that cannot run."""
+
+
+class ConfigTypeError(UserError, TypeError):
+    """A value of the wrong type in a configuration."""
+
+
+class ConfigKeyError(UserError, KeyError, ValueError):
+    """A key that does not exist."""
+
+    def __str__(self) -> str:  # KeyError shows its argument's repr, which mangles a message of several lines
+        return str(self.args[0]) if self.args else ""
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """A file or folder that a run needs and that is not there."""
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """The nearest allowed name as a sentence, or the list of all of them when none is near.
+
+    >>> did_you_mean("precison", ["precision", "seed"])
+    "Did you mean 'precision'?"
+    >>> did_you_mean("x", ["seed", "amp"])
+    'Allowed: amp, seed.'
+    """
+    names = sorted(allowed)
+    nearest = difflib.get_close_matches(name, names, n=1)
+    if nearest:
+        return f"Did you mean {nearest[0]!r}?"
+    return f"Allowed: {', '.join(names)}." if names else "Nothing is allowed here."
