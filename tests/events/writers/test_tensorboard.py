@@ -1,0 +1,95 @@
+import math
+
+import pytest
+import torch
+
+from trainwright.events import EventStorage, TensorBoardWriter
+
+pytest.importorskip("tensorboard")
+
+
+def read(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "histograms": 0})
+    events.Reload()
+    return events
+
+
+def points(folder, name):
+    return [(event.step, event.value) for event in read(folder).Scalars(name)]
+
+
+def train(folder, start, stop):
+    writer = TensorBoardWriter(folder)
+    with EventStorage(start) as storage:
+        for iteration in range(start, stop):
+            storage.iter = iteration
+            storage.put_scalar("loss", float(iteration), smoothing_hint=False)
+            writer.write()
+        writer.close()
+        writer.close()
+
+
+def test_scalars_pictures_and_histograms_arrive_once_with_their_iteration(tmp_path):
+    storage = EventStorage()
+    writer = TensorBoardWriter(tmp_path)
+    for _ in range(2):
+        storage.put_scalar("loss", torch.tensor(0.5))
+        storage.put_image("input", torch.rand(3, 4, 5))
+        storage.put_histogram("weights", torch.arange(10.0), bins=5)
+        storage.put_histogram("broken", torch.tensor([math.nan]))
+        writer.write(storage)
+        writer.write(storage)
+        storage.step()
+    writer.close()
+    events = read(tmp_path)
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 0.5), (1, 0.5)]
+    assert [(event.step, event.height, event.width) for event in events.Images("input")] == [(0, 4, 5), (1, 4, 5)]
+    histogram = events.Histograms("weights")[1]
+    assert (histogram.step, histogram.histogram_value.num, histogram.histogram_value.sum) == (1, 10, 45)
+    assert [count for count in histogram.histogram_value.bucket if count] == [2] * 5
+    assert "broken" not in events.Tags()["histograms"]
+
+
+def test_scalars_are_smoothed_where_hinted(tmp_path):
+    storage = EventStorage()
+    writer = TensorBoardWriter(tmp_path, window_size=3)
+    for iteration in range(9):
+        storage.iter = iteration
+        storage.put_scalar("loss", float(iteration))
+    writer.write(storage)
+    writer.close()
+    assert points(tmp_path, "loss") == [(8, 7.0)]
+
+
+def test_a_resumed_run_overwrites_what_came_after_its_checkpoint(tmp_path):
+    train(tmp_path, 0, 8)
+    train(tmp_path, 5, 10)
+    assert points(tmp_path, "loss") == [(step, float(step)) for step in range(10)]
+
+
+def test_after_close_the_same_run_may_go_on(tmp_path):
+    storage = EventStorage()
+    writer = TensorBoardWriter(tmp_path)
+    for iteration in range(4):
+        storage.iter = iteration
+        storage.put_scalar("loss", float(iteration), smoothing_hint=False)
+        writer.write(storage)
+        writer.close()
+    assert [step for step, _ in points(tmp_path, "loss")] == [0, 1, 2, 3]
+
+
+def test_nothing_is_created_before_there_is_something_to_write(tmp_path):
+    writer = TensorBoardWriter(tmp_path / "tb")
+    writer.write(EventStorage())
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_tensorboard_is_said_with_the_cure(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard.writer", None)
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+    with pytest.raises(ValueError, match="pip install tensorboard"):
+        TensorBoardWriter(tmp_path).write(storage)

@@ -1,0 +1,29 @@
+"""Metrics of a run: put without waiting for the device, read as floats, written where one looks."""
+
+from trainwright.events.smoothing import HistoryBuffer
+from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
+from trainwright.events.writers import (
+    ConsoleWriter,
+    CSVWriter,
+    EventWriter,
+    JSONWriter,
+    ProgressAwareHandler,
+    ProgressWriter,
+    SafeWriter,
+    TensorBoardWriter,
+)
+
+__all__ = [
+    "EventStorage",
+    "get_event_storage",
+    "has_event_storage",
+    "HistoryBuffer",
+    "EventWriter",
+    "JSONWriter",
+    "CSVWriter",
+    "TensorBoardWriter",
+    "ConsoleWriter",
+    "ProgressWriter",
+    "ProgressAwareHandler",
+    "SafeWriter",
+]

@@ -1,0 +1,305 @@
+"""Metrics of a run: put on the step at the cost of a list append, turned into numbers only when somebody reads."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from types import TracebackType
+from typing import TYPE_CHECKING, SupportsFloat, TypedDict
+
+import torch
+from torch import Tensor
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
+from trainwright.events.figures import Figures, Histogram, Image, wide_dtype
+from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
+
+if TYPE_CHECKING:
+    from trainwright.events.figures import ArrayLike
+
+_MAX_PENDING = 1000  # values kept as they came before they are turned into numbers: bounds memory on the device
+_MAX_SAVED = 1000  # values per metric in a checkpoint: the longest window that is shown (the ETA's)
+
+Scalar = SupportsFloat | Tensor  # Tensor: exactly one element
+
+
+class ScalarState(HistoryState):
+    smoothing_hint: bool
+
+
+class StorageState(TypedDict):
+    """JSON-able state of a storage."""
+
+    samples: int
+    scalars: dict[str, ScalarState]
+
+
+class NoEventStorageError(UserError, RuntimeError):
+    """The current storage was asked for where there is none."""
+
+
+# A plain list and no ContextVar: torch.compile cannot trace those.
+_storages: list["EventStorage"] = []
+
+
+def get_event_storage() -> "EventStorage":
+    """The storage of the innermost ``with EventStorage(...)``; inside a run that is the trainer's.
+
+    Raises:
+        NoEventStorageError: there is none.
+    """
+    if not _storages:
+        raise NoEventStorageError(
+            "get_event_storage: no run is in progress, so there is no storage to put metrics into. "
+            "Call it during training, or open one: with EventStorage() as storage: ..."
+        )
+    return _storages[-1]
+
+
+def has_event_storage() -> bool:
+    """Whether ``get_event_storage`` would find one."""
+    return bool(_storages)
+
+
+class EventStorage:
+    """Where the parts of a run put their metrics, and where hooks and writers read them.
+
+    ``iter`` is the iteration that values put now belong to; ``samples`` counts training samples consumed. Both are set
+    by the trainer (or by ``step`` in a loop of your own).
+
+    >>> with EventStorage() as storage:
+    ...     for _ in range(3):
+    ...         get_event_storage().put_scalar("loss", 0.5 * storage.iter)
+    ...         storage.step()
+    >>> storage.latest()
+    {'loss': (1.0, 2)}
+    """
+
+    def __init__(self, start_iter: int = 0) -> None:
+        self.start_iter = start_iter
+        self.iter = start_iter
+        self.samples = 0
+        self._prefix = ""
+        self._pending: list[tuple[str, float | Tensor, int]] = []
+        self._histories: dict[str, HistoryBuffer] = {}
+        self._hints: dict[str, bool] = {}
+        self._restored: set[str] = set()  # names known from a checkpoint only: the code may have changed its hint
+        self._figures = Figures()
+
+    def __repr__(self) -> str:
+        return f"EventStorage(start_iter={self.start_iter})"
+
+    def __enter__(self) -> "EventStorage":
+        _storages.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        while _storages.pop() is not self:  # an inner one that was never left goes too
+            pass
+
+    def step(self) -> None:
+        """Go on to the next iteration."""
+        self.iter += 1
+
+    # -- putting --------------------------------------------------------------------------------------------------
+
+    def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
+        """Record a value of the current iteration.
+
+        A tensor of one element is copied on its device and read later, together with all others: no wait here.
+        ``smoothing_hint``: the value is noisy, so writers show its median over recent iterations. One name, one hint.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            # In a compiled model a put is a graph break: traced, it would guard on the list of pending values and be
+            # compiled anew at every step. The wrapper is made here, where the compiler is loaded anyway.
+            put_outside_graph = torch.compiler.disable(EventStorage.put_scalar)  # type: ignore[no-untyped-call]
+            put_outside_graph(self, name, value, smoothing_hint)
+            return
+        if self._prefix:
+            name = self._prefix + name
+        if self._hints.get(name) is not smoothing_hint:
+            self._admit(name, smoothing_hint)
+        if isinstance(value, Tensor):
+            value = _snapshot(name, value)
+        elif type(value) is not float:
+            value = _number(name, value)
+        pending = self._pending
+        pending.append((name, value, self.iter))
+        if len(pending) >= _MAX_PENDING:
+            self._flush()
+
+    def put_scalars(self, /, *, smoothing_hint: bool = True, **scalars: Scalar) -> None:
+        """Record several values: ``put_scalars(loss=loss, accuracy=0.9)``."""
+        for name, value in scalars.items():
+            self.put_scalar(name, value, smoothing_hint)
+
+    def put_image(self, name: str, image: "ArrayLike") -> None:
+        """Keep a picture for the writers: (C, H, W) or (H, W), uint8 in [0, 255] or float in [0, 1].
+
+        The newest pictures and histograms are kept, 64 MiB of them in all.
+        """
+        self._figures.add_image(self._prefix + name, self.iter, image)
+
+    def put_histogram(self, name: str, values: "ArrayLike", bins: int = 1000) -> None:
+        """Keep the histogram of any number of values for the writers, NaN and inf left out."""
+        self._figures.add_histogram(self._prefix + name, self.iter, values, bins)
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Put ``name/`` before every name put inside. Scopes nest."""
+        outer = self._prefix
+        self._prefix = f"{outer}{name.rstrip('/')}/"
+        try:
+            yield
+        finally:
+            self._prefix = outer
+
+    # -- reading: always floats -----------------------------------------------------------------------------------
+
+    def history(self, name: str) -> HistoryBuffer:
+        """All values of one metric.
+
+        Raises:
+            ConfigKeyError: nothing was put under this name.
+        """
+        self._flush()
+        if name not in self._histories:
+            hint = did_you_mean(name, self._histories) if self._histories else "Nothing has been put yet."
+            raise ConfigKeyError(f"EventStorage.history: no metric {name!r} has been put. {hint}")
+        return self._histories[name]
+
+    def histories(self) -> dict[str, HistoryBuffer]:
+        """All values of all metrics, by name."""
+        self._flush()
+        return dict(self._histories)
+
+    def latest(self) -> dict[str, tuple[float, int]]:
+        """The newest value of each metric and its iteration."""
+        self._flush()
+        return {name: (history.latest(), history.latest_iteration()) for name, history in self._histories.items()}
+
+    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
+        """As ``latest``; metrics put as noisy with the median over their last ``window_size`` iterations instead."""
+        shown = self.latest()
+        for name, (_, iteration) in shown.items():
+            if self._hints[name]:
+                shown[name] = (median(self._histories[name].values_of_last_iterations(window_size)), iteration)
+        return shown
+
+    def smoothing_hints(self) -> dict[str, bool]:
+        """Which metrics were put as noisy."""
+        return dict(self._hints)
+
+    def figures(self, after: int = 0) -> list[Image | Histogram]:
+        """The pictures and histograms kept, oldest first; only those with a ``number`` above ``after``."""
+        return self._figures.after(after)
+
+    # -- resume ---------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> StorageState:
+        """The recent values (at most 1,000 per metric) and global means, as plain numbers.
+
+        ``iter`` is not in it: where to go on is the trainer's to say.
+        """
+        self._flush()
+        return {
+            "samples": self.samples,
+            "scalars": {
+                name: {**history.state_dict(_MAX_SAVED), "smoothing_hint": self._hints[name]}
+                for name, history in self._histories.items()
+            },
+        }
+
+    def load_state_dict(self, state: StorageState) -> None:
+        """Take over the metrics of a checkpoint; ``iter`` and ``start_iter`` stay as they are."""
+        self._pending.clear()
+        self._histories.clear()
+        self._hints.clear()
+        self.samples = state["samples"]
+        for name, scalar in state["scalars"].items():
+            self._histories[name] = HistoryBuffer()
+            self._histories[name].load_state_dict(scalar)
+            self._hints[name] = scalar["smoothing_hint"]
+        self._restored = set(self._histories)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, name: str, smoothing_hint: bool) -> None:
+        """Remember the hint of a new name; refuse one that differs."""
+        if not isinstance(name, str) or name in ("", "iteration"):
+            raise ConfigError(
+                f"put_scalar: {name!r} cannot name a metric; a name is a non-empty string other than 'iteration', "
+                "which the writers use for the iteration itself."
+            )
+        known = self._hints.get(name)
+        if known is not None and known != smoothing_hint and name not in self._restored:
+            raise ConfigError(
+                f"put_scalar({name!r}): smoothing_hint={smoothing_hint}, but before it was put with {known}. "
+                "Give the same hint at every call, or put the other values under another name."
+            )
+        self._hints[name] = bool(smoothing_hint)
+        self._restored.discard(name)
+
+    def _flush(self) -> None:
+        """Turn what is pending into numbers."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        numbers = _to_numbers([value for _, value, _ in pending])
+        for (name, _, iteration), number in zip(pending, numbers, strict=True):
+            history = self._histories.get(name)
+            if history is None:
+                history = self._histories[name] = HistoryBuffer()
+            history.update(number, iteration)
+
+
+def _snapshot(name: str, value: Tensor) -> Tensor:
+    """A copy of shape () that neither the step nor autograd can reach: the step may go on to write into its tensor."""
+    if value.numel() != 1:
+        raise ConfigError(
+            f"put_scalar({name!r}): got a tensor of shape {tuple(value.shape)}; a scalar has exactly one element. "
+            "Put its mean, value.mean(), or all of it with put_histogram."
+        )
+    if value.is_complex():
+        raise ConfigTypeError(f"put_scalar({name!r}): got a complex tensor; put value.abs() or value.real.")
+    if type(value) is not Tensor and hasattr(
+        value, "full_tensor"
+    ):  # DTensor: every rank puts, so every rank takes part
+        value = value.full_tensor()
+    copy = value.detach().clone()
+    return copy if copy.dim() == 0 else copy.reshape(())
+
+
+def _number(name: str, value: SupportsFloat) -> float:
+    """A value that is no tensor, as a float: Python's and numpy's numbers, and whatever else has ``__float__``."""
+    if not isinstance(value, str | bytes | bytearray):  # float("3") would be 3.0
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):  # also an array of several elements
+            pass
+    raise ConfigTypeError(
+        f"put_scalar({name!r}): got {value!r:.80} ({type(value).__name__}); "
+        "it must be a number or a tensor of one element."
+    )
+
+
+def _to_numbers(values: list[float | Tensor]) -> list[float]:
+    """The values as floats, in order.
+
+    One device-to-host copy per device: a copy per tensor would stop the device's queue each time.
+    """
+    numbers = [value if isinstance(value, float) else 0.0 for value in values]
+    columns: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
+    places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, Tensor):
+            columns.setdefault(value.device, {}).setdefault(value.dtype, []).append(value)
+            places.setdefault(value.device, {}).setdefault(value.dtype, []).append(place)
+    for device, by_dtype in columns.items():
+        with torch.no_grad():
+            wide = [torch.stack(column).to(wide_dtype(device)) for column in by_dtype.values()]
+            on_host: list[float] = torch.cat(wide).tolist()
+        for place, number in zip(chain.from_iterable(places[device].values()), on_host, strict=True):
+            numbers[place] = number
+    return numbers

@@ -1,0 +1,57 @@
+"""The run as log lines, for the log file and for where no terminal is."""
+
+import datetime
+import logging
+
+from trainwright.events.storage import EventStorage, get_event_storage
+from trainwright.events.writers.base import EventWriter
+from trainwright.events.writers.shown import ShownMetrics, new_metrics
+
+logger = logging.getLogger("trainwright.events")
+
+_ETA_WINDOW = 1000  # values of the iteration time: long, so that a slow evaluation does not make it jump
+
+
+class ConsoleWriter(EventWriter):
+    """Log one line per write with what is new: losses, evaluation results, times, samples per second, learning rate.
+
+    ``batch_size`` is the global one: samples per iteration. Records carry ``progress=True``, so that a handler that
+    shows a progress bar may leave them out.
+    """
+
+    def __init__(self, batch_size: int, max_iter: int, window_size: int = 20) -> None:
+        self._batch_size = batch_size
+        self._max_iter = max_iter
+        self._window_size = window_size
+        self._last_written = -1
+        self._storage: EventStorage | None = None
+
+    def __repr__(self) -> str:
+        return f"ConsoleWriter({self._batch_size}, {self._max_iter}, window_size={self._window_size})"
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        storage = get_event_storage() if storage is None else storage
+        if storage is not self._storage:
+            self._storage = storage
+            self._last_written = storage.start_iter - 1
+        new = new_metrics(storage, self._last_written, self._window_size)
+        if new is None:
+            return
+        self._last_written = new.last_iteration
+        logger.info("  ".join(self._fields(storage, new)), extra={"progress": True})
+
+    def _fields(self, storage: EventStorage, new: ShownMetrics) -> list[str]:
+        done = min(storage.iter + 1, self._max_iter)
+        fields = [f"iteration: {done}/{self._max_iter}", f"consumed_samples: {storage.samples}"]
+        fields += [f"{name}: {value:.4g}" for name, value in (new.losses | new.others).items()]
+        if new.time_s is not None:
+            seconds_left = storage.history("time").median(_ETA_WINDOW) * (self._max_iter - done)
+            fields.insert(0, f"eta: {datetime.timedelta(seconds=int(seconds_left))}")
+            fields.append(f"time: {new.time_s:.4f} s/iter")
+        if new.data_time_s is not None:
+            fields.append(f"data_time: {new.data_time_s:.4f} s/iter")
+        if new.time_s:
+            fields.append(f"total_throughput: {self._batch_size / new.time_s:.2f} samples/s")
+        if new.lr is not None:
+            fields.append(f"lr: {new.lr:.2e}")
+        return fields

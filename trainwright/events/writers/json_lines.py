@@ -1,0 +1,83 @@
+"""``metrics.json``: one strict JSON object per line, each iteration once over any number of resumes."""
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from trainwright.events.storage import EventStorage, get_event_storage
+from trainwright.events.writers.base import EventWriter
+from trainwright.events.writers.rows import Row, RowFile, rows_after
+
+logger = logging.getLogger("trainwright.events")
+
+
+class JSONWriter(EventWriter):
+    """Append the new metrics as JSON lines: keys sorted, ``iteration`` among them, NaN and inf as null.
+
+    The file is touched at the first write. If the run is resumed, rows of iterations that it is about to repeat, and a
+    line torn by a crash, are cut then; if the run starts at 0, an earlier run's file is kept beside as ``….old``.
+    """
+
+    def __init__(self, json_file: str | os.PathLike[str], window_size: int = 20) -> None:
+        self._file = RowFile(Path(json_file))
+        self._window_size = window_size
+        self._last_written = -1
+        self._storage: EventStorage | None = None  # whose rows the file is ready for
+
+    def __repr__(self) -> str:
+        return f"JSONWriter({str(self._file.path)!r}, window_size={self._window_size})"
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        storage = get_event_storage() if storage is None else storage
+        if storage is not self._storage:
+            if not storage.latest():
+                return
+            self._last_written = self._make_ready(storage.start_iter)
+            self._storage = storage
+        rows = rows_after(storage, self._last_written, self._window_size)
+        if rows:
+            self._file.append("".join(_line(iteration, row) for iteration, row in rows.items()).encode())
+            self._last_written = max(rows)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _make_ready(self, start_iter: int) -> int:
+        """Leave in the file only whole rows before ``start_iter``; return the last iteration among them, or -1."""
+        self._file.close()
+        if not self._file.has_content():
+            return -1
+        if start_iter == 0:
+            logger.info("%s: the rows of an earlier run are kept in %s.", self._file.path, self._file.keep_beside())
+            return -1
+        old = self._file.path.read_bytes()
+        rows = [(line, _iteration(line)) for line in old.splitlines()]
+        kept = [(line, iteration) for line, iteration in rows if iteration is not None and iteration < start_iter]
+        new = b"".join(line + b"\n" for line, _ in kept)
+        if new != old:
+            self._file.replace(new)
+            logger.info(
+                "%s: cut %d rows that iteration %d and later will write again.",
+                self._file.path,
+                len(rows) - len(kept),
+                start_iter,
+            )
+        return max((iteration for _, iteration in kept), default=-1)
+
+
+def _line(iteration: int, row: Row) -> str:
+    finite: dict[str, float | None] = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    return json.dumps({**finite, "iteration": iteration}, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _iteration(line: bytes) -> int | None:
+    """The iteration of a row; None for a line that is torn or no row of ours."""
+    try:
+        row: Any = json.loads(line)
+    except ValueError:
+        return None
+    iteration = row.get("iteration") if isinstance(row, dict) else None
+    return iteration if isinstance(iteration, int) else None

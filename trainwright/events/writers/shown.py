@@ -1,0 +1,43 @@
+"""Which of the metrics a person watches during a run, read from the storage once per line or bar update."""
+
+from dataclasses import dataclass
+
+from trainwright.events.storage import EventStorage
+
+_TIMES = ("time", "data_time", "eta_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMetrics:
+    """What is new since ``after``; an empty dict or None where nothing is."""
+
+    losses: dict[str, float]
+    others: dict[str, float]
+    time_s: float | None  # per iteration, mean over the window
+    data_time_s: float | None
+    lr: float | None
+    last_iteration: int
+
+    @property
+    def main_loss(self) -> float | None:
+        """The total loss, or the first one where no total was put."""
+        return self.losses.get("total_loss", next(iter(self.losses.values()), None))
+
+
+def new_metrics(storage: EventStorage, after: int, window_size: int) -> ShownMetrics | None:
+    """Metrics put after iteration ``after``, or None if there are none."""
+    new = {
+        name: value
+        for name, (value, iteration) in storage.latest_with_smoothing_hint(window_size).items()
+        if iteration > after
+    }
+    if not new:
+        return None
+
+    def mean(name: str) -> float | None:
+        return storage.history(name).avg(window_size) if name in new else None
+
+    losses = {name: value for name, value in new.items() if "loss" in name}
+    others = {name: value for name, value in new.items() if name not in (*losses, *_TIMES, "lr")}
+    last_iteration = max(storage.history(name).latest_iteration() for name in new)
+    return ShownMetrics(losses, others, mean("time"), mean("data_time"), new.get("lr"), last_iteration)
