@@ -1,0 +1,146 @@
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer, CheckpointError
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Three checkpoints of a model whose weight is the iteration."""
+    model = nn.Linear(1, 1)
+    checkpointer = Checkpointer(model, tmp_path)
+    for iteration in (9, 19, 29):
+        with torch.no_grad():
+            model.weight.fill_(iteration)
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+    return tmp_path
+
+
+def resume(run):
+    model = nn.Linear(1, 1)
+    extras = Checkpointer(model, run).resume_or_load("")
+    assert model.weight.item() == extras["iteration"]
+    return extras["iteration"]
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def swap(path):
+    path.write_bytes((path.parent.parent / "model_0000009" / path.name).read_bytes())
+
+
+DAMAGES = [truncate, flip, swap, lambda path: path.unlink(), lambda path: path.write_bytes(b"")]
+
+
+def test_without_any_checkpoint_a_run_starts_anew(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path / "run")
+    assert not checkpointer.has_checkpoint()
+    assert checkpointer.get_checkpoint_file() == ""
+    assert checkpointer.resume_or_load("") == {}
+
+
+def test_a_run_goes_on_from_the_last(run, caplog):
+    assert resume(run) == 29
+    assert not caplog.records
+
+
+def test_who_does_not_resume_starts_anew_beside_checkpoints(run):
+    model = nn.Linear(1, 1)
+    before = model.weight.clone()
+    assert Checkpointer(model, run).resume_or_load("", resume=False) == {}
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["model.safetensors", "extra.json", "manifest.json"])
+def test_a_damaged_last_falls_back_to_the_one_before_with_one_warning(run, caplog, damage, name):
+    damage(run / "model_0000029" / name)
+    assert resume(run) == 19
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "model_0000029" in record.message
+    # A whole manifest of another checkpoint shows in the files that it does not fit.
+    assert ("model.safetensors" if damage is swap and name == "manifest.json" else name) in record.message
+    assert f"Resuming from {run / 'model_0000019'} instead." in record.message
+
+
+def test_two_damaged_ones_are_said_in_one_warning(run, caplog):
+    truncate(run / "model_0000029" / "model.safetensors")
+    flip(run / "model_0000019" / "model.safetensors")
+    assert resume(run) == 9
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "model_0000029" in record.message
+    assert "model_0000019" in record.message
+
+
+def test_all_damaged_is_an_error_that_lists_why_and_changes_nothing(run):
+    for iteration in (9, 19, 29):
+        truncate(run / f"model_{iteration:07d}" / "model.safetensors")
+    model = nn.Linear(1, 1)
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match="none is good") as raised:
+        Checkpointer(model, run).resume_or_load("")
+    for iteration in (9, 19, 29):
+        assert f"model_{iteration:07d}: not what was saved" in str(raised.value)
+    assert torch.equal(model.weight, before)
+
+
+def test_a_pointer_to_a_folder_that_is_gone_falls_back(run, caplog):
+    (run / "model_0000029").rename(run.with_name("elsewhere"))
+    checkpointer = Checkpointer(nn.Linear(1, 1), run)
+    assert checkpointer.get_checkpoint_file() == str(run / "model_0000019")
+    assert resume(run) == 19
+    assert "last_checkpoint names it, but it is not there" in caplog.text
+
+
+def test_a_pointer_alone_is_an_error_and_not_a_fresh_start(tmp_path):
+    (tmp_path / "last_checkpoint").write_text("model_0000009")
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    assert checkpointer.has_checkpoint()
+    with pytest.raises(CheckpointError, match=r"none is good(.|\n)*model_0000009.*not there"):
+        checkpointer.resume_or_load("")
+
+
+@pytest.mark.parametrize("content", [b"", b"../outside", b"\xff\xfe"])
+def test_a_damaged_pointer_falls_back_to_the_newest(run, caplog, content):
+    (run / "last_checkpoint").write_bytes(content)
+    assert resume(run) == 29
+    says = "names it, but it is not there" if content == b"\xff\xfe" else "which is no checkpoint name"
+    assert says in caplog.text
+
+
+def test_without_a_pointer_the_newest_is_taken(run):
+    (run / "last_checkpoint").unlink()  # as after a kill between the first commit and its pointer
+    assert resume(run) == 29
+
+
+def test_the_best_serves_when_no_step_is_good(run, caplog):
+    model = nn.Linear(1, 1)
+    checkpointer = Checkpointer(model, run)
+    with torch.no_grad():
+        model.weight.fill_(5)
+    checkpointer.save("model_best", iteration=5)
+    for iteration in (9, 19, 29):
+        truncate(run / f"model_{iteration:07d}" / "model.safetensors")
+    assert resume(run) == 5
+
+
+def test_an_older_run_in_the_same_folder_is_not_preferred_for_its_higher_numbers(run):
+    model = nn.Linear(1, 1)
+    checkpointer = Checkpointer(model, run)
+    for iteration in (4, 5):
+        with torch.no_grad():
+            model.weight.fill_(iteration)
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+    truncate(run / "model_0000005" / "model.safetensors")
+    assert resume(run) == 4

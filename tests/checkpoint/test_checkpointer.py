@@ -1,0 +1,341 @@
+import logging
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError, verify
+from trainwright.config.errors import MissingFileError
+
+
+class Memory:
+    """Something with a state."""
+
+    def __init__(self, value=None):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def training():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+
+def train(model, optimizer, lr_scheduler, steps):
+    for step in steps:
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).square().mean().backward()
+        optimizer.step()
+        lr_scheduler.step()
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def visible(folder):
+    return [name for name in names(folder) if not name.startswith(".")]
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path):
+    whole = training()
+    train(*whole, range(6))
+
+    first = training()
+    train(*first, range(3))
+    Checkpointer(first[0], tmp_path, optimizer=first[1], lr_scheduler=first[2]).save("model_0000002", iteration=2)
+
+    model, optimizer, lr_scheduler = training()
+    with torch.no_grad():
+        model[0].weight.fill_(7)
+    checkpointer = Checkpointer(model, tmp_path, optimizer=optimizer, lr_scheduler=lr_scheduler)
+    assert checkpointer.resume_or_load("", resume=True) == {"iteration": 2}
+    train(model, optimizer, lr_scheduler, range(3, 6))
+
+    for name, value in whole[0].state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+    assert repr(optimizer.state_dict()) == repr(whole[1].state_dict())
+    assert lr_scheduler.state_dict() == whole[2].state_dict()
+
+
+def test_the_folder_holds_what_the_page_says(tmp_path):
+    model, optimizer, lr_scheduler = training()
+    train(model, optimizer, lr_scheduler, range(1))
+    Checkpointer(model, tmp_path, optimizer=optimizer, lr_scheduler=lr_scheduler).save("model_0000000", iteration=0)
+    assert names(tmp_path) == ["last_checkpoint", "model_0000000"]
+    assert (tmp_path / "last_checkpoint").read_text() == "model_0000000"
+    states = ["extra.json", "lr_scheduler.json", "optimizer.json", "optimizer.safetensors"]
+    assert names(tmp_path / "model_0000000") == sorted(["manifest.json", "model.safetensors", *states])
+
+
+def test_extras_come_back_with_their_types(tmp_path):
+    extra = {"iteration": 4, "best": float("-inf"), "shape": (1, 2), "counts": {1: "a"}}
+    Checkpointer(nn.Linear(1, 1), tmp_path).save("a", **extra)
+    assert Checkpointer(nn.Linear(1, 1)).load(tmp_path / "a") == extra
+
+
+def test_the_iteration_is_never_read_from_the_name(tmp_path):
+    Checkpointer(nn.Linear(1, 1), tmp_path).save("model_0000007", iteration=3)
+    Checkpointer(nn.Linear(1, 1), tmp_path).save("model_0000008")
+    assert Checkpointer(nn.Linear(1, 1)).load(tmp_path / "model_0000007") == {"iteration": 3}
+    assert Checkpointer(nn.Linear(1, 1)).load(tmp_path / "model_0000008") == {}
+
+
+@pytest.mark.parametrize("iteration", [-1, 1.0, "3", True])
+def test_an_iteration_that_is_no_count_is_refused(tmp_path, iteration):
+    with pytest.raises(CheckpointError, match="iteration: got"):
+        Checkpointer(nn.Linear(1, 1), tmp_path).save("a", iteration=iteration)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", "a\\b", ".hidden", "a\0b", "last_checkpoint"])
+def test_names_stay_inside_the_folder(tmp_path, name):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path / "run")
+    with pytest.raises(CheckpointError, match="checkpoint name: got"):
+        checkpointer.save(name)
+    with pytest.raises(CheckpointError, match="checkpoint name: got"):
+        checkpointer.tag_last_checkpoint(name)
+    assert names(tmp_path) == []
+
+
+def test_a_name_that_belongs_to_something_else_is_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").write_text("1")
+    (tmp_path / "log.txt").write_text("1")
+    for name in ("data", "log.txt"):
+        with pytest.raises(CheckpointError, match=f"{name}: exists and is not a checkpoint"):
+            Checkpointer(nn.Linear(1, 1), tmp_path).save(name)
+    assert (tmp_path / "data" / "train.csv").read_text() == "1"
+    assert names(tmp_path) == ["data", "log.txt"]
+
+
+def test_saving_without_a_folder_is_an_error():
+    checkpointer = Checkpointer(nn.Linear(1, 1))
+    assert not checkpointer.has_checkpoint()
+    assert checkpointer.get_checkpoint_file() == ""
+    with pytest.raises(CheckpointError, match="save_dir is empty"):
+        checkpointer.save("a")
+
+
+def test_who_does_not_save_to_disk_collects_the_state_and_writes_nothing(tmp_path):
+    calls = []
+    memory = Memory()
+    memory.state_dict = lambda: calls.append(1) or {}
+    Checkpointer(nn.Linear(1, 1), tmp_path / "run", save_to_disk=False, memory=memory).save("a")
+    assert calls == [1]
+    assert names(tmp_path) == []
+
+
+def test_state_of_another_type_is_refused_with_its_place_and_nothing_is_written(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path, hooks=Memory([1, object()]))
+    with pytest.raises(CheckpointTypeError, match=r"hooks\.value\.1: got <class 'object'>"):
+        checkpointer.save("a", iteration=1)
+    with pytest.raises(CheckpointTypeError, match=r"extra\.note: got"):
+        Checkpointer(nn.Linear(1, 1), tmp_path).save("a", note=object())
+    assert names(tmp_path) == []
+
+
+def test_an_object_without_state_is_refused_at_once():
+    with pytest.raises(CheckpointTypeError, match=r"Checkpointer\.data: got <class 'list'>, which has no state_dict"):
+        Checkpointer(nn.Linear(1, 1), data=[])
+    with pytest.raises(CheckpointError, match="'extra' is taken"):
+        Checkpointer(nn.Linear(1, 1), extra=Memory())
+    assert Checkpointer(nn.Linear(1, 1), lr_scheduler=None).checkpointables == {}
+
+
+def test_a_state_that_the_checkpoint_lacks_is_an_error_and_not_a_fresh_start(tmp_path):
+    Checkpointer(nn.Linear(1, 1), tmp_path, optimizer=Memory(1)).save("a")
+    model = nn.Linear(1, 1)
+    before = model.weight.clone()
+    checkpointer = Checkpointer(model, tmp_path, optimizer=Memory(), scaler=Memory())
+    for load in (lambda: checkpointer.load(tmp_path / "a"), lambda: checkpointer.resume_or_load("")):
+        with pytest.raises(CheckpointError, match="has no state of scaler; it holds optimizer"):
+            load()
+    assert torch.equal(model.weight, before)
+
+
+def test_a_state_that_nothing_takes_is_said(tmp_path, caplog):
+    Checkpointer(nn.Linear(1, 1), tmp_path, optimizer=Memory(1), scaler=Memory(2)).save("a")
+    Checkpointer(nn.Linear(1, 1), optimizer=Memory()).load(tmp_path / "a")
+    assert "holds state that nothing here takes: scaler" in caplog.text
+
+
+def test_some_of_the_checkpointables_can_be_loaded(tmp_path, caplog):
+    Checkpointer(nn.Linear(1, 1), tmp_path, a=Memory(1), b=Memory(2)).save("x")
+    a, b = Memory(), Memory()
+    checkpointer = Checkpointer(nn.Linear(1, 1), a=a, b=b)
+    checkpointer.load(tmp_path / "x", checkpointables=["b"])
+    assert (a.value, b.value) == (None, 2)
+    assert not caplog.records
+    with pytest.raises(CheckpointError, match=r"no checkpointable 'c'\. Allowed: a, b\."):
+        checkpointer.load(tmp_path / "x", checkpointables=["c"])
+
+
+def test_weights_only_touches_no_checkpointable(tmp_path):
+    model = nn.Linear(1, 1)
+    Checkpointer(model, tmp_path, memory=Memory(1)).save("a", iteration=5)
+    other, memory = nn.Linear(1, 1), Memory(9)
+    checkpointer = Checkpointer(other, tmp_path / "new", memory=memory, more=Memory())
+    assert checkpointer.resume_or_load(tmp_path / "a", resume=True) == {}  # nothing to resume: a new run
+    assert torch.equal(model.weight, other.weight)
+    assert memory.value == 9
+
+
+def test_an_error_of_a_checkpointable_says_which(tmp_path):
+    Checkpointer(nn.Linear(1, 1), tmp_path, memory=Memory(1)).save("a")
+    memory = Memory()
+    memory.load_state_dict = lambda state: state["absent"]
+    with pytest.raises(KeyError) as raised:
+        Checkpointer(nn.Linear(1, 1), memory=memory).load(tmp_path / "a")
+    assert "While loading 'memory'" in raised.value.__notes__[0]
+
+
+def test_a_repeated_name_is_a_relative_link_and_leaves_no_old_folder(tmp_path):
+    model = nn.Linear(1, 1)
+    checkpointer = Checkpointer(model, tmp_path)
+    for iteration in (3, 7):
+        with torch.no_grad():
+            model.weight.fill_(iteration)
+        checkpointer.save("model_best", tag_last=False, iteration=iteration)
+    assert names(tmp_path) == [".model_best-0000007", "model_best"]
+    assert os.readlink(tmp_path / "model_best") == ".model_best-0000007"
+    os.rename(tmp_path, tmp_path.with_name("moved"))
+    assert checkpointer.load(tmp_path.with_name("moved") / "model_best") == {"iteration": 7}
+
+
+def test_what_is_on_disk_already_is_not_written_again(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path, memory=Memory(torch.ones(3)))
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.save("model_final", iteration=9)
+    assert os.readlink(tmp_path / "model_final") == "model_0000009"
+    checkpointer.save("model_best", tag_last=False, iteration=9, accuracy=0.5)  # other extras: a folder of its own
+    checkpointer.save("epoch_1", iteration=9)
+    for name in ("model_best", "epoch_1"):
+        assert verify(tmp_path / name).iteration == 9
+        assert os.path.samefile(tmp_path / name / "model.safetensors", tmp_path / "model_0000009" / "model.safetensors")
+    assert checkpointer.load(tmp_path / "model_best") == {"iteration": 9, "accuracy": 0.5}
+    assert checkpointer.load(tmp_path / "model_0000009") == {"iteration": 9}
+
+
+def test_changed_weights_of_the_same_iteration_are_written(tmp_path):
+    model = nn.Linear(1, 1)
+    checkpointer = Checkpointer(model, tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    before = model.weight.clone()
+    with torch.no_grad():
+        model.weight.fill_(5)  # averaged weights swapped in, for one
+    checkpointer.save("averaged", iteration=9)
+    checkpointer.load(tmp_path / "model_0000009")
+    assert torch.equal(model.weight, before)
+    checkpointer.load(tmp_path / "averaged")
+    assert model.weight.item() == 5
+
+
+def test_files_are_written_where_linking_is_not_possible(tmp_path, monkeypatch):
+    def link(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.save("epoch_1", iteration=9)
+    assert not os.path.samefile(tmp_path / "epoch_1" / "extra.json", tmp_path / "model_0000009" / "extra.json")
+    verify(tmp_path / "epoch_1")
+
+
+def test_a_step_that_is_run_again_is_replaced_whole_and_its_links_keep_the_old(tmp_path):
+    model = nn.Linear(1, 1)
+    first = Checkpointer(model, tmp_path)
+    first.save("model_0000009", iteration=9)
+    first.save("model_best", iteration=9)
+    assert os.readlink(tmp_path / "model_best") == "model_0000009"
+    old = model.weight.clone()
+    with torch.no_grad():
+        model.weight.fill_(3)
+    again = Checkpointer(model, tmp_path)
+    again.save("model_0000009", iteration=9)
+    assert not (tmp_path / "model_0000009").is_symlink()
+    assert visible(tmp_path) == ["last_checkpoint", "model_0000009", "model_best"]
+    again.load(tmp_path / "model_best")
+    assert torch.equal(model.weight, old)
+    again.load(tmp_path / "model_0000009")
+    assert model.weight.item() == 3
+    again.save("model_best", iteration=19)
+    assert names(tmp_path) == [".model_best-0000019", "last_checkpoint", "model_0000009", "model_best"]
+
+
+def test_a_damaged_step_is_replaced_when_it_is_run_again(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    for name in ("manifest.json", "extra.json"):
+        (tmp_path / "model_0000009" / name).unlink()
+    Checkpointer(nn.Linear(1, 1), tmp_path).save("model_0000009", iteration=9)
+    verify(tmp_path / "model_0000009")
+    assert names(tmp_path) == ["last_checkpoint", "model_0000009"]
+
+
+def test_saving_the_same_again_changes_nothing(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    manifest = (tmp_path / "model_0000009" / "manifest.json").stat()
+    checkpointer.save("model_0000009", iteration=9)
+    assert (tmp_path / "model_0000009" / "manifest.json").stat() == manifest
+    assert names(tmp_path) == ["last_checkpoint", "model_0000009"]
+
+
+def test_the_best_never_becomes_the_last(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.save("model_best", iteration=11)
+    checkpointer.save("top_best", iteration=12, tag_last=False)
+    assert (tmp_path / "last_checkpoint").read_text() == "model_0000009"
+    assert checkpointer.get_checkpoint_file() == str(tmp_path / "model_0000009")
+
+
+def test_the_last_checkpoint_can_be_chosen(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    for iteration in (9, 19):
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+    checkpointer.tag_last_checkpoint("model_0000009")
+    assert checkpointer.resume_or_load("") == {"iteration": 9}
+    with pytest.raises(MissingFileError, match="model_0000029"):
+        checkpointer.tag_last_checkpoint("model_0000029")
+    assert (tmp_path / "last_checkpoint").read_text() == "model_0000009"
+
+
+def test_what_a_killed_run_left_goes_at_the_first_save(tmp_path):
+    stale = tmp_path / ".tmp-model_0000009-1-00000000-0-0"
+    from trainwright.checkpoint import files
+
+    own = files.temporary_sibling(tmp_path / "model_0000009")
+    prefix, _, count = own.name.rpartition("-")
+    dead = tmp_path / f"{prefix.rpartition('-')[0]}-1-{count}"  # this process's number, another start time
+    dead.mkdir()
+    stale.mkdir()
+    Checkpointer(nn.Linear(1, 1), tmp_path).save("model_0000009", iteration=9)
+    assert not dead.exists()
+    assert stale.exists()  # of another machine
+
+
+def test_an_empty_path_loads_nothing(caplog):
+    model = nn.Linear(1, 1)
+    before = model.weight.clone()
+    with caplog.at_level(logging.INFO, "trainwright"):
+        assert Checkpointer(model).load("") == {}
+    assert torch.equal(model.weight, before)
+    assert "stays as it is" in caplog.text
+
+
+def test_waiting_returns_when_the_checkpoint_is_there(tmp_path):
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    checkpointer.save("a")
+    checkpointer.wait()
+    verify(tmp_path / "a")

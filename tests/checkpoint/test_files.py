@@ -1,0 +1,115 @@
+import os
+import socket
+import subprocess
+import sys
+from hashlib import sha256
+
+import pytest
+
+from trainwright.checkpoint import files
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def temporary_name_of(pid, *, host=None, start=1):
+    host = sha256((host or socket.gethostname()).encode()).hexdigest()[:8]
+    return f".tmp-model_0000009-{pid}-{host}-{start}-0"
+
+
+def dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "state"
+    files.atomic_write(path, b"old")
+
+    def write_half(file):
+        file.write(b"ne")
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        files.atomic_write(path, write_half)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["state"]
+
+
+def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path):
+    with pytest.raises(FileNotFoundError) as raised:
+        files.atomic_write(tmp_path / "absent" / "state", b"")
+    assert raised.value.filename == str(tmp_path / "absent" / "state")
+
+
+def test_a_folder_is_synced_file_by_file_before_it_gets_its_name(tmp_path, monkeypatch):
+    temporary, final, calls = tmp_path / "t", tmp_path / "final", []
+    (temporary / "sub").mkdir(parents=True)
+    (temporary / "a").write_text("a")
+    (temporary / "sub" / "b").write_text("b")
+    real_fsync, real_rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), real_fsync(fd)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (calls.append("rename"), real_rename(a, b)))
+    files.commit_folder(temporary, final)
+    before, after = calls[: calls.index("rename")], calls[calls.index("rename") + 1 :]
+    assert sorted(before) == sorted(str(temporary / part) for part in (".", "a", "sub", "sub/b"))
+    assert after == [str(tmp_path)]
+    assert (final / "sub" / "b").read_text() == "b"
+
+
+def test_a_link_is_relative_and_replaced_without_a_moment_of_absence(tmp_path, monkeypatch):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    files.replace_link(tmp_path / "link", tmp_path / "one")
+    monkeypatch.setattr(os, "unlink", lambda *_: pytest.fail("the old link was removed first"))
+    files.replace_link(tmp_path / "link", tmp_path / "two")
+    assert os.readlink(tmp_path / "link") == "two"
+    assert names(tmp_path) == ["link", "one", "two"]
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_two_folders_exchange_their_names(tmp_path, monkeypatch, atomic):
+    if not atomic:  # as on a filesystem that cannot
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    for name in ("new", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    files.swap_folders(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old" / "content").read_text() == "new"
+    assert (tmp_path / "new" / "content").read_text() == "old"
+    assert names(tmp_path) == ["new", "old"]
+
+
+def test_a_failing_exchange_in_steps_puts_the_old_folder_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(FileNotFoundError):
+        files.swap_folders(tmp_path / "new", tmp_path / "old")
+    assert names(tmp_path) == ["old"]
+
+
+def test_only_entries_of_dead_processes_of_this_machine_are_stale(tmp_path):
+    dead = dead_pid()
+    stale_folder = tmp_path / temporary_name_of(dead)
+    stale_folder.mkdir()
+    (stale_folder / "half").write_text("x")
+    own_number_of_an_earlier_process = tmp_path / temporary_name_of(os.getpid())
+    own_number_of_an_earlier_process.write_text("x")
+    mine = files.temporary_sibling(tmp_path / "state")
+    mine.write_text("being written")
+    elsewhere = tmp_path / temporary_name_of(dead, host="another machine")
+    elsewhere.write_text("x")
+    user_file = tmp_path / ".tmp-mine"
+    user_file.write_text("x")
+
+    removed = files.remove_stale(tmp_path)
+
+    assert set(removed) == {stale_folder, own_number_of_an_earlier_process}
+    assert names(tmp_path) == sorted(path.name for path in (mine, elsewhere, user_file))
+
+
+def test_the_file_room_imports_nothing_of_ours():
+    code = "import sys, runpy; runpy.run_path(sys.argv[1]); assert not [m for m in sys.modules if 'trainwright' in m]"
+    subprocess.run([sys.executable, "-c", code, files.__file__], check=True)

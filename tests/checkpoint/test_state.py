@@ -1,0 +1,278 @@
+import json
+import math
+import random
+from collections import Counter, OrderedDict, deque
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trainwright.checkpoint import CheckpointError, CheckpointTypeError
+from trainwright.checkpoint.state import decode_state, encode_state
+from trainwright.checkpoint.tensors import read_tensors, tensor_writer
+
+
+def through_files(state, tmp_path):
+    """State -> text and a safetensors file -> state."""
+    text, tensors = encode_state(state, "state")
+    with open(tmp_path / "state.safetensors", "wb") as file:
+        tensor_writer(tensors)(file)
+    return decode_state(text, read_tensors(tmp_path / "state.safetensors")[0], "state.json")
+
+
+PLAIN = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    2**200,
+    0.0,
+    1e-320,
+    0.1,
+    "",
+    "ü\n\udc80",
+    b"",
+    b"\x00\xff",
+    [],
+    [[]],
+    (),
+    ((1,), [2]),
+    {},
+    {"a": {"b": [1, 2.5, None]}},
+    {1: "a", "1": "b"},
+    {None: 1, 2.5: 2, b"x": 3, (1, ("y",)): 4},
+    {"$tuple": [1]},
+    {"$x": 1, "y": 2},
+    OrderedDict([("b", 1), ("a", 2)]),
+    OrderedDict(),
+    Counter({3: 2}),
+    random.getstate(),
+]
+
+
+@pytest.mark.parametrize("state", PLAIN, ids=lambda state: str(state)[:20])
+def test_plain_values_come_back_equal_and_of_their_type(state, tmp_path):
+    back = through_files(state, tmp_path)
+    assert back == state
+    assert type(back) is type(state)
+    assert repr(back) == repr(state)  # also the types and the order inside
+
+
+def test_floats_that_json_lacks_come_back(tmp_path):
+    back = through_files({"a": [math.inf, -math.inf, math.nan, -0.0]}, tmp_path)["a"]
+    assert back[:2] == [math.inf, -math.inf]
+    assert math.isnan(back[2])
+    assert math.copysign(1, back[3]) == -1
+
+
+def test_the_text_is_strict_json():
+    text, _ = encode_state({"a": math.nan, "b": np.float32("inf"), 3: b"x"}, "state")
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"bare {name}"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32(0.1),
+        np.float64(0.1),
+        np.int64(-3),
+        np.bool_(True),
+        np.str_("añ"),
+        np.datetime64("2026-11-21", "ns"),
+        np.array(3),
+        np.arange(6, dtype=np.uint32).reshape(2, 3),
+        np.arange(6.0).reshape(2, 3).T,
+        np.zeros((0, 2)),
+        np.array(["ab", "c"]),
+        np.array([1 + 2j]),
+        np.array([True, False]),
+        np.array([1, 2], dtype=">i4"),
+    ],
+    ids=repr,
+)
+def test_numpy_values_come_back_with_dtype_and_shape(value, tmp_path):
+    back = through_files([value], tmp_path)[0]
+    assert type(back) is type(value)
+    assert back.dtype == value.dtype
+    assert back.shape == value.shape
+    np.testing.assert_array_equal(back, value)
+
+
+def test_numpy_random_state_goes_on_where_it_was(tmp_path):
+    generator = np.random.default_rng(0)
+    state = through_files(generator.bit_generator.state, tmp_path)
+    expected = generator.random(3)
+    generator.bit_generator.state = state
+    np.testing.assert_array_equal(generator.random(3), expected)
+
+
+TENSOR_DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint64,
+    torch.uint32,
+    torch.uint16,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def test_tensors_of_every_dtype_come_back_bit_for_bit(tmp_path):
+    raw = torch.arange(48, dtype=torch.uint8)
+    state = {str(dtype): raw.view(dtype) if dtype != torch.bool else raw > 5 for dtype in TENSOR_DTYPES}
+    state |= {f"odd {dtype}": value[:3].clone() for dtype, value in list(state.items())}  # sizes that shift the next
+    back = through_files(state, tmp_path)
+    for name, tensor in state.items():
+        assert back[name].dtype == tensor.dtype
+        assert back[name].view(torch.uint8).equal(tensor.view(torch.uint8)), name
+    assert set(load_file(tmp_path / "state.safetensors")) == set(state)  # the reference reader agrees
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.5),
+        torch.zeros(0),
+        torch.zeros(2, 0, 3),
+        torch.arange(6).reshape(2, 3).T,
+        torch.arange(9)[::2],
+        torch.ones(1).expand(4),
+        torch.tensor([1 + 2j]).conj(),
+        torch.zeros(2, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.tensor([1 + 2j]).conj().imag,
+    ],
+    ids=["0-dim", "empty", "empty 3-d", "transposed", "strided", "expanded", "conj", "grad", "parameter", "neg"],
+)
+def test_tensors_of_every_layout_come_back(tensor, tmp_path):
+    back = through_files(tensor, tmp_path)
+    assert torch.equal(back, tensor.detach())
+    assert back.shape == tensor.shape
+    assert back.is_contiguous()
+    assert not back.requires_grad
+
+
+def test_shared_memory_is_written_once_and_shared_again(tmp_path):
+    shared = torch.arange(4.0)
+    back = through_files({"a": shared, "b": [shared], "c": shared.view(4), "part": shared[:2]}, tmp_path)
+    assert back["a"] is back["b"][0] is back["c"]
+    assert torch.equal(back["part"], shared[:2])
+    back["part"].zero_()
+    assert torch.equal(back["a"], shared)
+    assert len(load_file(tmp_path / "state.safetensors")) == 2
+
+
+def test_what_is_read_does_not_lie_in_the_file(tmp_path):
+    back = through_files(torch.ones(1000), tmp_path)
+    (tmp_path / "state.safetensors").write_bytes(b"\xff" * 5000)
+    assert torch.equal(back, torch.ones(1000))
+
+
+def test_keys_that_look_alike_in_a_path_stay_apart(tmp_path):
+    state = {1: torch.ones(1), "1": torch.zeros(1), "a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)}
+    state["__metadata__"] = torch.full((1,), 5.0)
+    back = through_files(state, tmp_path)
+    for key in (1, "1", "a.b", "__metadata__"):
+        assert torch.equal(back[key], state[key])
+    assert torch.equal(back["a"]["b"], state["a"]["b"])
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS])
+def test_an_optimizer_state_comes_back_whole(optimizer_class, tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = optimizer_class(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(3)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    state = optimizer.state_dict()
+    back = through_files(state, tmp_path)
+    assert back["param_groups"] == state["param_groups"]
+    assert repr(back) == repr({**state, "state": dict(state["state"])})
+
+
+def test_torch_schedulers_have_a_state_that_can_be_saved(tmp_path):
+    schedules = torch.optim.lr_scheduler
+    for make in (
+        lambda o: schedules.MultiStepLR(o, [2, 4]),
+        lambda o: schedules.LambdaLR(o, lambda step: 1.0),
+        lambda o: schedules.OneCycleLR(o, 0.1, 10),
+        lambda o: schedules.ReduceLROnPlateau(o),
+        lambda o: schedules.CosineAnnealingLR(o, 10),
+    ):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1, momentum=0.9)
+        state = make(optimizer).state_dict()
+        assert through_files(state, tmp_path) == state
+
+
+class Foreign:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (Foreign(), "Foreign"),
+        ({1, 2}, "set"),
+        (deque([1]), "deque"),
+        (len, "builtin_function"),
+        (1j, "complex"),
+        (torch.float32, "torch.dtype"),
+        (np.array([object()]), "dtype object"),
+        (torch.zeros(2, dtype=torch.complex128), "complex128"),
+        (torch.zeros(2, device="meta"), "meta"),
+        (torch.eye(2).to_sparse(), "sparse"),
+        ({(1, Foreign()): 2}, "key of"),
+    ],
+    ids=repr,
+)
+def test_other_types_are_refused_with_their_place(value, says):
+    with pytest.raises(CheckpointTypeError, match=says) as raised:
+        encode_state({"state": {0: {"foo": value}}}, "optimizer")
+    assert str(raised.value).startswith("optimizer.state.0.foo: got ")
+    assert isinstance(raised.value, TypeError)
+
+
+def test_a_list_that_contains_itself_is_refused():
+    loop = []
+    loop.append(loop)
+    with pytest.raises(CheckpointTypeError, match=r"state\.0: got a list that contains itself"):
+        encode_state(loop, "state")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b'{"$pickle": "gASV"}',
+        b'{"$tensor": "absent"}',
+        b'{"$tuple": [], "x": 1}',
+        b'{"$float": "__import__"}',
+        b'{"$bytes": "%"}',
+        b'{"$dict": [[[], 1]]}',
+        b'{"$array": {"dtype": "|O8", "data": "a", "shape": [], "scalar": 1}}',
+        b'{"$array": {"dtype": "(2,)f4", "data": "a", "shape": [], "scalar": 1}}',
+        b'{"$dict": 3}',
+        b"[" * 100_000,
+    ],
+    ids=lambda text: text[:20].decode(),
+)
+def test_text_that_is_no_state_is_an_error_that_names_the_file(text):
+    with pytest.raises(CheckpointError, match=r"run/optimizer\.json: not a state"):
+        decode_state(text, {"a": torch.zeros(8, dtype=torch.uint8)}, "run/optimizer.json")

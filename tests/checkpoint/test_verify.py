@@ -1,0 +1,108 @@
+import hashlib
+import json
+import os
+
+import pytest
+import torch
+import xxhash
+
+from trainwright.checkpoint import Checkpointer, CheckpointError, verify
+from trainwright.config.errors import MissingFileError
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Checkpointer(model, tmp_path, optimizer=optimizer).save("model_0000009", iteration=9)
+    return tmp_path / "model_0000009"
+
+
+def test_the_manifest_lists_size_and_checksum_of_every_file(checkpoint):
+    content = json.loads((checkpoint / "manifest.json").read_text())
+    assert content["iteration"] == 9
+    assert content["world_size"] == 1
+    assert set(content["files"]) == set(os.listdir(checkpoint)) - {"manifest.json"}
+    for name, entry in content["files"].items():
+        data = (checkpoint / name).read_bytes()
+        assert entry == {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}
+
+
+def test_a_whole_checkpoint_passes_also_through_a_link(checkpoint):
+    assert verify(checkpoint).iteration == 9
+    link = checkpoint.parent / "link"
+    link.symlink_to(checkpoint.name)
+    assert verify(str(link)).iteration == 9
+
+
+def test_deep_verification_gives_the_sha256_of_each_file(checkpoint):
+    for name, entry in verify(checkpoint, deep=True).files.items():
+        assert entry.sha256 == hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+
+
+def test_every_flipped_byte_of_every_file_is_found(checkpoint):
+    for path in checkpoint.iterdir():
+        good = path.read_bytes()
+        for position in range(len(good)):
+            path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+            with pytest.raises(CheckpointError, match=path.name):
+                verify(checkpoint)
+        path.write_bytes(good)
+    verify(checkpoint)
+
+
+def test_every_truncation_is_found(checkpoint):
+    for path in checkpoint.iterdir():
+        good = path.read_bytes()
+        for length in range(len(good)):
+            path.write_bytes(good[:length])
+            with pytest.raises(CheckpointError, match=path.name):
+                verify(checkpoint)
+        path.write_bytes(good)
+
+
+def test_all_faults_are_said_at_once(checkpoint):
+    (checkpoint / "extra.json").unlink()
+    size = (checkpoint / "model.safetensors").stat().st_size
+    with open(checkpoint / "model.safetensors", "ab") as file:
+        file.write(bytes(1_048_576 - size))
+    optimizer = checkpoint / "optimizer.json"
+    optimizer.write_bytes(optimizer.read_bytes().replace(b"0.1", b"0.2"))
+    with pytest.raises(CheckpointError) as raised:
+        verify(checkpoint)
+    message = str(raised.value)
+    assert "extra.json is missing" in message
+    assert f"model.safetensors has 1,048,576 bytes, the manifest says {size:,}" in message
+    assert "optimizer.json has checksum" in message
+
+
+def test_no_manifest_is_an_error_that_says_what_to_do(checkpoint):
+    (checkpoint / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no manifest\.json.*For its weights alone"):
+        verify(checkpoint)
+
+
+def test_a_manifest_that_lists_files_elsewhere_is_refused(checkpoint):
+    from trainwright.checkpoint.manifest import FileEntry, Manifest
+
+    manifest = Manifest({"../outside": FileEntry(0, "")}, 9, 1, "2026-11-21T00:00:00+00:00")
+    (checkpoint / "manifest.json").write_bytes(manifest.to_bytes())
+    with pytest.raises(CheckpointError, match="outside its own folder"):
+        verify(checkpoint)
+
+
+def test_a_format_of_the_future_is_named(checkpoint):
+    path = checkpoint / "manifest.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(CheckpointError, match="format 2; this version of the library reads 1"):
+        verify(checkpoint)
+
+
+def test_files_that_the_manifest_does_not_list_are_no_fault(checkpoint):
+    (checkpoint / "README.md").write_text("A model card.")
+    verify(checkpoint)
+
+
+def test_an_absent_folder_is_a_missing_file(tmp_path):
+    with pytest.raises(MissingFileError, match="nowhere"):
+        verify(tmp_path / "nowhere")

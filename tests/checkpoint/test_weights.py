@@ -1,0 +1,220 @@
+import logging
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError
+from trainwright.config.errors import MissingFileError
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def two_layers(hidden=4):
+    return nn.Sequential(nn.Linear(2, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, 3))
+
+
+def equal(first, second):
+    return all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
+
+
+def test_weights_and_buffers_come_back_into_the_parameters_that_were_there(tmp_path):
+    model, other = two_layers(), two_layers()
+    model(torch.randn(5, 2))  # moves the running statistics
+    Checkpointer(model, tmp_path).save("a")
+    parameter = other[0].weight
+    Checkpointer(other).load(tmp_path / "a")
+    assert equal(model, other)
+    assert other[0].weight is parameter
+    assert set(load_file(tmp_path / "a" / "model.safetensors")) == set(model.state_dict())
+
+
+def test_wrappers_leave_no_trace_in_the_names(tmp_path):
+    model = two_layers()
+    Checkpointer(nn.DataParallel(model), tmp_path).save("wrapped")
+    Checkpointer(torch.compile(model, backend="eager"), tmp_path).save("compiled")
+    for name in ("wrapped", "compiled"):
+        assert set(load_file(tmp_path / name / "model.safetensors")) == set(model.state_dict())
+        other = nn.DataParallel(two_layers())
+        Checkpointer(other).load(tmp_path / name)
+        assert equal(model, other.module)
+
+
+def test_names_saved_inside_a_wrapper_elsewhere_are_understood(tmp_path):
+    model, other = two_layers(), two_layers()
+    torch.save({f"module._orig_mod.{name}": value for name, value in model.state_dict().items()}, tmp_path / "w.pt")
+    Checkpointer(other).load(tmp_path / "w.pt", checkpointables=[])
+    assert equal(model, other)
+
+
+def test_a_model_with_a_part_called_module_keeps_its_names(tmp_path):
+    model, other = nn.ModuleDict({"module": nn.Linear(1, 1)}), nn.ModuleDict({"module": nn.Linear(1, 1)})
+    Checkpointer(model, tmp_path).save("a")
+    Checkpointer(other).load(tmp_path / "a")
+    assert equal(model, other)
+
+
+def test_tied_weights_are_saved_once_and_restored_everywhere(tmp_path):
+    model, tied, untied = Tied(), Tied(), Tied()
+    untied.head.weight = nn.Parameter(torch.zeros(5, 3))
+    Checkpointer(model, tmp_path).save("a")
+    assert len(load_file(tmp_path / "a" / "model.safetensors")) == 1
+    for other in (tied, untied):
+        Checkpointer(other).load(tmp_path / "a")
+        assert equal(model, other)
+    assert tied.head.weight is tied.embedding.weight
+
+
+def test_one_of_several_tied_names_is_enough(tmp_path, caplog):
+    model = Tied()
+    save_file({"head.weight": torch.ones(5, 3)}, tmp_path / "w.safetensors")
+    with caplog.at_level(logging.INFO, "trainwright"):
+        Checkpointer(model).load(tmp_path / "w.safetensors", checkpointables=[])
+    assert torch.equal(model.embedding.weight, torch.ones(5, 3))
+    assert "not in the file" not in caplog.text
+
+
+def test_weights_of_another_shape_are_left_out_with_one_warning(tmp_path, caplog):
+    model, other = two_layers(hidden=4), two_layers(hidden=4)
+    other[2] = nn.Linear(4, 7)
+    Checkpointer(model, tmp_path).save("a", iteration=3)
+    kept = other[2].weight.clone()
+    extras = Checkpointer(other).load(tmp_path / "a", checkpointables=[])
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "2.weight: shape (3, 4) there, (7, 4) in the model" in record.message
+    assert "2.bias: shape (3,) there, (7,) in the model" in record.message
+    assert torch.equal(other[2].weight, kept)
+    assert torch.equal(other[0].weight, model[0].weight)
+    assert extras == {"iteration": 3}
+
+
+def test_missing_and_unexpected_names_are_logged_by_module(tmp_path, caplog):
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+    weights = {"body.weight": (2, 2), "body.bias": (2,), "old.a": (1,), "old.b": (1,)}
+    save_file({name: torch.ones(shape) for name, shape in weights.items()}, tmp_path / "w.safetensors")
+    with caplog.at_level(logging.INFO, "trainwright"):
+        Checkpointer(model).load(tmp_path / "w.safetensors", checkpointables=[])
+    assert "in the model, not in the file: head.{weight, bias}" in caplog.text
+    assert "in the file, not in the model: old.{a, b}" in caplog.text
+
+
+def test_weights_of_which_nothing_fits_are_an_error(tmp_path):
+    save_file({"encoder.weight": torch.ones(2, 2)}, tmp_path / "w.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"none of its weights fits this model(.|\n)*encoder\.weight(.|\n)*0\.weight"
+    ):
+        Checkpointer(two_layers()).load(tmp_path / "w.safetensors", checkpointables=[])
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), "not in the checkpoint: 1.{weight, bias}"),
+        (nn.Sequential(nn.Linear(2, 3, bias=False)), "not in the model: 0.bias"),
+        (nn.Sequential(nn.Linear(2, 4)), "0.weight: shape (3, 2) there, (4, 2) in the model"),
+        (nn.Sequential(nn.Linear(2, 3)).half(), "0.weight: torch.float32 there, torch.float16 in the model"),
+    ],
+)
+def test_a_full_load_takes_no_other_model_and_leaves_it_as_it_was(tmp_path, other, says):
+    Checkpointer(nn.Sequential(nn.Linear(2, 3)), tmp_path).save("a")
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(CheckpointError) as raised:
+        Checkpointer(other).load(tmp_path / "a")
+    assert says in str(raised.value)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in before.items())
+
+
+class WithExtraState(nn.Linear):
+    def __init__(self, extra_state):
+        super().__init__(2, 2)
+        self.extra_state = extra_state
+
+    def get_extra_state(self):
+        return self.extra_state
+
+    def set_extra_state(self, state):
+        self.extra_state = state
+
+
+@pytest.mark.parametrize("extra_state", [{"steps": (1, 2), "scale": torch.ones(2)}, torch.arange(3), None])
+def test_extra_state_of_modules_is_saved_too(tmp_path, extra_state):
+    Checkpointer(WithExtraState(extra_state), tmp_path).save("a")
+    other = WithExtraState("other")
+    Checkpointer(other).load(tmp_path / "a")
+    assert repr(other.extra_state) == repr(extra_state)
+
+
+def test_extra_state_that_cannot_be_saved_is_refused_with_its_place(tmp_path):
+    with pytest.raises(CheckpointTypeError, match=r"_extra_state: got <class 'object'>"):
+        Checkpointer(WithExtraState(object()), tmp_path).save("a")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2, device="meta"), nn.LazyLinear(2)])
+def test_a_model_without_data_is_refused_at_both_ends(tmp_path, model):
+    Checkpointer(nn.Linear(2, 2), tmp_path).save("a")
+    with pytest.raises(CheckpointTypeError, match=r"model\.weight: got a"):
+        Checkpointer(model, tmp_path).save("b")
+    with pytest.raises(CheckpointTypeError, match=r"model\.weight: got a"):
+        Checkpointer(model).load(tmp_path / "a", checkpointables=[])
+
+
+@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 3}])
+def test_a_plain_torch_file_gives_its_weights(tmp_path, wrap):
+    model, other = two_layers(), two_layers()
+    torch.save(wrap(model.state_dict()), tmp_path / "w.pth")
+    assert Checkpointer(other).load(tmp_path / "w.pth", checkpointables=[]) == {}
+    assert equal(model, other)
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.mkdir, (os.environ["EVIL_PATH"],))
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.pth", "w.safetensors"])
+def test_no_code_in_a_weights_file_is_run(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("EVIL_PATH", str(tmp_path / "evil"))
+    (tmp_path / name).write_bytes(pickle.dumps({"0.weight": Evil()}, protocol=2))
+    with pytest.raises(CheckpointError, match=name):
+        Checkpointer(two_layers()).load(tmp_path / name, checkpointables=[])
+    torch.save(Evil(), tmp_path / "zip.pt")
+    with pytest.raises(CheckpointError, match=r"refused.*never run here"):
+        Checkpointer(two_layers()).load(tmp_path / "zip.pt", checkpointables=[])
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": 3}, torch.ones(2)])
+def test_a_torch_file_without_named_tensors_is_an_error(tmp_path, content):
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match="expected"):
+        Checkpointer(two_layers()).load(tmp_path / "w.pt", checkpointables=[])
+
+
+def test_a_file_of_another_kind_is_named(tmp_path):
+    (tmp_path / "w.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"w\.bin: weights are read from a checkpoint folder"):
+        Checkpointer(two_layers()).load(tmp_path / "w.bin", checkpointables=[])
+
+
+def test_a_weights_file_is_no_full_checkpoint(tmp_path):
+    save_file({"0.weight": torch.ones(2)}, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match=r"give checkpointables=\[\]"):
+        Checkpointer(two_layers()).load(tmp_path / "w.safetensors")
+
+
+def test_a_path_that_does_not_exist_names_the_nearest_checkpoint(tmp_path):
+    Checkpointer(two_layers(), tmp_path).save("model_0000009")
+    with pytest.raises(MissingFileError, match=r"model_000009: no such checkpoint\. Did you mean 'model_0000009'\?"):
+        Checkpointer(two_layers()).load(tmp_path / "model_000009")
+    with pytest.raises(MissingFileError, match="There is no checkpoint in"):
+        Checkpointer(two_layers()).load(tmp_path / "elsewhere" / "x")

@@ -1,0 +1,270 @@
+"""The Checkpointer: save a run's whole state under a name, and bring it back, bit for bit.
+
+Saving is two steps: `serialize` turns objects into named writers without touching the disk, `write_checkpoint` commits
+what they write as one folder. Loading verifies, reads everything, and only then changes the first object.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainwright.checkpoint.agreement import raised_together
+from trainwright.checkpoint.candidates import newest_good, resume_candidates
+from trainwright.checkpoint.contents import (
+    EXTRA,
+    RESERVED_NAMES,
+    Stateful,
+    read_model_state,
+    read_state,
+    serialize,
+    state_names,
+)
+from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
+from trainwright.checkpoint.files import PathLike, Writer, remove_stale
+from trainwright.checkpoint.folder import (
+    Committed,
+    check_name,
+    checkpoint_names,
+    remove_unlinked,
+    write_checkpoint,
+    write_pointer,
+)
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.verify import verify
+from trainwright.checkpoint.weights import load_weights, read_weights
+from trainwright.config.errors import MissingFileError, did_you_mean
+from trainwright.parallel import dist
+
+logger = logging.getLogger("trainwright.checkpoint")
+
+
+class Checkpointer:
+    """Saves and loads a model and everything else with a state.
+
+    All ranks call its methods alike; only rank 0 writes, and what fails on one rank is raised on all.
+
+    Args:
+        save_dir: the folder of the checkpoints; "" if nothing will be saved.
+        save_to_disk: False makes `save` collect the state and write nothing.
+        checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is left out.
+
+    Raises:
+        CheckpointTypeError: one has no state.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        save_dir: PathLike = "",
+        *,
+        save_to_disk: bool = True,
+        **checkpointables: Stateful | None,
+    ) -> None:
+        self.model = model
+        self.save_dir = str(save_dir)
+        self.save_to_disk = save_to_disk
+        self.checkpointables: dict[str, Stateful] = {}
+        self._last_committed: Committed | None = None
+        self._is_cleaned = False
+        for name, checkpointable in checkpointables.items():
+            if checkpointable is not None:
+                self.add_checkpointable(name, checkpointable)
+
+    def __repr__(self) -> str:
+        names = "".join(f", {name}=..." for name in self.checkpointables)
+        return f"Checkpointer({type(self.model).__name__}, {self.save_dir!r}, save_to_disk={self.save_to_disk}{names})"
+
+    def add_checkpointable(self, name: str, checkpointable: Stateful) -> None:
+        """Save and load one more object from now on.
+
+        Raises:
+            CheckpointTypeError: it has no state.
+            CheckpointError: the name is taken.
+        """
+        check_name(name)
+        if name in RESERVED_NAMES or name in self.checkpointables:
+            raise CheckpointError(f"Checkpointer: the name {name!r} is taken; give {type(checkpointable)} another one.")
+        for method in ("state_dict", "load_state_dict"):
+            if not callable(getattr(checkpointable, method, None)):
+                raise CheckpointTypeError(
+                    f"Checkpointer.{name}: got {type(checkpointable)}, which has no {method}(); "
+                    "a checkpointable has state_dict() and load_state_dict(state)."
+                )
+        self.checkpointables[name] = checkpointable
+
+    def save(self, name: str, *, tag_last: bool = True, **extra: Any) -> None:
+        """Save everything under ``name`` in ``save_dir``; the checkpoint is whole or, after an error, absent.
+
+        ``model_best``, ``model_final`` and the like are links, swapped when they are saved again.
+
+        Args:
+            tag_last: make it the one to resume from. ``model_best`` never becomes that.
+            extra: what `load` returns. ``iteration`` also goes into the manifest.
+
+        Raises:
+            CheckpointError: the name is not allowed.
+            CheckpointTypeError: state of a type that a checkpoint cannot hold.
+            OSError: the disk is full, read-only ... Earlier checkpoints are untouched.
+        """
+        with raised_together():
+            check_name(name)
+            if not self.save_dir:
+                raise CheckpointError("Checkpointer.save: save_dir is empty; say where checkpoints go.")
+            _check_iteration(extra)
+            writers = serialize(self.model, self.checkpointables, extra)
+        with raised_together():  # a second time: nothing is written unless every rank has given its state
+            if self._is_writer:
+                self._write(name, writers, extra.get("iteration"), tag_last=tag_last and name != "model_best")
+
+    def load(self, path: PathLike, checkpointables: Iterable[str] | None = None) -> dict[str, Any]:
+        """Verify a checkpoint and take the model and the checkpointables from it; returns the extras of `save`.
+
+        Args:
+            path: a checkpoint folder, or for weights alone a ``.safetensors``, ``.pt`` or ``.pth`` file; "" is none.
+            checkpointables: None loads all and everything must agree; [] loads the weights that fit, and no more.
+
+        Raises:
+            MissingFileError: ``path`` does not exist.
+            CheckpointError: it is damaged, lacks a state, or its weights are those of another model.
+        """
+        if not str(path):
+            logger.info("No checkpoint is given: the model stays as it is.")
+            return {}
+        path = Path(path)
+        wanted = list(self.checkpointables) if checkpointables is None else list(checkpointables)
+        is_weights_only = checkpointables is not None and not wanted
+        manifest = None
+        with raised_together():
+            for name in wanted:
+                if name not in self.checkpointables:
+                    hint = did_you_mean(name, self.checkpointables)
+                    raise CheckpointError(f"Checkpointer.load: no checkpointable {name!r}. {hint}")
+            _check_exists(path)
+            if path.is_dir():
+                manifest = verify(path) if dist.is_main_process() else None
+            elif is_weights_only:
+                load_weights(self.model, read_weights(path), str(path), strict=False)
+            else:
+                raise CheckpointError(f"{path}: a file has weights and no other state; give checkpointables=[].")
+        manifest = dist.broadcast_object(manifest)
+        return {} if manifest is None else self._load_folder(path, manifest, wanted, strict=not is_weights_only)
+
+    def has_checkpoint(self) -> bool:
+        """Whether ``save_dir`` holds something to resume from, whole or not."""
+        return bool(self.save_dir) and bool(resume_candidates(Path(self.save_dir)))
+
+    def get_checkpoint_file(self) -> str:
+        """The folder where a resume looks first; "" if there is none."""
+        if not self.save_dir:
+            return ""
+        return next((str(path) for path in resume_candidates(Path(self.save_dir)) if path.is_dir()), "")
+
+    def resume_or_load(self, path: PathLike, *, resume: bool = True) -> dict[str, Any]:
+        """Go on from the newest good checkpoint in ``save_dir``; where there is none, take the weights from ``path``.
+
+        Returns the extras of the checkpoint that the run goes on from; {} for a run that starts anew.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none of them is good.
+        """
+        if not dist.broadcast_object(resume and self.has_checkpoint()):
+            self.load(path, checkpointables=[])
+            return {}
+        if self._is_writer:
+            self._remove_stale()
+        with raised_together():
+            found = newest_good(Path(self.save_dir)) if dist.is_main_process() else None
+        chosen = dist.broadcast_object(found)
+        assert chosen is not None, "rank 0 has found one, or every rank has raised"
+        logger.info("Resuming from %s.", chosen[0])
+        return self._load_folder(*chosen, list(self.checkpointables), strict=True)
+
+    def tag_last_checkpoint(self, name: str) -> None:
+        """Make the saved checkpoint ``name`` the one to resume from.
+
+        Raises:
+            MissingFileError: there is none of that name.
+        """
+        with raised_together():
+            check_name(name)
+            if self._is_writer:
+                _check_exists(Path(self.save_dir, name))
+                write_pointer(Path(self.save_dir), name)
+
+    def wait(self) -> None:
+        """Return when every checkpoint saved so far is on disk. `save` itself waits for that, so: at once."""
+
+    @property
+    def _is_writer(self) -> bool:
+        return self.save_to_disk and dist.is_main_process()
+
+    def _write(self, name: str, writers: Mapping[str, Writer], iteration: int | None, *, tag_last: bool) -> None:
+        save_dir = Path(self.save_dir)
+        before = self._last_committed
+        if before and (iteration is None or before.manifest.iteration != iteration):
+            before = None
+        try:
+            save_dir.mkdir(parents=True, exist_ok=True)
+            self._remove_stale()
+            self._last_committed = write_checkpoint(
+                save_dir / name, writers, iteration=iteration, world_size=dist.get_world_size(), before=before
+            )
+            if tag_last:
+                write_pointer(save_dir, name)
+        except OSError as error:
+            error.filename, error.filename2 = str(save_dir / name), None  # not the temporary name it had
+            error.add_note(f"Saving {name!r} failed; earlier checkpoints are as they were.")
+            raise
+        finally:
+            remove_unlinked(save_dir)
+
+    def _remove_stale(self) -> None:
+        """Once: delete what a killed run has left. Failing at that stops nothing."""
+        if self._is_cleaned:
+            return
+        self._is_cleaned = True
+        try:
+            remove_stale(self.save_dir)
+        except OSError as error:
+            logger.warning("%s: temporary files of an earlier run stay (%s).", self.save_dir, error)
+
+    def _load_folder(self, path: Path, manifest: Manifest, wanted: list[str], *, strict: bool) -> dict[str, Any]:
+        with raised_together():
+            held = state_names(manifest)
+            missing = [name for name in wanted if name not in held]
+            if missing:
+                raise CheckpointError(
+                    f"{path}: has no state of {', '.join(missing)}; it holds {', '.join(held) or 'only the model'}. "
+                    "For the weights alone, load it with checkpointables=[]."
+                )
+            if strict and len(held) > len(wanted) == len(self.checkpointables):
+                unused = ", ".join(name for name in held if name not in wanted)
+                logger.warning("%s: holds state that nothing here takes: %s.", path, unused)
+            extra: dict[str, Any] = read_state(path, manifest, EXTRA)
+            weights = read_model_state(path, manifest)
+            states = {name: read_state(path, manifest, name) for name in wanted}
+        with raised_together():
+            load_weights(self.model, weights, str(path), strict=strict)
+            for name in wanted:
+                try:
+                    self.checkpointables[name].load_state_dict(states.pop(name))
+                except Exception as error:
+                    error.add_note(f"While loading {name!r} from {path}.")
+                    raise
+        return extra
+
+
+def _check_iteration(extra: Mapping[str, Any]) -> None:
+    if "iteration" in extra and (type(extra["iteration"]) is not int or extra["iteration"] < 0):
+        got = extra["iteration"]
+        raise CheckpointError(f"Checkpointer.save: iteration: got {got!r} ({type(got)}); it must be an int >= 0.")
+
+
+def _check_exists(path: Path) -> None:
+    if not path.exists():
+        names = checkpoint_names(path.parent)
+        hint = did_you_mean(path.name, names) if names else f"There is no checkpoint in {path.parent}."
+        raise MissingFileError(f"{path}: no such checkpoint. {hint}")

@@ -1,0 +1,70 @@
+"""What the files of a checkpoint hold: a run's objects as named writers, and a state read back from its files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from torch import nn
+
+from trainwright.checkpoint.files import Writer
+from trainwright.checkpoint.folder import WEIGHTS_NAME
+from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
+from trainwright.checkpoint.state import decode_state, encode_state
+from trainwright.checkpoint.tensors import read_tensors, tensor_writer
+from trainwright.checkpoint.weights import read_weights, split_model_state
+
+EXTRA = "extra"  # the keyword arguments of Checkpointer.save
+_MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
+RESERVED_NAMES = ("model", Path(MANIFEST_NAME).stem, EXTRA, _MODEL_EXTRA)
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold besides the model."""
+
+    def state_dict(self) -> Any: ...  # Any: each class has its own state
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+def serialize(model: nn.Module, checkpointables: Mapping[str, Stateful], extra: Mapping[str, Any]) -> dict[str, Writer]:
+    """The files of a checkpoint, by name. Writes and copies nothing: a writer reads its tensors when it is called.
+
+    Raises:
+        CheckpointTypeError: a state holds something that a checkpoint cannot.
+    """
+    weights, metadata, model_extra = split_model_state(model)
+    states: dict[str, Any] = {EXTRA: dict(extra), **({_MODEL_EXTRA: model_extra} if model_extra else {})}
+    states |= {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
+    files = {WEIGHTS_NAME: tensor_writer(weights, metadata)}
+    for name, state in states.items():
+        text, tensors = encode_state(state, name)
+        files[f"{name}.json"] = _bytes_writer(text)
+        if tensors:
+            files[f"{name}.safetensors"] = tensor_writer(tensors)
+    return files
+
+
+def state_names(manifest: Manifest) -> list[str]:
+    """The checkpointables that have a state in a checkpoint."""
+    names = [name.removesuffix(".json") for name in manifest.files if name.endswith(".json")]
+    return [name for name in names if name not in RESERVED_NAMES]
+
+
+def read_state(folder: Path, manifest: Manifest, name: str) -> Any:  # Any: what was saved
+    """The state saved as ``name``, in memory of its own."""
+    tensors_name = f"{name}.safetensors"
+    tensors = read_tensors(folder / tensors_name)[0] if tensors_name in manifest.files else {}
+    return decode_state((folder / f"{name}.json").read_bytes(), tensors, str(folder / f"{name}.json"))
+
+
+def read_model_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """The weights, and what modules returned from ``get_extra_state``. The tensors may still lie in the file."""
+    extra = read_state(folder, manifest, _MODEL_EXTRA) if f"{_MODEL_EXTRA}.json" in manifest.files else {}
+    return {**read_weights(folder / WEIGHTS_NAME), **extra}
+
+
+def _bytes_writer(content: bytes) -> Writer:
+    def write(file: BinaryIO) -> None:
+        file.write(content)
+
+    return write

@@ -1,0 +1,201 @@
+"""Files and folders that are complete or absent: write beside, sync, rename, sync the parent.
+
+Imports nothing of ours, so every room may import it. All temporary entries are hidden siblings of what they will
+become, because a rename is atomic only within one filesystem: ``.tmp-<name>-<pid>-<host>-<start>-<count>``.
+"""
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+PathLike = str | os.PathLike[str]
+Writer = Callable[[BinaryIO], object]  # writes its content into an open binary file
+
+_TEMPORARY = re.compile(r"\.tmp-.+-(?P<pid>\d+)-(?P<host>[0-9a-f]{8})-(?P<start>\d+)-\d+", re.DOTALL)
+_counter = itertools.count()
+
+
+def temporary_sibling(path: PathLike) -> Path:
+    """A fresh hidden name beside ``path`` that says which process it belongs to. Creates nothing."""
+    path = Path(path)
+    pid = os.getpid()
+    return path.with_name(f".tmp-{path.name}-{pid}-{_host()}-{_start_time(pid)}-{next(_counter)}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether an entry's name is one that `temporary_sibling` makes."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def atomic_write(path: PathLike, content: bytes | Writer) -> None:
+    """Replace ``path`` by a synced file with ``content``: readers see the old file or the new one, never a part."""
+    path = Path(path)
+    temporary = temporary_sibling(path)
+    try:
+        with open(temporary, "xb") as file:
+            if isinstance(content, bytes):
+                file.write(content)
+            else:
+                content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None  # the name the user knows, not the temporary one
+        raise
+    sync_folder(path.parent)
+
+
+def commit_folder(temporary: PathLike, final: PathLike) -> None:
+    """Give a written folder its name, once all of it is on disk. ``final`` must not exist, or be an empty folder."""
+    temporary, final = Path(temporary), Path(final)
+    for folder, _, names in os.walk(temporary, topdown=False):
+        for name in names:
+            sync_file(Path(folder, name))
+        sync_folder(folder)
+    os.rename(temporary, final)
+    sync_folder(final.parent)
+
+
+def swap_folders(new: PathLike, old: PathLike) -> None:
+    """Exchange the names of two committed folders in one step, so that ``old`` names a whole folder at every moment.
+
+    Where the filesystem cannot exchange names (NFS, for one) it takes three renames; between two of them the name
+    is absent, and both folders are there under hidden names.
+    """
+    new, old = Path(new), Path(old)
+    if not _exchange(new, old):
+        aside = temporary_sibling(old)
+        os.rename(old, aside)
+        try:
+            os.rename(new, old)
+            try:
+                os.rename(aside, new)
+            except BaseException:
+                os.rename(old, new)
+                raise
+        except BaseException:
+            os.rename(aside, old)
+            raise
+    sync_folder(old.parent)
+
+
+def replace_link(link: PathLike, target: PathLike) -> None:
+    """Point the symbolic link ``link`` at ``target`` atomically; it is stored relative, so the folders can move."""
+    link, target = Path(link), Path(target)
+    temporary = temporary_sibling(link)
+    try:
+        os.symlink(os.path.relpath(target, link.parent), temporary)
+        os.replace(temporary, link)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(link), None
+        raise
+    sync_folder(link.parent)
+
+
+def remove_folder(path: PathLike) -> None:
+    """Delete a folder. Its name goes first, in one step: a crash leaves no half folder under a good name."""
+    temporary = temporary_sibling(path)
+    os.rename(path, temporary)
+    shutil.rmtree(temporary)
+
+
+def remove_stale(folder: PathLike) -> list[Path]:
+    """Delete the temporary entries that dead processes of this machine left in ``folder``; returns what was deleted.
+
+    An entry of another machine may belong to a running process there, and stays.
+    """
+    removed = []
+    for entry in _entries(folder):
+        match = _TEMPORARY.fullmatch(entry.name)
+        if match is None or match["host"] != _host() or _start_time(int(match["pid"])) == int(match["start"]):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+        removed.append(entry)
+    return removed
+
+
+def sync_file(path: PathLike) -> None:
+    """Wait until a file's content is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: PathLike) -> None:
+    """Wait until a folder's list of names is on disk, where the system can do that."""
+    if os.name == "nt":  # a folder cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network filesystems sync names by themselves
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _entries(folder: PathLike) -> list[Path]:
+    try:
+        return sorted(Path(folder).iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _host() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+
+
+def _start_time(pid: int) -> int:
+    """When a process started, in clock ticks; -1 for a dead one. Tells a process from a later one with its number."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return -1 if Path("/proc/self/stat").exists() else _start_time_without_proc(pid)
+    fields = stat.rpartition(")")[2].split()  # the program's name, in parentheses, may hold anything
+    return -1 if fields[0] in "ZX" else int(fields[19])  # a zombie writes no more
+
+
+def _start_time_without_proc(pid: int) -> int:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return -1
+    except PermissionError:
+        pass
+    return 0
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Linux's atomic exchange of two names; False where system or filesystem has none."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if renameat2 is None:
+        return False
+    at_fdcwd, rename_exchange = -100, 2
+    if renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(second))

@@ -1,0 +1,215 @@
+"""A folder of checkpoints on disk: which there are, and how a new one gets its name.
+
+A name is a real folder. One that is meant to be saved again (``model_best``, ``model_final``) is a relative link onto
+a hidden folder ``.<name>-<iteration>`` that never changes; saving again writes a new one and swaps the link.
+"""
+
+import itertools
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.files import (
+    Writer,
+    atomic_write,
+    commit_folder,
+    is_temporary,
+    remove_folder,
+    replace_link,
+    swap_folders,
+    temporary_sibling,
+)
+from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure, read_manifest
+
+logger = logging.getLogger("trainwright.checkpoint")
+
+WEIGHTS_NAME = "model.safetensors"
+POINTER_NAME = "last_checkpoint"
+_HIDDEN = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)  # .<name>-<iteration>, numbered if that is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A checkpoint that this process has written: where, and what is in it."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that leads out of the folder, or that could not be told from the folder's own entries.
+
+    Raises:
+        CheckpointError: says what a name may be.
+    """
+    if not name or name.startswith(".") or any(mark in name for mark in "/\\\0") or name == POINTER_NAME:
+        raise CheckpointError(
+            f"checkpoint name: got {name!r}; it must be one plain name such as 'model_0000009', without path "
+            f"separators, not starting with a dot, and not {POINTER_NAME!r}."
+        )
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is, or was, a checkpoint: whole or not."""
+    return (path / MANIFEST_NAME).exists() or (path / WEIGHTS_NAME).exists()
+
+
+def checkpoint_folders(save_dir: Path) -> list[Path]:
+    """The real checkpoint folders in ``save_dir``, latest saved first; those without a readable manifest come last."""
+    if not save_dir.is_dir():
+        return []
+    entries = [path for path in save_dir.iterdir() if not is_temporary(path.name) and not path.is_symlink()]
+    return sorted((path for path in entries if is_checkpoint(path)), key=_age, reverse=True)
+
+
+def checkpoint_names(save_dir: Path) -> list[str]:
+    """The names in ``save_dir`` under which a checkpoint can be loaded, links included."""
+    if not save_dir.is_dir():
+        return []
+    return sorted(path.name for path in save_dir.iterdir() if path.name[0] != "." and is_checkpoint(path))
+
+
+def link_targets(folder: Path) -> set[Path]:
+    """What the links in ``folder`` point at, resolved."""
+    return {link.resolve() for link in _links(folder)}
+
+
+def read_pointer(save_dir: Path) -> str | None:
+    """The name in ``last_checkpoint``; None if there is no such file.
+
+    Raises:
+        CheckpointError: the file holds something that is no name.
+    """
+    try:
+        name = (save_dir / POINTER_NAME).read_bytes().decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    try:
+        check_name(name)
+    except CheckpointError:
+        raise CheckpointError(
+            f"{save_dir / POINTER_NAME}: holds {name[:100]!r}, which is no checkpoint name."
+        ) from None
+    return name
+
+
+def write_pointer(save_dir: Path, name: str) -> None:
+    """Make ``name`` the checkpoint that a resume starts from."""
+    atomic_write(save_dir / POINTER_NAME, name.encode())
+
+
+def write_checkpoint(
+    path: Path, writers: Mapping[str, Writer], *, iteration: int | None, world_size: int, before: Committed | None
+) -> Committed:
+    """Write a checkpoint and give it the name ``path``: at every moment that is a whole checkpoint or absent.
+
+    Args:
+        before: a checkpoint of the same iteration; files that would be equal to its files become links to them.
+
+    Raises:
+        CheckpointError: the name belongs to something that is no checkpoint.
+        OSError: as the system raised it; what was there before is unchanged.
+    """
+    if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
+        raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
+    entries = {name: measure(writer) for name, writer in writers.items()} if before else {}
+    if before and entries == before.manifest.files and is_checkpoint(before.folder):
+        if path.resolve() == before.folder:
+            return before
+        if _is_link_name(path):
+            replace_link(path, before.folder)
+            return before
+    is_real_folder = path.is_dir() and not path.is_symlink()
+    as_link = _is_link_name(path) and not is_real_folder
+    folder = _hidden_sibling(path, iteration) if as_link or is_real_folder else path
+    try:
+        manifest = Manifest({}, iteration, world_size, datetime.now(UTC).isoformat(timespec="microseconds"))
+        manifest = _commit(folder, writers, manifest, entries, before)
+        if as_link:
+            replace_link(path, folder)
+        elif is_real_folder:
+            links = [link for link in _links(path.parent) if link.resolve() == path.resolve()]
+            swap_folders(folder, path)
+            for link in links:  # model_best stays what it was when its step is saved again
+                replace_link(link, folder)
+    except BaseException:
+        if folder != path:
+            remove_unlinked(path.parent)
+        raise
+    return Committed((folder if as_link else path).resolve(), manifest)
+
+
+def remove_unlinked(save_dir: Path) -> None:
+    """Delete the hidden checkpoints that no link points at any more. A failure is said, and tried again next time."""
+    if not save_dir.is_dir():
+        return
+    linked = link_targets(save_dir)
+    for path in list(save_dir.iterdir()):
+        if _HIDDEN.fullmatch(path.name) and is_checkpoint(path) and path.resolve() not in linked:
+            try:
+                remove_folder(path)
+            except OSError as error:
+                logger.warning("%s: could not be deleted (%s).", path, error)
+
+
+def _commit(
+    folder: Path,
+    writers: Mapping[str, Writer],
+    manifest: Manifest,
+    entries: Mapping[str, FileEntry],
+    before: Committed | None,
+) -> Manifest:
+    temporary = temporary_sibling(folder)
+    written: dict[str, FileEntry] = {}
+    try:
+        os.mkdir(temporary)
+        for name, writer in writers.items():
+            if before and entries[name] == before.manifest.files.get(name) and _link(before.folder, temporary, name):
+                written[name] = entries[name]
+                continue
+            with open(temporary / name, "xb") as file:
+                written[name] = measure(writer, file)
+        manifest = replace(manifest, files=written)
+        with open(temporary / MANIFEST_NAME, "xb") as file:
+            file.write(manifest.to_bytes())
+        commit_folder(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return manifest
+
+
+def _link(source: Path, target: Path, name: str) -> bool:
+    """Make a file of a committed checkpoint part of a new one too. False where that is not possible: then write it."""
+    try:
+        os.link(source / name, target / name)
+    except OSError:
+        return False
+    return True
+
+
+def _is_link_name(path: Path) -> bool:
+    return path.is_symlink() or path.name.endswith(("best", "final"))
+
+
+def _hidden_sibling(path: Path, iteration: int | None) -> Path:
+    base = f".{path.name}-{'none' if iteration is None else f'{iteration:07d}'}"
+    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+    return next(candidate for name in names if not (candidate := path.with_name(name)).exists())
+
+
+def _links(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.is_symlink()] if folder.is_dir() else []
+
+
+def _age(folder: Path) -> tuple[str, str]:
+    try:
+        return (read_manifest(folder).saved_at, folder.name)
+    except (CheckpointError, OSError):
+        return ("", folder.name)

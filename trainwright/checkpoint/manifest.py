@@ -1,0 +1,110 @@
+"""The manifest: what a checkpoint consists of. Size and checksum of each file, and a checksum of its own text."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import xxhash
+
+from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.files import Writer
+
+MANIFEST_NAME = "manifest.json"
+FORMAT_VERSION = 1
+_CHECKSUM_KEY = "manifest_xxh3_128"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """Size and content of one file. ``sha256`` is not stored: `verify` fills it in when asked for it."""
+
+    bytes: int
+    xxh3_128: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A checkpoint's list of files. ``saved_at`` is UTC in ISO format, so its text sorts by time."""
+
+    files: Mapping[str, FileEntry]
+    iteration: int | None
+    world_size: int
+    saved_at: str
+
+    def to_bytes(self) -> bytes:
+        """The text of ``manifest.json``."""
+        entries = {name: {"bytes": e.bytes, "xxh3_128": e.xxh3_128} for name, e in sorted(self.files.items())}
+        content = {"format": FORMAT_VERSION, **asdict(self), "files": entries}
+        return _dump({**content, _CHECKSUM_KEY: _checksum(content)})
+
+
+class HashingFile:
+    """An open binary file that measures and hashes what is written into it; without one it only measures."""
+
+    def __init__(self, file: BinaryIO | None = None) -> None:
+        self._file = file
+        self._hash = xxhash.xxh3_128()
+        self._bytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        if self._file is not None:
+            self._file.write(data)
+        self._hash.update(data)
+        self._bytes += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    @property
+    def entry(self) -> FileEntry:
+        """What has been written so far."""
+        return FileEntry(self._bytes, self._hash.hexdigest())
+
+
+def measure(writer: Writer, file: BinaryIO | None = None) -> FileEntry:
+    """Let ``writer`` write into ``file`` (or nowhere) and say what it wrote."""
+    hashing = HashingFile(file)
+    writer(cast(BinaryIO, hashing))  # writers only call write()
+    return hashing.entry
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder, which may be a link.
+
+    Raises:
+        CheckpointError: there is none, or it is not as it was written.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder}: no {MANIFEST_NAME}: an interrupted copy, or not a checkpoint of this library. "
+            "For its weights alone, give the path of the weights file in it."
+        ) from None
+    try:
+        content = json.loads(text)
+        found = content.pop(_CHECKSUM_KEY)
+        if content["format"] != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path}: format {content['format']!r}; this version of the library reads {FORMAT_VERSION}."
+            )
+        if found != _checksum(content) or text != _dump({**content, _CHECKSUM_KEY: found}):
+            raise CheckpointError(f"{path}: its content does not match its own checksum (damaged?).")
+        files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
+        if any(name != Path(name).name for name in files):
+            raise CheckpointError(f"{path}: lists files outside its own folder.")
+        return Manifest(files, content["iteration"], content["world_size"], content["saved_at"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: not a manifest ({type(error).__name__}: {error}).") from error
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(_dump(content))
+
+
+def _dump(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, ensure_ascii=True) + "\n").encode()

@@ -1,0 +1,117 @@
+"""Tensors as a safetensors file, written as a stream: no second copy of them in memory.
+
+The format: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The library's own
+writer needs all bytes in memory at once or opens the file itself, and we hash what is written while it is written.
+Reading is the library's.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
+from trainwright.checkpoint.files import Writer
+
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def check_tensor(tensor: Tensor, where: str) -> None:
+    """Refuse a tensor whose bytes cannot be written as they are.
+
+    Raises:
+        CheckpointTypeError: it holds no dense data of its own, or its dtype has no place in the format.
+    """
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or is_lazy(tensor):
+        raise CheckpointTypeError(
+            f"{where}: got a {type(tensor).__name__}, which keeps its data in its own way; "
+            "a checkpoint holds plain tensors (for a sharded one, give its full_tensor())."
+        )
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}, dtype {tensor.dtype}"
+        raise CheckpointTypeError(f"{where}: got a tensor {kind}; a checkpoint holds dense tensors with data.")
+    if tensor.dtype not in _DTYPE_NAMES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPE_NAMES)
+        raise CheckpointTypeError(f"{where}: got a tensor of dtype {tensor.dtype}; allowed: {allowed}.")
+
+
+def tensor_key(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that show the same memory in the same way. Only compare tensors that are both alive."""
+    if tensor.numel() == 0:
+        return (id(tensor),)
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def tensor_writer(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Writer:
+    """A function that writes ``tensors`` into an open file. It reads their values when it is called, one at a time."""
+    # Wide elements first, so that each tensor starts at a multiple of its element size.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    offset = 0
+    for name, tensor in ordered:
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
+        for _, tensor in ordered:
+            if tensor.numel():
+                plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+                # reshape(-1) would keep an odd stride of a single element, which cannot be seen as bytes.
+                flat = plain.as_strided((plain.numel(),), (1,))
+                file.write(flat.view(torch.uint8).numpy().data)
+
+    return write
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata.
+
+    The tensors may still lie in the file (mapped memory): copy what outlives the call, the file may be deleted.
+
+    Raises:
+        CheckpointError: the file is no safetensors file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error

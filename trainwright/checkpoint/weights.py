@@ -1,0 +1,183 @@
+"""A model's weights: out of the model into tensors, and from tensors, whole or in part, into the model."""
+
+import json
+import logging
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.tensors import check_tensor, read_tensors, tensor_key
+
+logger = logging.getLogger("trainwright.checkpoint")
+
+_TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that holds the same tensor}
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's module inside data-parallel and compiled wrappers, whose names have no prefix."""
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile's wrapper
+            model = inner
+        else:
+            return model
+
+
+def split_model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, object]]:
+    """A model's state as (tensors, metadata of their file, what modules return from ``get_extra_state``).
+
+    Tied tensors are listed once; the metadata says under which other names they belong.
+
+    Raises:
+        CheckpointTypeError: a parameter or buffer has no dense data of its own.
+    """
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    extra_state: dict[str, object] = {}
+    names: dict[tuple[object, ...], str] = {}
+    for name, value in unwrap(model).state_dict().items():
+        if not isinstance(value, Tensor):
+            extra_state[name] = value
+            continue
+        check_tensor(value, f"model.{name}")
+        first = names.setdefault(tensor_key(value), name)
+        if first == name:
+            tensors[name] = value
+        else:
+            tied[name] = first
+    return tensors, {_TIED: json.dumps(tied)} if tied else {}, extra_state
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a ``.safetensors`` file, or of a plain ``.pt``/``.pth`` read without running code.
+
+    Raises:
+        CheckpointError: the file holds something else.
+    """
+    if path.suffix == ".safetensors":
+        tensors, metadata = read_tensors(path)
+        tied = json.loads(metadata.get(_TIED, "{}"))
+        return {**tensors, **{name: tensors[first] for name, first in tied.items() if first in tensors}}
+    if path.suffix in (".pt", ".pth"):
+        return _read_torch_file(path)
+    raise CheckpointError(f"{path}: weights are read from a checkpoint folder, a .safetensors, a .pt or a .pth file.")
+
+
+def _read_torch_file(path: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{path}: refused, it cannot be read as plain tensors ({reason}). A .pt file may hold code, which is never "
+            "run here: where it was made, save model.state_dict() alone, or write it with safetensors."
+        ) from error
+    for key in ("state_dict", "model"):  # what trainers wrap it in
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+            break
+    if not isinstance(content, Mapping):
+        raise CheckpointError(f"{path}: holds a {type(content).__name__}; expected the mapping of a state_dict().")
+    others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if others:
+        raise CheckpointError(f"{path}: expected names of tensors; these are none: {', '.join(others[:10])}.")
+    return {str(name): value for name, value in content.items()}
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, *, strict: bool) -> None:
+    """Copy ``weights`` into the parameters and buffers that the model has.
+
+    Args:
+        strict: every name, shape and dtype must agree (a resume). Otherwise what does not fit is left out and said.
+
+    Raises:
+        CheckpointError: something does not agree, or nothing at all does. The model is then unchanged.
+    """
+    model = unwrap(model)
+    own = model.state_dict()
+    for name, value in own.items():
+        if isinstance(value, Tensor):
+            check_tensor(value, f"model.{name}")
+    weights = _without_wrapper_prefix(weights, own)
+    missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
+    shapes, dtypes = _differences(own, weights)
+    if strict:
+        faults = [*_said("not in the checkpoint", missing), *_said("not in the model", unexpected), *shapes.values()]
+        faults += dtypes.values()
+        if faults:
+            raise CheckpointError("\n  ".join([f"{source}: the weights are not those of this model.", *faults]))
+    fitting = {name: value for name, value in weights.items() if name in own and name not in shapes}
+    if own and not fitting:
+        some = ", ".join(list(weights)[:3]) or "nothing"
+        faults = [f"It has {some}, the model has {', '.join(list(own)[:3])} ...", *shapes.values()]
+        raise CheckpointError("\n  ".join([f"{source}: none of its weights fits this model.", *faults]))
+    if shapes:
+        logger.warning("%s", "\n  ".join([f"{source}: weights of another shape are not loaded:", *shapes.values()]))
+    for line in [*_said("in the model, not in the file", missing), *_said("in the file, not in the model", unexpected)]:
+        logger.info("%s: %s", source, line)
+    model.load_state_dict(fitting, strict=False)  # copies into what is there: no second model in memory
+
+
+def _without_wrapper_prefix(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Names as the unwrapped module has them, when all were saved from inside one wrapper."""
+    for prefix in ("module.", "_orig_mod."):
+        if weights and all(name.startswith(prefix) for name in weights) and not any(name in own for name in weights):
+            return _without_wrapper_prefix({name.removeprefix(prefix): w for name, w in weights.items()}, own)
+    return weights
+
+
+def _missing_names(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
+    """Names of the model that get no value. One of several tied names is enough for all of them."""
+    given = {tensor_key(own[name]) for name in weights if isinstance(own.get(name), Tensor)}
+    return [
+        name
+        for name, value in own.items()
+        if name not in weights and not (isinstance(value, Tensor) and tensor_key(value) in given)
+    ]
+
+
+def _differences(own: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """What to say about each name whose shape, and about each whose dtype, is not the model's."""
+    shapes, dtypes = {}, {}
+    for name, theirs in weights.items():
+        ours = own.get(name)
+        if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
+            continue
+        if name.rpartition(".")[2] == "_extra_state":  # its module decides what it takes
+            continue
+        if ours.shape != theirs.shape:
+            shapes[name] = f"{name}: shape {tuple(theirs.shape)} there, {tuple(ours.shape)} in the model"
+        elif ours.dtype != theirs.dtype:
+            dtypes[name] = f"{name}: {theirs.dtype} there, {ours.dtype} in the model"
+    return shapes, dtypes
+
+
+def _said(what: str, names: Iterable[str]) -> list[str]:
+    grouped = group_names(names)
+    return [f"{what}: {', '.join(grouped)}"] if grouped else []
+
+
+def group_names(names: Iterable[str]) -> list[str]:
+    """Names gathered by their module.
+
+    >>> group_names(["a.weight", "a.bias", "scale"])
+    ['a.{weight, bias}', 'scale']
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        module, _, last = name.rpartition(".")
+        groups[module].append(last)
+    result = []
+    for module, last_names in groups.items():
+        if not module:
+            result.extend(last_names)
+        else:
+            result.append(f"{module}.{last_names[0] if len(last_names) == 1 else '{' + ', '.join(last_names) + '}'}")
+    return result
