@@ -1,0 +1,20 @@
+"""Hooks: what happens around the steps of a training."""
+
+from trainwright.hooks.base import HookBase
+from trainwright.hooks.callback_hook import CallbackHook
+from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
+from trainwright.hooks.evaluate import EvalHook
+from trainwright.hooks.schedule import LRScheduler
+from trainwright.hooks.timer import IterationTimer
+from trainwright.hooks.writers import PeriodicWriter
+
+__all__ = [
+    "HookBase",
+    "CallbackHook",
+    "IterationTimer",
+    "LRScheduler",
+    "PeriodicWriter",
+    "PeriodicCheckpointer",
+    "BestCheckpointer",
+    "EvalHook",
+]

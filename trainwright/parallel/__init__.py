@@ -1,0 +1,24 @@
+"""Where the work runs: ranks, devices, data parallelism, precision, recomputation."""
+
+from trainwright.parallel.dist import (
+    get_data_parallel_rank,
+    get_data_parallel_size,
+    get_local_rank,
+    get_rank,
+    get_world_size,
+    is_main_process,
+    synchronize,
+)
+from trainwright.parallel.launch import setup_dist_util, shut_down
+
+__all__ = [
+    "get_rank",
+    "get_world_size",
+    "get_local_rank",
+    "get_data_parallel_rank",
+    "get_data_parallel_size",
+    "is_main_process",
+    "synchronize",
+    "setup_dist_util",
+    "shut_down",
+]

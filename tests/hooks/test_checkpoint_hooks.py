@@ -1,0 +1,173 @@
+"""Checkpoints while training: which are there at the end, what each holds, and that none is taken of half an iteration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer
+from trainwright.config.errors import ConfigError
+from trainwright.engine.loop import TrainerBase
+from trainwright.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
+
+
+class Trainer(TrainerBase):
+    """Its model's weight counts the steps."""
+
+    def __init__(self, folder: Path, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        self.checkpointer = Checkpointer(self.model, folder)
+        self.fails_at = fails_at
+
+    def run_step(self) -> None:
+        if self.iter == self.fails_at:
+            raise ZeroDivisionError
+        with torch.no_grad():
+            self.model.weight += 1
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.glob("model_*"))
+
+
+def steps_in(folder: Path, name: str) -> int:
+    model = nn.Linear(1, 1, bias=False)
+    Checkpointer(model).load(folder / name, checkpointables=[])
+    return int(model.weight.item())
+
+
+def test_checkpoints_are_named_by_the_last_iteration_done(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 3)])
+    trainer.train(0, 8)
+    assert names(tmp_path) == ["model_0000002", "model_0000005", "model_final"]
+    assert [steps_in(tmp_path, name) for name in names(tmp_path)] == [3, 6, 8]
+    assert (tmp_path / "last_checkpoint").read_text().strip() == "model_final"
+
+
+def test_a_period_that_ends_with_the_training_saves_both_names(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 4)])
+    trainer.train(0, 8)
+    assert names(tmp_path) == ["model_0000003", "model_0000007", "model_final"]
+    assert steps_in(tmp_path, "model_0000007") == steps_in(tmp_path, "model_final") == 8
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 1, max_to_keep=2)])
+    trainer.train(0, 6)
+    assert names(tmp_path) == ["model_0000004", "model_0000005", "model_final"]
+
+
+def test_a_checkpoint_holds_what_every_hook_knew_after_the_iteration(tmp_path: Path) -> None:
+    class Counter(HookBase):
+        count = 0
+
+        def after_step(self) -> None:
+            self.count += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.count = state["count"]
+
+    trainer, counter = Trainer(tmp_path), Counter()
+    trainer.checkpointer = Checkpointer(trainer.model, tmp_path, counter=counter)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 2), counter])  # the counter comes later
+    trainer.train(0, 2)
+    assert json.loads((tmp_path / "model_0000001" / "counter.json").read_text())["count"] == 2
+
+
+def test_a_failure_keeps_the_last_checkpoint_and_saves_none_of_the_failed_iteration(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, fails_at=5)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 2)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 8)
+    assert names(tmp_path) == ["model_0000001", "model_0000003"]
+    assert (tmp_path / "last_checkpoint").read_text().strip() == "model_0000003"
+
+
+def test_a_hook_that_fails_after_a_due_step_leaves_that_step_unsaved(tmp_path: Path) -> None:
+    def fail(trainer: Any) -> None:
+        if trainer.iter == 3:
+            raise KeyError
+
+    trainer = Trainer(tmp_path)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 2), CallbackHook(after_step=fail)])
+    with pytest.raises(KeyError):
+        trainer.train(0, 8)
+    assert names(tmp_path) == ["model_0000001"]
+
+
+def test_a_due_step_is_saved_when_the_next_one_fails(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, fails_at=4)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 4)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 8)
+    assert names(tmp_path) == ["model_0000003"]
+
+
+def train_with_metric(folder: Path, values: list[float], mode: str = "max", **kw: Any) -> BestCheckpointer:
+    """Evaluate after each iteration; the last value is the final evaluation's."""
+    trainer = Trainer(folder)
+    given = iter(values)
+    best = BestCheckpointer(1, trainer.checkpointer, "accuracy", mode, **kw)
+    trainer.register_hooks([EvalHook(1, lambda: {"accuracy": next(given)}), best])
+    trainer.train(0, len(values))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "best_iter"),
+    [
+        ([0.1, 0.5, 0.3, 0.4], "max", 1),
+        ([0.4, 0.5, 0.3, 0.4], "min", 2),
+        ([0.5, 0.5, 0.5], "max", 0),  # only strictly better counts
+        ([float("nan"), 0.2, float("inf"), 0.1], "max", 1),
+        ([0.1, 0.2, 0.3], "max", 2),  # the final evaluation
+    ],
+)
+def test_the_best_checkpoint_is_that_of_the_best_metric(
+    tmp_path: Path, values: list[float], mode: str, best_iter: int
+) -> None:
+    best = train_with_metric(tmp_path, values, mode)
+    assert best.best_iter == best_iter
+    assert steps_in(tmp_path, "model_best") == best_iter + 1
+    assert not (tmp_path / "last_checkpoint").exists()  # the best is never the one to resume from
+
+
+def test_only_nan_saves_nothing(tmp_path: Path) -> None:
+    assert train_with_metric(tmp_path, [float("nan")] * 3).best is None
+    assert names(tmp_path) == []
+
+
+def test_the_best_value_survives_in_the_hooks_state(tmp_path: Path) -> None:
+    first = train_with_metric(tmp_path, [0.5, 0.9])
+    second = BestCheckpointer(1, Checkpointer(nn.Linear(1, 1)), "accuracy")
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert (second.best, second.best_iter) == (0.9, 1)
+
+
+def test_a_metric_that_is_not_there_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.register_hooks(
+        [EvalHook(1, lambda: {"acc": 1.0}), BestCheckpointer(1, trainer.checkpointer, "accuracy", "max")]
+    )
+    trainer.train(0, 3)
+    assert len([r for r in caplog.records if "'accuracy'" in r.message and "acc" in r.message]) == 1
+    assert names(tmp_path) == []
+
+
+def test_impossible_arguments_are_refused(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    with pytest.raises(ConfigError, match="'max' or 'min'"):
+        BestCheckpointer(1, checkpointer, "accuracy", "best")
+    with pytest.raises(ConfigError, match="max_to_keep"):
+        PeriodicCheckpointer(checkpointer, 1, max_to_keep=0)

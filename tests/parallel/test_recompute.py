@@ -1,0 +1,79 @@
+"""Recomputing blocks saves memory and changes no number."""
+
+import copy
+
+import torch
+from torch import nn
+
+from trainwright.parallel.recompute import recompute_blocks
+
+
+class Counting(nn.Module):
+    """A block that counts how often it is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.drop(self.norm(self.linear(x)).relu())
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Sequential(Counting(), Counting()), nn.ModuleList([]))[:3]
+
+
+def train_once(model: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    model(torch.randn(16, 4)).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters()] + [b.clone() for b in model.buffers()]
+
+
+def test_gradients_and_running_statistics_are_those_of_a_plain_model() -> None:
+    plain, recomputed = network(), network()
+    recompute_blocks(recomputed)
+    for a, b in zip(train_once(plain), train_once(recomputed), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_blocks_are_computed_again_in_the_backward_pass_only() -> None:
+    model = network()
+    recompute_blocks(model)
+    block = model[2][0]
+    output = model(torch.randn(16, 4)).sum()
+    assert block.calls == 1
+    output.backward()
+    assert block.calls == 2
+    with torch.no_grad():
+        model(torch.randn(16, 4))
+    assert block.calls == 3
+
+
+def test_blocks_are_the_outermost_children_with_parameters() -> None:
+    assert recompute_blocks(network()) == ["0", "2"]
+
+
+def test_a_model_without_repeated_blocks_has_none() -> None:
+    assert recompute_blocks(nn.Linear(2, 2)) == []
+
+
+def test_a_model_may_name_its_blocks() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.body = nn.Linear(4, 8), Counting()
+
+        def set_activation_checkpoint(self) -> list[nn.Module]:
+            return [self.body]
+
+    assert recompute_blocks(Model()) == ["body"]
+
+
+def test_the_state_dict_keeps_its_names() -> None:
+    model = network()
+    names = list(copy.deepcopy(model).state_dict())
+    recompute_blocks(model)
+    assert list(model.state_dict()) == names

@@ -1,0 +1,149 @@
+"""Save checkpoints while training.
+
+A checkpoint is due *after* an iteration and taken *between* iterations, when every hook has finished that one: in the next
+``before_step``, or in ``after_train``. So what the hooks know (the best metric, say) is in it, whatever their order.
+"""
+
+import logging
+import math
+import operator
+from typing import Any, Protocol
+
+from trainwright.checkpoint.retention import keep_newest
+from trainwright.config.errors import ConfigError
+from trainwright.hooks.base import HookBase
+
+logger = logging.getLogger("trainwright.hooks")
+
+
+class Saver(Protocol):
+    """What these hooks need of a :class:`~trainwright.checkpoint.Checkpointer`."""
+
+    save_dir: Any
+    save_to_disk: bool
+
+    def save(self, name: str, **extra: Any) -> None: ...
+
+
+class PeriodicCheckpointer(HookBase):
+    """Save ``{file_prefix}_{iter:07d}`` every ``period`` iterations and ``{file_prefix}_final`` after the last one.
+
+    ``iter`` in the name is the 0-based last iteration done. ``max_to_keep`` bounds how many of the numbered checkpoints stay;
+    the newest stay, and whatever ``model_best`` or ``last_checkpoint`` points at. ``max_iter`` is the trainer's by default.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Saver,
+        period: int,
+        max_iter: int | None = None,
+        max_to_keep: int | None = None,
+        file_prefix: str = "model",
+    ) -> None:
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ConfigError(f"PeriodicCheckpointer.max_to_keep: got {max_to_keep}; it must be None or at least 1.")
+        self._checkpointer = checkpointer
+        self._period = int(period)
+        self._max_iter = max_iter
+        self._max_to_keep = max_to_keep
+        self._prefix = file_prefix
+        self._due: int | None = None  # the iteration to be saved
+
+    def after_step(self) -> None:
+        if self._period > 0 and (self.trainer.iter + 1) % self._period == 0:
+            self._due = self.trainer.iter
+
+    def before_step(self) -> None:
+        if self._due is not None:
+            self._save_due()
+
+    def after_train(self) -> None:
+        # A failure inside iteration `due` leaves trainer.iter there: the hooks after us have not finished it.
+        if self._due is not None and self.trainer.iter == self._due + 1:
+            self._save_due()
+        max_iter = self.trainer.max_iter if self._max_iter is None else self._max_iter
+        if self.trainer.iter >= max_iter:
+            self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
+
+    def _save_due(self) -> None:
+        iteration, self._due = self._due, None
+        self._checkpointer.save(f"{self._prefix}_{iteration:07d}", iteration=iteration)
+        if self._max_to_keep is not None and self._checkpointer.save_to_disk:
+            keep_newest(self._checkpointer.save_dir, self._prefix, self._max_to_keep)
+
+
+class BestCheckpointer(HookBase):
+    """Save ``file_prefix`` whenever ``val_metric`` is better than ever before: larger for mode "max", smaller for "min".
+
+    Looks at the metric after each evaluation, so it stands after the :class:`EvalHook`. NaN and infinity are never best.
+    The best value so far survives a resume.
+    """
+
+    def __init__(
+        self,
+        eval_period: int,
+        checkpointer: Saver,
+        val_metric: str,
+        mode: str = "max",
+        file_prefix: str = "model_best",
+    ) -> None:
+        if mode not in ("max", "min"):
+            raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
+        self._period = eval_period
+        self._checkpointer = checkpointer
+        self._metric = val_metric
+        self._is_better = operator.gt if mode == "max" else operator.lt
+        self._file_prefix = file_prefix
+        self.best: float | None = None
+        self.best_iter: int | None = None
+        self._due: int | None = None
+        self._warned = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_iter": self.best_iter}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.best_iter = state["best"], state["best_iter"]
+
+    def after_step(self) -> None:
+        iteration = self.trainer.iter + 1
+        if self._period > 0 and iteration % self._period == 0 and iteration != self.trainer.max_iter:
+            self._look(self.trainer.iter)
+
+    def before_step(self) -> None:
+        if self._due is not None:
+            self._save_due()
+
+    def after_train(self) -> None:
+        if self.trainer.iter >= self.trainer.max_iter:
+            self._look(self.trainer.iter)
+        if self._due is not None and self.trainer.iter > self._due:
+            self._save_due()
+
+    def _look(self, evaluated_at: int) -> None:
+        """Note a new best. ``evaluated_at`` is the storage's iteration of the evaluation."""
+        value, put_at = self.trainer.storage.latest().get(self._metric, (math.nan, None))
+        if put_at != evaluated_at:
+            self._warn_missing()
+        elif math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
+            # The final evaluation counts as iteration max_iter, one past the last iteration done.
+            self._due = min(evaluated_at, self.trainer.max_iter - 1)
+            self.best, self.best_iter = value, self._due
+
+    def _save_due(self) -> None:
+        iteration, self._due = self._due, None
+        self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
+        logger.info(
+            "Best %s so far: %.5g (iteration %s), saved as %s.", self._metric, self.best, iteration, self._file_prefix
+        )
+
+    def _warn_missing(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        logger.warning(
+            "The evaluation did not give %r, by which the best checkpoint is chosen; it gave: %s. No %s is saved.",
+            self._metric,
+            ", ".join(sorted(self.trainer.last_eval_results)) or "nothing",
+            self._file_prefix,
+        )

@@ -1,0 +1,44 @@
+"""The learning-rate schedule."""
+
+from collections import Counter
+
+import torch
+
+from trainwright.hooks.base import HookBase
+
+
+class LRScheduler(HookBase):
+    """Record the rate that the iteration used, as ``lr``, and step the schedule.
+
+    With several parameter groups it is the rate of the largest one. Without arguments the hook takes the trainer's
+    ``optimizer`` and ``lr_scheduler``.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._group = 0
+
+    def before_train(self) -> None:
+        optimizer = self._optimizer or self.trainer.optimizer
+        self._scheduler = self._scheduler or self.trainer.lr_scheduler
+        self._group = _telling_group(optimizer)
+
+    def after_step(self) -> None:
+        assert self._scheduler is not None  # set in before_train
+        self.trainer.storage.put_scalar("lr", self._scheduler.get_last_lr()[self._group], smoothing_hint=False)
+        self._scheduler.step()
+
+
+def _telling_group(optimizer: torch.optim.Optimizer) -> int:
+    """The group whose rate stands for all: the largest; the commonest rate where every group is one parameter."""
+    groups = optimizer.param_groups
+    largest = max(len(group["params"]) for group in groups)
+    if largest > 1:
+        return next(i for i, group in enumerate(groups) if len(group["params"]) == largest)
+    commonest, _ = Counter(float(group["lr"]) for group in groups).most_common(1)[0]
+    return next(i for i, group in enumerate(groups) if float(group["lr"]) == commonest)

@@ -1,0 +1,53 @@
+"""Join the processes that a launcher (``torchrun``) started, and part from them again."""
+
+import logging
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.device import pick_device
+from trainwright.parallel.dist import get_world_size
+
+logger = logging.getLogger("trainwright.parallel")
+
+
+def setup_dist_util(sizes: Mapping[str, object] | None = None, *, timeout_s: float = 1800.0) -> torch.device:
+    """Join the process group when a launcher started several processes, and return this process's device.
+
+    ``sizes`` are the ``train.dist`` settings: ``tensor_parallel_size`` and ``pipeline_parallel_size`` (both 1 in this
+    version) and ``device_type``. All processes are data-parallel, so ``data_parallel_size`` follows from how many there are.
+
+    Raises:
+        ConfigError: tensor or pipeline parallelism is asked for.
+    """
+    sizes = sizes or {}
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := sizes.get(name) or 1) != 1:
+            raise ConfigError(
+                f"train.dist.{name}: got {size}; this version trains data-parallel only, so it must be 1."
+                " Start more processes with torchrun instead."
+            )
+    device_type = sizes.get("device_type")
+    device = pick_device(None if device_type is None else str(device_type))
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    asked = sizes.get("data_parallel_size") or 1
+    if asked not in (1, get_world_size()):
+        logger.warning(
+            "train.dist.data_parallel_size is %s, but %d processes were started: training on %d.",
+            asked,
+            get_world_size(),
+            get_world_size(),
+        )
+    return device
+
+
+def shut_down() -> None:
+    """Leave the process group, if there is one. A rank that ends without this can abort at exit (seen with gloo)."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

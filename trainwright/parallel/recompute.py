@@ -1,0 +1,69 @@
+"""Activation checkpointing: keep a block's input, and compute the block again in the backward pass.
+
+Less memory for more computation (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"); the numbers do not change.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+
+def recompute_blocks(model: nn.Module) -> list[str]:
+    """Recompute the model's repeated blocks in the backward pass; returns the names of these blocks.
+
+    A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
+    recompute. Otherwise the blocks are the children of each ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters
+    (the outermost ones: a block inside a block is recomputed with it).
+    """
+    names = {module: name for name, module in model.named_modules()}
+    decide = getattr(type(model), "set_activation_checkpoint", None)
+    blocks: Iterable[nn.Module] = _outermost_blocks(model) if decide is None else decide(model) or ()
+    recomputed = []
+    for block in blocks:
+        block.forward = _recomputed(block)  # type: ignore[method-assign]
+        recomputed.append(names[block])
+    return recomputed
+
+
+def _outermost_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    is_container = isinstance(module, nn.ModuleList | nn.Sequential)
+    for child in module.children():
+        if is_container and next(child.parameters(), None) is not None:
+            yield child
+        else:
+            yield from _outermost_blocks(child)
+
+
+def _recomputed(block: nn.Module) -> Callable[..., Any]:
+    forward = block.forward
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:  # a module's own signature
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+
+        def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+            return contextlib.nullcontext(), _kept_running_statistics(block)
+
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def _kept_running_statistics(block: nn.Module) -> Iterator[None]:
+    """While a block is computed for the second time: its batch norms have counted this batch already."""
+    # Putting the values back, rather than switching the tracking off: the second pass must save the same tensors as the first.
+    buffers = [b for m in block.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)]
+    kept = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, kept, strict=True):
+            buffer.data.copy_(value)
