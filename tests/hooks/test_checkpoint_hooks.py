@@ -1,4 +1,6 @@
-"""Checkpoints while training: which are there at the end, what each holds, and that none is taken of half an iteration."""
+"""Checkpoints while training: which are there at the end, what each holds, and that none is taken of half an
+iteration.
+"""
 
 import json
 from pathlib import Path

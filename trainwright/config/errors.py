@@ -12,15 +12,23 @@ class ConfigError(UserError, ValueError):
     """A configuration that cannot run."""
 
 
-class ConfigTypeError(UserError, TypeError):
+class ConfigTypeError(ConfigError, TypeError):
     """A value of the wrong type in a configuration."""
 
 
-class ConfigKeyError(UserError, KeyError, ValueError):
+class ConfigKeyError(ConfigError, KeyError):
     """A key that does not exist."""
 
     def __str__(self) -> str:  # KeyError shows its argument's repr, which mangles a message of several lines
         return str(self.args[0]) if self.args else ""
+
+
+class ConfigImportError(UserError, ImportError):
+    """A configuration file imports, or names as a target, something that is not there."""
+
+
+class ConfigSyntaxError(UserError, SyntaxError):
+    """A configuration file that is not valid Python."""
 
 
 class MissingFileError(UserError, FileNotFoundError):

@@ -6,8 +6,8 @@ from typing import Any
 class HookBase:
     """Override the moments you need; a moment that a hook leaves alone costs nothing.
 
-    ``self.trainer`` is the trainer, set when the hook is registered: ``trainer.iter, start_iter, max_iter, storage, …``.
-    Hooks run in the order in which they were registered. A hook with memory that must survive a resume has
+    ``self.trainer`` is the trainer, set when the hook is registered: ``trainer.iter, start_iter, max_iter, storage,
+    …``. Hooks run in the order in which they were registered. A hook with memory that must survive a resume has
     ``state_dict()`` and ``load_state_dict(state)``.
 
     The order of calls::

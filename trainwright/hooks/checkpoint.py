@@ -1,7 +1,8 @@
 """Save checkpoints while training.
 
-A checkpoint is due *after* an iteration and taken *between* iterations, when every hook has finished that one: in the next
-``before_step``, or in ``after_train``. So what the hooks know (the best metric, say) is in it, whatever their order.
+A checkpoint is due *after* an iteration and taken *between* iterations, when every hook has finished that one: in
+the next ``before_step``, or in ``after_train``. So what the hooks know (the best metric, say) is in it, whatever
+their order.
 """
 
 import logging
@@ -28,8 +29,9 @@ class Saver(Protocol):
 class PeriodicCheckpointer(HookBase):
     """Save ``{file_prefix}_{iter:07d}`` every ``period`` iterations and ``{file_prefix}_final`` after the last one.
 
-    ``iter`` in the name is the 0-based last iteration done. ``max_to_keep`` bounds how many of the numbered checkpoints stay;
-    the newest stay, and whatever ``model_best`` or ``last_checkpoint`` points at. ``max_iter`` is the trainer's by default.
+    ``iter`` in the name is the 0-based last iteration done. ``max_to_keep`` bounds how many of the numbered
+    checkpoints stay; the newest stay, and whatever ``model_best`` or ``last_checkpoint`` points at. ``max_iter`` is
+    the trainer's by default.
     """
 
     def __init__(
@@ -73,10 +75,11 @@ class PeriodicCheckpointer(HookBase):
 
 
 class BestCheckpointer(HookBase):
-    """Save ``file_prefix`` whenever ``val_metric`` is better than ever before: larger for mode "max", smaller for "min".
+    """Save ``file_prefix`` whenever ``val_metric`` is better than ever before: larger for mode "max", smaller"
+    " for "min".
 
-    Looks at the metric after each evaluation, so it stands after the :class:`EvalHook`. NaN and infinity are never best.
-    The best value so far survives a resume.
+    Looks at the metric after each evaluation, so it stands after the :class:`EvalHook`. NaN and infinity are never
+    best. The best value so far survives a resume.
     """
 
     def __init__(

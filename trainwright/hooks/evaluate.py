@@ -11,8 +11,8 @@ from trainwright.hooks.base import HookBase
 class EvalHook(HookBase):
     """Run ``eval_function`` every ``eval_period`` iterations (0: never) and once after the last one.
 
-    Its result, a dict of numbers that may be nested, is put into the storage under flattened names (``"a/b"``); None and
-    an empty dict put nothing. The final evaluation counts as iteration ``max_iter``.
+    Its result, a dict of numbers that may be nested, is put into the storage under flattened names (``"a/b"``);
+    None and an empty dict put nothing. The final evaluation counts as iteration ``max_iter``.
 
     Raises:
         ConfigError: a result is not a number.

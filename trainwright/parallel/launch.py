@@ -19,7 +19,8 @@ def setup_dist_util(sizes: Mapping[str, object] | None = None, *, timeout_s: flo
     """Join the process group when a launcher started several processes, and return this process's device.
 
     ``sizes`` are the ``train.dist`` settings: ``tensor_parallel_size`` and ``pipeline_parallel_size`` (both 1 in this
-    version) and ``device_type``. All processes are data-parallel, so ``data_parallel_size`` follows from how many there are.
+    version) and ``device_type``. All processes are data-parallel, so ``data_parallel_size`` follows from how many
+    there are.
 
     Raises:
         ConfigError: tensor or pipeline parallelism is asked for.

@@ -19,5 +19,5 @@ def apply_autocast(model: nn.Module, device: torch.device) -> torch.amp.GradScal
     """
     dtype = autocast_dtype(device)
     # The method of this one object is replaced, not a wrapper put around it: names in the state dict stay the same.
-    model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)  # type: ignore[method-assign]
+    model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
     return torch.amp.GradScaler(device.type) if dtype is torch.float16 else None

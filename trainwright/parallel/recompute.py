@@ -1,6 +1,7 @@
 """Activation checkpointing: keep a block's input, and compute the block again in the backward pass.
 
-Less memory for more computation (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"); the numbers do not change.
+Less memory for more computation (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"); the numbers do
+not change.
 """
 
 import contextlib
@@ -18,15 +19,15 @@ def recompute_blocks(model: nn.Module) -> list[str]:
     """Recompute the model's repeated blocks in the backward pass; returns the names of these blocks.
 
     A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
-    recompute. Otherwise the blocks are the children of each ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters
-    (the outermost ones: a block inside a block is recomputed with it).
+    recompute. Otherwise the blocks are the children of each ``nn.ModuleList`` and ``nn.Sequential`` that hold
+    parameters (the outermost ones: a block inside a block is recomputed with it).
     """
     names = {module: name for name, module in model.named_modules()}
     decide = getattr(type(model), "set_activation_checkpoint", None)
     blocks: Iterable[nn.Module] = _outermost_blocks(model) if decide is None else decide(model) or ()
     recomputed = []
     for block in blocks:
-        block.forward = _recomputed(block)  # type: ignore[method-assign]
+        block.forward = _recomputed(block)
         recomputed.append(names[block])
     return recomputed
 
@@ -59,7 +60,8 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _kept_running_statistics(block: nn.Module) -> Iterator[None]:
     """While a block is computed for the second time: its batch norms have counted this batch already."""
-    # Putting the values back, rather than switching the tracking off: the second pass must save the same tensors as the first.
+    # Putting the values back, rather than switching the tracking off: the second pass must save the same tensors as
+    # the first.
     buffers = [b for m in block.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)]
     kept = [buffer.clone() for buffer in buffers]
     try:

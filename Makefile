@@ -1,0 +1,67 @@
+# Two commands: `make demo` trains the example, `make test` runs every test. Each makes its own environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROJECT := examples/mnist
+OUTPUT := output/MNIST
+
+.PHONY: help demo test check format bench docs setup clean
+
+help:
+	@echo "make demo    train the MNIST project on handwritten digits (about a minute; first makes .venv)"
+	@echo "make test    run all tests"
+	@echo "make check   format, lint, strict types, import floors"
+	@echo "make bench   time the trainers against a plain PyTorch loop"
+	@echo "make docs    make the pictures of the documents anew from a run of the demo"
+	@echo "make setup   make the whole environment in .venv"
+	@echo "make clean   remove .venv and what the demo wrote"
+
+$(VENV)/bin/python:
+	@echo "== Making the environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit("trainwright needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# Stamps: installed once, and again when the requirements change.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "== Installing trainwright for the demo"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[examples]'
+	@touch $@
+
+$(VENV)/.all: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "== Installing trainwright with its test and check tools"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[examples,test,check]'
+	@touch $@ $(VENV)/.demo
+
+setup: $(VENV)/.all
+
+demo: $(VENV)/.demo
+	@echo "== Preparing the digits"
+	$(BIN)/python $(PROJECT)/prepare_digits.py
+	@echo "== Training: trainwright train $(PROJECT)/configs/config.py"
+	$(BIN)/trainwright train $(PROJECT)/configs/config.py train.output_dir=$(OUTPUT)
+	@echo "== Drawing the curves"
+	$(BIN)/python $(PROJECT)/plot_curves.py $(OUTPUT)
+	@echo "== Done. $(OUTPUT) holds:"; ls $(OUTPUT)
+
+test: $(VENV)/.all
+	@echo "== Running all tests"
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(VENV)/.all
+	@echo "== Format"; $(BIN)/ruff format --check .
+	@echo "== Lint"; $(BIN)/ruff check .
+	@echo "== Types"; $(BIN)/mypy
+	@echo "== Floors"; $(BIN)/python -m pytest -q tests/house
+
+format: $(VENV)/.all
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.all
+	$(BIN)/python -m benchmarks.step
+
+docs: demo
+	cp $(OUTPUT)/curves.png docs/images/mnist_curves.png
+
+clean:
+	rm -rf $(VENV) output examples/mnist/data

@@ -1,0 +1,100 @@
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import default_collate
+
+from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
+
+
+def test_samples_that_are_no_instances_are_batched_as_torch_does():
+    samples = [(np.full((2,), i, dtype=np.float32), i, {"name": str(i)}) for i in range(3)]
+    images, labels, names = collate(samples)
+    expected = default_collate(samples)
+    assert torch.equal(images, expected[0])
+    assert torch.equal(labels, expected[1])
+    assert names == expected[2]
+
+
+def test_instances_become_one_instance():
+    batch = collate([Instance(inputs=torch.tensor(i)) for i in range(3)])
+    assert isinstance(batch, Instance)
+    assert batch.inputs.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("samples", "fact"),
+    [
+        (
+            [{"image": np.zeros((1, 8))}, {"image": np.zeros((8,))}],
+            r"sample 1 of the batch has 'image' of shape \(8,\); sample 0 has \(1, 8\)",
+        ),
+        (
+            [(torch.zeros(2), 1), (torch.zeros(2), 1), (torch.zeros(3), 1)],
+            r"sample 2 of the batch has '\[0\]' of shape \(3,\)",
+        ),
+        ([{"a": 1}, {"b": 1}], r"sample 1 of the batch has keys \['b'\]; sample 0 has \['a'\]"),
+        ([{"a": [1, 2]}, {"a": [1]}], "sample 1 of the batch has 'a' of length 1; sample 0 has 2"),
+        ([torch.zeros(2), None], "sample 1 of the batch has type NoneType; sample 0 has torch.float32"),
+        ([object(), object()], "the samples cannot be batched"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_its_place(samples, fact):
+    with pytest.raises(DataError, match=fact):
+        collate(samples)
+
+
+def test_an_instance_becomes_the_arguments_of_forward():
+    batch = Instance(
+        inputs=DistTensorData(torch.rand(2, 3)), labels=DistTensorData(torch.tensor([1, 0], dtype=torch.int)), name="x"
+    )
+    moved = to_batch(batch, "cpu")
+    assert set(moved) == {"inputs", "labels", "name"}
+    assert moved["inputs"] is batch.inputs.tensor  # right already: no copy
+    assert moved["labels"].dtype == torch.int64
+    assert moved["name"] == "x"
+
+
+@pytest.mark.parametrize("name", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_labels_of_any_integer_type_work_with_cross_entropy(name):
+    labels = torch.tensor([2, 0, 1]).to(getattr(torch, name))
+    logits = torch.tensor([[0.1, 0.2, 0.7], [0.6, 0.3, 0.1], [0.3, 0.3, 0.4]])
+    loss = F.cross_entropy(logits, to_batch({"labels": labels})["labels"])
+    assert torch.equal(loss, F.cross_entropy(logits, torch.tensor([2, 0, 1])))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.float64, torch.int64])
+def test_other_types_stay(dtype):
+    tensor = torch.ones(2).to(dtype)
+    assert to_batch([tensor])[0] is tensor
+
+
+class Pair(NamedTuple):
+    image: torch.Tensor
+    label: torch.Tensor
+
+
+def test_containers_keep_their_kind_and_are_moved_through():
+    label = torch.tensor([1], dtype=torch.int32)
+    batch = to_batch((Pair(torch.zeros(1), label), [label, "text", None], {"deep": {"label": label}}, np.int16([5])))
+    assert isinstance(batch, tuple)
+    assert isinstance(batch[0], Pair)
+    assert batch[0].label.dtype == torch.int64
+    assert batch[1][0].dtype == torch.int64
+    assert batch[1][1:] == ["text", None]
+    assert batch[2]["deep"]["label"].dtype == torch.int64
+    assert batch[3].dtype == torch.int64
+    assert batch[3].tolist() == [5]
+
+
+def test_arrays_of_text_pass_unchanged():
+    words = np.array(["a", "b"])
+    assert to_batch({"words": words})["words"] is words
+
+
+def test_tensors_go_to_the_device_asked_for():
+    moved = to_batch(Instance(a=torch.zeros(2), b={"c": torch.zeros(1, dtype=torch.int32)}), torch.device("meta"))
+    assert moved["a"].device.type == "meta"
+    assert (moved["b"]["c"].device.type, moved["b"]["c"].dtype) == ("meta", torch.int64)

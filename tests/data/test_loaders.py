@@ -1,0 +1,294 @@
+import functools
+import logging
+import os
+import pickle
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch._utils import ExceptionWrapper
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset
+
+from trainwright.config import LazyCall
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data import (
+    CyclicSampler,
+    DataError,
+    DistTensorData,
+    Instance,
+    SingleRoundSampler,
+    build_image_test_loader,
+    build_image_train_loader,
+    build_nlp_test_loader,
+    build_nlp_train_loader,
+    build_nlp_train_val_test_loader,
+    to_batch,
+)
+
+
+class Numbers(Dataset):
+    def __init__(self, size=10, first=0):
+        self.size = size
+        self.first = first
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        number = self.first + index
+        return Instance(
+            inputs=DistTensorData(torch.full((2,), float(number))),
+            labels=DistTensorData(torch.tensor(number, dtype=torch.int), placement_idx=-1),
+        )
+
+
+class Draws(Dataset):
+    """What each of the three global generators gives in the process that reads the sample."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([random.random(), np.random.random(), torch.rand(()).item()], dtype=torch.float64)
+
+
+class CountingCollate:
+    def __init__(self, start):
+        self.start = start
+
+    def __call__(self, samples):
+        return self.start + len(samples)
+
+
+class Ragged(Numbers):
+    def __getitem__(self, index):
+        return Instance(inputs=torch.zeros(3 if index == 2 else 4))
+
+
+def labels(batches):
+    return [to_batch(batch)["labels"].tolist() for batch in batches]
+
+
+def first(loader, count):
+    iterator = iter(loader)
+    return [next(iterator) for _ in range(count)]
+
+
+@pytest.mark.parametrize("build", [build_image_train_loader, build_nlp_train_loader])
+def test_the_train_loader_is_endless_shuffled_and_comes_with_two_nones(build):
+    loader, validation, test = build(Numbers(), 4, num_workers=0, seed=3)
+    assert (validation, test) == (None, None)
+    sampler = CyclicSampler(range(10), 4, shuffle=True, seed=3)
+    assert labels(first(loader, 7)) == first(sampler, 7)
+
+
+@pytest.mark.parametrize("build", [build_image_test_loader, build_nlp_test_loader])
+def test_the_test_loader_reads_each_sample_once_in_order_on_every_pass(build):
+    loader = build([Numbers(5), Numbers(2, first=5)], 3, num_workers=0)
+    assert labels(loader) == labels(loader) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert len(loader) == 3
+
+
+def test_resuming_by_the_reachable_sampler_continues_the_stream():
+    whole = labels(first(build_image_train_loader(Numbers(37), 4, num_workers=0)[0], 20))
+    loader = build_image_train_loader(Numbers(37), 4, num_workers=0)[0]
+    loader.batch_sampler.set_consumed_samples(36)
+    assert labels(first(loader, 11)) == whole[9:]
+    given = build_image_train_loader(Numbers(37), 4, num_workers=0, consumed_samples=36)[0]
+    assert labels(first(given, 11)) == whole[9:]
+
+
+def test_one_data_set_is_used_itself_and_several_are_mixed():
+    data = Numbers()
+    assert build_image_test_loader([data], 2, num_workers=0).dataset is data
+    assert isinstance(build_image_test_loader((data, data), 2, num_workers=0).dataset, ConcatDataset)
+    mixed = build_image_test_loader([data, Numbers(3)], 2, num_workers=0, dataset_mixer=lambda parts: parts[1])
+    assert len(mixed.dataset) == 3
+
+
+def test_the_number_of_workers_does_not_change_the_batches():
+    batches = [labels(first(build_image_train_loader(Numbers(), 4, num_workers=n)[0], 5)) for n in (0, 1, 2)]
+    assert batches[0] == batches[1] == batches[2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_iterating_draws_nothing_from_the_global_generators(num_workers):
+    loader = build_image_test_loader(Numbers(), 4, num_workers=num_workers)
+    states = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
+    labels(loader)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert np.array_equal(states[2], np.random.get_state()[1])
+
+
+def test_workers_draw_by_seed_and_never_alike():
+    def draws(seed):
+        return torch.cat(list(build_image_test_loader(Draws(), 2, num_workers=2, seed=seed)))
+
+    one = draws(1)
+    assert torch.equal(one, draws(1))
+    assert not torch.equal(one, draws(2))
+    assert len(one.flatten().unique()) == one.numel()
+
+
+def _seed_to_zero(worker_id):
+    torch.manual_seed(0)
+
+
+def test_a_users_worker_init_comes_after_ours():
+    loader = build_image_test_loader(Draws(), 1, num_workers=1, worker_init_fn=_seed_to_zero)
+    expected = torch.rand((), generator=torch.Generator().manual_seed(0)).item()
+    assert first(loader, 1)[0][0, 2].item() == expected
+
+
+def test_workers_stay_and_are_never_more_than_the_cpus(caplog):
+    with caplog.at_level(logging.DEBUG, logger="trainwright.data"):
+        loaders = [build_image_test_loader(Numbers(), 4, num_workers=10_007) for _ in range(2)]
+    assert [loader.num_workers for loader in loaders] == [os.cpu_count()] * 2
+    assert loaders[0].persistent_workers
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    assert "num_workers=10007" in caplog.text
+
+
+def test_options_of_torchs_loader_are_passed_on_with_workers_and_dropped_without():
+    assert build_image_test_loader(Numbers(), 4, num_workers=1, prefetch_factor=5).prefetch_factor == 5
+    assert len(labels(build_image_test_loader(Numbers(), 4, num_workers=0, prefetch_factor=5, timeout=9))) == 3
+
+
+def test_an_unknown_option_is_answered_by_the_nearest():
+    with pytest.raises(ConfigTypeError, match=r"'prefetch_facter' is no argument.*Did you mean 'prefetch_factor'"):
+        build_image_train_loader(Numbers(), 4, prefetch_facter=2)
+
+
+def test_mixup_and_collate_functions_travel_with_the_loader():
+    def mixup(images, labels):
+        return images, labels
+
+    loader, _, _ = build_image_train_loader(Numbers(), 4, num_workers=0, mixup_func=mixup, collate_fn=len)
+    assert loader.mixup_func is mixup
+    assert first(loader, 1) == [4]
+    assert build_image_test_loader(Numbers(), 4, num_workers=0).mixup_func is None
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        CyclicSampler,
+        functools.partial(CyclicSampler, shuffle=False),
+        lambda **given: CyclicSampler(**given),
+        CyclicSampler(range(10), 3, seed=9),
+        [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 1]],
+        {"_target_": "trainwright.data.CyclicSampler", "shuffle": False},
+        LazyCall(CyclicSampler)(shuffle=False),
+    ],
+)
+def test_a_sampler_may_be_a_class_a_function_a_node_or_an_object(sampler):
+    loader, _, _ = build_image_train_loader(Numbers(), 3, num_workers=0, sampler=sampler)
+    assert labels(first(loader, 4)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 0, 1]]
+
+
+def test_a_seed_in_the_samplers_node_is_kept():
+    node = LazyCall(CyclicSampler)(shuffle=True, seed=7)
+    loader, _, _ = build_image_train_loader(Numbers(), 3, num_workers=0, sampler=node, seed=1)
+    assert loader.batch_sampler.seed == 7
+    assert loader.batch_sampler.micro_batch_size == 3
+
+
+def test_a_samplers_node_may_not_set_what_the_loader_sets():
+    node = LazyCall(CyclicSampler)(micro_batch_size=5, data_parallel_rank=0)
+    with pytest.raises(ConfigError, match="the loader itself sets micro_batch_size, data_parallel_rank"):
+        build_image_train_loader(Numbers(), 3, sampler=node)
+
+
+def test_a_sampler_that_takes_other_arguments_is_told_which_it_is_given():
+    with pytest.raises(ConfigTypeError, match=r"'SingleRoundSampler' is called with dataset, .*consumed_samples"):
+        build_image_train_loader(Numbers(), 3, sampler=SingleRoundSampler)
+    with pytest.raises(ConfigTypeError, match=r"sampler: got 5 \(int\)"):
+        build_image_train_loader(Numbers(), 3, sampler=5)
+
+
+def test_nodes_of_a_config_are_instantiated_here_where_nobody_did_before():
+    cfg = OmegaConf.create(
+        {"dataset": [LazyCall(Numbers)(size=4), LazyCall(Numbers)(size=2, first=4)]}, flags={"allow_objects": True}
+    )
+    assert labels(build_image_test_loader(cfg.dataset, 4, num_workers=0)) == [[0, 1, 2, 3], [4, 5]]
+    loader = build_image_test_loader(Numbers(), 4, num_workers=0, collate_fn=LazyCall(CountingCollate)(start=10))
+    assert list(loader) == [14, 14, 12]
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def test_data_that_cannot_be_read_by_index_are_refused():
+    with pytest.raises(ConfigTypeError, match=r"dataset\[0\]: Endless lacks __len__ or __getitem__"):
+        build_image_train_loader(Endless(), 4)
+    with pytest.raises(ConfigError, match="empty list"):
+        build_image_train_loader([], 4)
+    with pytest.raises(DataError, match="the data set Numbers is empty"):
+        build_image_train_loader(Numbers(0), 4)
+
+
+@pytest.mark.parametrize("num_workers", [-1, True, "4"])
+def test_a_wrong_number_of_workers_is_refused(num_workers):
+    with pytest.raises(ConfigError, match="num_workers: got"):
+        build_image_train_loader(Numbers(), 4, num_workers=num_workers)
+
+
+def test_a_ragged_batch_is_explained_from_workers_too():
+    fact = r"field 'inputs': sample 2 of the batch has shape \(3,\); sample 0 has \(4,\)"
+    with pytest.raises(DataError, match=fact):
+        list(build_image_test_loader(Ragged(), 4, num_workers=0))
+    # As torch brings an error from a worker. A real worker would do, but torch takes 5 s to end one after its error.
+    try:
+        list(build_image_test_loader(Ragged(), 4, num_workers=0))
+    except DataError:
+        wrapped = pickle.dumps(ExceptionWrapper(where="in DataLoader worker process 0"))
+    with pytest.raises(DataError, match=fact):
+        pickle.loads(wrapped).reraise()
+
+
+def test_train_val_and_test_come_from_one_cut():
+    train, validation, test = build_nlp_train_val_test_loader(
+        Numbers(20), [[16, 3, 1]], train_batch_size=4, test_batch_size=2, num_workers=0
+    )
+    assert sorted(chain.from_iterable(labels(first(train, 4)))) == list(range(16))
+    assert labels(validation) == [[16, 17], [18]]
+    assert labels(test) == [[19]]
+
+
+def test_train_val_and_test_are_none_where_there_is_nothing():
+    train, validation, test = build_nlp_train_val_test_loader(
+        [Numbers(4), Numbers(4, first=100)],
+        [[0, 1, 0]],
+        [1, 3],
+        [8, 4, 4],
+        test_batch_size=8,
+        num_workers=0,
+    )
+    assert train is None
+    assert test is None
+    assert labels(validation) == [[0, 100, 101, 102]]
+
+
+def test_a_loader_shows_its_parts():
+    loader, _, _ = build_image_train_loader(Numbers(), 4, num_workers=0)
+    assert repr(loader).startswith("BatchLoader(<Numbers of 10>, batch_sampler=CyclicSampler(")
+
+
+def test_a_sequence_that_is_no_list_is_one_data_set():
+    assert [batch.tolist() for batch in build_image_test_loader(range(5), 2, num_workers=0)] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_loaders_take_their_share_by_the_rank_of_the_process(monkeypatch, rank):
+    monkeypatch.setattr("trainwright.data.loaders.get_data_parallel_rank", lambda: rank)
+    monkeypatch.setattr("trainwright.data.loaders.get_data_parallel_size", lambda: 2)
+    train, _, _ = build_image_train_loader(Numbers(), 2, num_workers=0)
+    whole = first(CyclicSampler(range(10), 2, shuffle=True), 6)
+    assert labels(first(train, 3)) == whole[rank::2]
+    assert labels(build_image_test_loader(Numbers(5), 2, num_workers=0)) == [[[0, 1], [4]], [[2, 3]]][rank]

@@ -1,0 +1,179 @@
+"""The loop: the order of calls, what `iter` is when, and what happens on failures."""
+
+import gc
+import logging
+import weakref
+
+import pytest
+
+from trainwright.config.errors import ConfigTypeError
+from trainwright.engine.loop import TrainerBase
+from trainwright.events import get_event_storage, has_event_storage
+from trainwright.hooks import CallbackHook, HookBase
+
+
+class Recorder(HookBase):
+    def __init__(self, calls: list[str], name: str = "") -> None:
+        self.calls, self.name = calls, name
+
+    def note(self, moment: str) -> None:
+        self.calls.append(f"{self.name}{moment}@{self.trainer.iter}")
+
+    def before_train(self) -> None:
+        self.note("before_train")
+
+    def before_step(self) -> None:
+        self.note("before_step")
+
+    def after_step(self) -> None:
+        self.note("after_step")
+
+    def after_train(self) -> None:
+        self.note("after_train")
+
+
+class Trainer(TrainerBase):
+    def __init__(self, calls: list[str], fails_at: int | None = None) -> None:
+        super().__init__()
+        self.calls, self.fails_at = calls, fails_at
+
+    def run_step(self) -> None:
+        self.calls.append(f"run_step@{self.iter}")
+        get_event_storage().put_scalar("x", float(self.iter))
+        if self.iter == self.fails_at:
+            raise ZeroDivisionError("the step")
+
+
+def test_the_order_of_calls_and_the_iteration_in_each() -> None:
+    calls: list[str] = []
+    trainer = Trainer(calls)
+    trainer.register_hooks([Recorder(calls, "a."), None, Recorder(calls, "b.")])
+    trainer.train(3, 5)
+    steps = [
+        [f"a.before_step@{i}", f"b.before_step@{i}", f"run_step@{i}", f"a.after_step@{i}", f"b.after_step@{i}"]
+        for i in (3, 4)
+    ]
+    assert calls == [
+        "a.before_train@3", "b.before_train@3", *steps[0], *steps[1], "a.after_train@5", "b.after_train@5",
+    ]  # fmt: skip
+
+
+def test_iter_equals_max_iter_after_a_training_without_failure() -> None:
+    trainer = Trainer([])
+    trainer.train(0, 4)
+    assert (trainer.iter, trainer.start_iter, trainer.max_iter, trainer.storage.iter) == (4, 0, 4, 4)
+
+
+def test_a_failure_runs_after_train_and_is_raised_with_iter_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
+    trainer = Trainer(calls, fails_at=2)
+    trainer.register_hooks([Recorder(calls)])
+    with pytest.raises(ZeroDivisionError, match="the step"), caplog.at_level(logging.ERROR):
+        trainer.train(0, 4)
+    assert trainer.iter == 2
+    assert calls[-2:] == ["run_step@2", "after_train@2"]
+    assert "Training failed in iteration 2" in caplog.text
+
+
+def test_a_hook_that_fails_in_after_train_does_not_hide_the_first_error_nor_stop_the_other_hooks() -> None:
+    calls: list[str] = []
+
+    def fail(trainer: object) -> None:
+        raise KeyError("a hook")
+
+    trainer = Trainer(calls, fails_at=0)
+    trainer.register_hooks([CallbackHook(after_train=fail), Recorder(calls)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 1)
+    assert calls[-1] == "after_train@0"
+
+
+def test_a_hook_that_fails_in_after_train_of_a_good_training_is_raised() -> None:
+    calls: list[str] = []
+
+    def fail(trainer: object) -> None:
+        raise KeyError("a hook")
+
+    trainer = Trainer(calls)
+    trainer.register_hooks([CallbackHook(after_train=fail), Recorder(calls)])
+    with pytest.raises(KeyError, match="a hook"):
+        trainer.train(0, 1)
+    assert calls[-1] == "after_train@1"
+
+
+def test_an_interrupt_runs_after_train() -> None:
+    calls: list[str] = []
+
+    def interrupt(trainer: object) -> None:
+        raise KeyboardInterrupt
+
+    trainer = Trainer(calls)
+    trainer.register_hooks([CallbackHook(before_step=interrupt), Recorder(calls)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 1)
+    assert calls[-1] == "after_train@0"
+
+
+def test_the_storage_is_current_in_a_training_and_gone_after_it() -> None:
+    trainer = Trainer([], fails_at=1)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 2)
+    assert not has_event_storage()
+    assert trainer.storage.history("x").values() == [(0.0, 0), (1.0, 1)]
+
+
+def test_a_moment_that_no_hook_overrides_is_not_called() -> None:
+    class Quiet(HookBase):
+        pass
+
+    trainer = Trainer([])
+    trainer.register_hooks([Quiet(), CallbackHook(after_step=lambda trainer: None)])
+    assert trainer._calls_of("before_step") == []
+    assert len(trainer._calls_of("after_step")) == 1
+
+
+def test_a_users_own_after_step_decides() -> None:
+    calls: list[str] = []
+
+    class Own(Trainer):
+        def after_step(self) -> None:
+            calls.append("own")
+            super().after_step()
+
+    trainer = Own(calls)
+    trainer.register_hooks([Recorder(calls)])
+    trainer.train(0, 1)
+    assert calls[-3:] == ["own", "after_step@0", "after_train@1"]
+
+
+def test_nothing_to_train_says_so_and_calls_no_hook(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[str] = []
+    trainer = Trainer(calls)
+    trainer.register_hooks([Recorder(calls)])
+    with caplog.at_level(logging.INFO):
+        trainer.train(5, 5)
+    assert calls == []
+    assert "5 of 5" in caplog.text
+
+
+def test_something_that_is_no_hook_is_refused() -> None:
+    with pytest.raises(ConfigTypeError, match="HookBase"):
+        Trainer([]).register_hooks([print])  # type: ignore[list-item]
+
+
+def test_a_trainer_is_freed_without_the_garbage_collector() -> None:
+    trainer = Trainer([])
+    trainer.register_hooks([Recorder([])])
+    trainer.train(0, 2)
+    ghost = weakref.ref(trainer)
+    gc.disable()
+    try:
+        del trainer
+        assert ghost() is None
+    finally:
+        gc.enable()
+
+
+def test_a_trainer_without_a_step_says_what_is_missing() -> None:
+    with pytest.raises(NotImplementedError, match="run_step"):
+        TrainerBase().train(0, 1)

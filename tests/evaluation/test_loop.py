@@ -1,0 +1,200 @@
+import logging
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x, labels):
+        scores = self.dropout(self.norm(self.linear(x)))
+        loss = nn.functional.cross_entropy(scores, labels)
+        return {"loss": loss} if self.training else {"prediction_scores": scores, "loss": loss}
+
+
+class Recorder(DatasetEvaluator):
+    """Keeps all that it is given."""
+
+    def reset(self) -> None:
+        self.batches = []
+
+    def process(self, inputs, outputs) -> None:
+        self.batches.append((inputs, outputs))
+
+    def evaluate(self) -> dict:
+        return {"batches": len(self.batches)}
+
+
+def data(length: int = 11) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(length, 4, generator=generator), torch.randint(3, (length,), generator=generator))
+
+
+def to_batch(sample, device):
+    x, labels = sample
+    return {"x": x.to(device), "labels": labels.to(device)}
+
+
+def run(model, evaluator=None, *, loader=None, eval_iter=1e9, get_batch=to_batch):
+    loader = DataLoader(data(), batch_size=4) if loader is None else loader
+    return inference_on_dataset(model, loader, 4, eval_iter, get_batch, "cpu", evaluator)
+
+
+def test_the_figures_are_those_of_the_whole_data_set():
+    torch.manual_seed(0)
+    model = Classifier()
+    results = run(model, [ClsEvaluator(topk=(1, 2)), PPLEvaluator()])
+    x, labels = data().tensors
+    with torch.no_grad():
+        outputs = model.eval()(x, labels)
+    assert results["Acc@1"] == pytest.approx(
+        100 * (outputs["prediction_scores"].argmax(1) == labels).double().mean().item()
+    )
+    assert results["loss_PPL"] == pytest.approx(outputs["loss"].exp().item(), rel=1e-5)  # float32 losses
+    assert set(results) == {"Acc@1", "Acc@2", "loss_PPL"}
+
+
+def test_the_evaluator_gets_the_arguments_of_the_model_and_its_outputs_unpadded():
+    recorder = Recorder()
+    assert run(Classifier(), recorder) == {"batches": 3}
+    assert [len(inputs["x"]) for inputs, _ in recorder.batches] == [4, 4, 3]
+    assert [len(outputs["prediction_scores"]) for _, outputs in recorder.batches] == [4, 4, 3]
+    assert torch.equal(torch.cat([inputs["x"] for inputs, _ in recorder.batches]), data().tensors[0])
+
+
+def test_eval_iter_takes_no_more_batches_than_it_says():
+    class Counted(DataLoader):
+        fetched = 0
+
+        def __iter__(self):
+            for batch in super().__iter__():
+                Counted.fetched += 1
+                yield batch
+
+    assert run(Classifier(), Recorder(), loader=Counted(data(), batch_size=2), eval_iter=2) == {"batches": 2}
+    assert Counted.fetched == 2
+
+
+def test_without_an_evaluator_the_model_just_runs():
+    assert run(Classifier()) == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_is_left_as_it_was_found(fails):
+    model = Classifier()
+    model.norm.eval()
+    modes = [module.training for module in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def drawing(sample, device):
+        random.random(), np.random.rand(), torch.rand(1)
+        if fails:
+            raise RuntimeError("a broken batch")
+        return to_batch(sample, device)
+
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    expected = draw()
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    if fails:
+        with pytest.raises(RuntimeError, match="a broken batch"):
+            run(model, get_batch=drawing)
+    else:
+        run(model, ClsEvaluator(topk=1), get_batch=drawing)
+    assert draw() == expected
+    assert [module.training for module in model.modules()] == modes
+    assert torch.is_grad_enabled()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_training_goes_on_bit_for_bit_as_without_the_evaluation():
+    def train(evaluate: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, labels in DataLoader(data(), batch_size=4, shuffle=True):
+            model(x, labels)["loss"].backward()
+            optimizer.step()
+            if evaluate:
+                run(model, ClsEvaluator(topk=1))
+        return model.linear.weight
+
+    assert torch.equal(train(evaluate=True), train(evaluate=False))
+
+
+def test_outputs_may_be_a_scalar_or_anything_else():
+    class Loss(nn.Module):
+        def forward(self, x, labels):
+            return x.square().mean()
+
+    class Pair(nn.Module):
+        def forward(self, x, labels):
+            return x, labels
+
+    assert set(run(Loss(), PPLEvaluator())) == {"loss_PPL"}
+    recorder = Recorder()
+    run(Pair(), recorder)
+    assert isinstance(recorder.batches[0][1], tuple)
+    with pytest.raises(EvaluationError, match=r"ClsEvaluator needs 'prediction_scores'.*tuple"):
+        run(Pair(), ClsEvaluator())
+
+
+def test_progress_is_said_at_the_end_and_not_for_every_batch(caplog):
+    with caplog.at_level(logging.INFO, "trainwright"):
+        run(Classifier())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("Evaluation: 3/3 batches, ")
+
+
+def test_progress_is_said_every_five_seconds(caplog, monkeypatch):
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 2.0
+        return now
+
+    monkeypatch.setattr("trainwright.evaluation.loop.time.perf_counter", clock)
+    with caplog.at_level(logging.INFO, "trainwright"):
+        run(Classifier(), loader=DataLoader(data(8), batch_size=1))
+    said = [record.getMessage() for record in caplog.records]
+    # A batch each 2 s: said after 6 s, 12 s and at the end. Each round has 4 samples (batch_size), so 2 a second.
+    assert said[0] == "Evaluation: 3/8 batches, 2.0 samples/s, 10 s left"
+    assert said[1] == "Evaluation: 6/8 batches, 2.0 samples/s, 4 s left"
+    assert said[2].startswith("Evaluation: 8/8 batches")
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from data()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"loader": []}, ConfigError, "data loader is empty"),
+        ({"eval_iter": 0}, ConfigError, "eval_iter: got 0"),
+        ({"loader": iter([])}, ConfigTypeError, "no length.*__len__ that counts batches"),
+        ({"loader": DataLoader(Endless(), batch_size=2)}, ConfigTypeError, "no length.*__len__ that counts samples"),
+        ({"evaluator": {"_target_": "x"}}, ConfigTypeError, "evaluator: got dict.*instantiate"),
+        ({"evaluator": [Recorder(), ClsEvaluator]}, ConfigTypeError, "evaluator: got "),
+        ({"get_batch": lambda sample, device: sample}, EvaluationError, "get_batch gave list.*Classifier.forward"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_named(change, error, said):
+    with pytest.raises(error, match=said):
+        run(Classifier(), **change)

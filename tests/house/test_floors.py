@@ -1,0 +1,95 @@
+"""The house of DESIGN.md: a file imports only from floors below its own, and no two files import each other in a
+circle.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import trainwright
+
+PACKAGE = Path(trainwright.__file__).parent
+FLOORS = [
+    {"config", "events"},
+    {"optim", "parallel", "checkpoint"},
+    {"data"},
+    {"models"},
+    {"evaluation"},
+    {"hooks"},
+    {"engine"},
+    {"ops", "cli"},
+]
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+OPEN_TO_ALL = {"trainwright.parallel.dist", "trainwright.checkpoint.files", "trainwright.config.errors"}
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if "defaults" not in p.parts and p.parent != PACKAGE)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def own_imports(path: Path) -> set[str]:
+    """Every module of ours that a file imports, also inside functions; not what only a type checker reads."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module and node.module.startswith("trainwright"):
+                is_package = (PACKAGE.parent / node.module.replace(".", "/")).is_dir()
+                names = {f"{node.module}.{a.name}" for a in node.names} if is_package else {node.module}
+                # `from trainwright.parallel import dist` imports the module dist; any other name is the package's own.
+                found |= {
+                    n if (PACKAGE.parent / n.replace(".", "/")).with_suffix(".py").exists() else node.module
+                    for n in names
+                }
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("trainwright")}
+    return found
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and any(p.glob("*.py"))}
+    assert rooms <= set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_file_imports_only_from_floors_below(path: Path) -> None:
+    room = module_name(path).split(".")[1]
+    for imported in own_imports(path) - OPEN_TO_ALL - {"trainwright"}:
+        other = imported.split(".")[1]
+        if other != room:
+            assert FLOOR_OF[other] < FLOOR_OF[room], f"{module_name(path)} imports {imported}"
+
+
+@pytest.mark.parametrize("name", sorted(OPEN_TO_ALL))
+def test_what_is_open_to_all_imports_nothing_of_ours(name: str) -> None:
+    assert own_imports(PACKAGE.parent / (name.replace(".", "/") + ".py")) == set()
+
+
+def test_no_circle() -> None:
+    graph = {module_name(p): own_imports(p) - {module_name(p)} for p in FILES}
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail[trail.index(module) :], module))
+        if module in done:
+            return
+        for imported in graph.get(module, ()):
+            visit(imported, (*trail, module))
+        done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def test_most_files_are_short() -> None:
+    long = {
+        str(p.relative_to(PACKAGE)): n for p in FILES if (n := len(p.read_text(encoding="utf-8").splitlines())) > 350
+    }
+    assert not long

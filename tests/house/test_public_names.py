@@ -1,0 +1,88 @@
+"""The names that users' code depends on are there, in the room where they are said to be."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainwright
+
+ROOMS = {
+    "config": "LazyCall LazyConfig instantiate configurable get_config try_get_key default_argument_parser",
+    "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer default_setup",
+    "hooks": "HookBase CallbackHook IterationTimer LRScheduler PeriodicWriter PeriodicCheckpointer"
+    " BestCheckpointer EvalHook",
+    "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
+    " ConsoleWriter",
+    "checkpoint": "Checkpointer verify",
+    "optim": "build_optimizer get_default_optimizer_params reduce_param_groups build_lr_scheduler WarmupCosineLR"
+    " WarmupCosineAnnealingLR WarmupStepLR WarmupMultiStepLR WarmupExponentialLR WarmupPolynomialLR"
+    " configure_constant_scheduler configure_constant_scheduler_with_warmup configure_linear_scheduler_with_warmup"
+    " configure_cosine_scheduler_with_warmup configure_cosine_with_hard_restarts_scheduler_with_warmup"
+    " configure_polynomial_decay_scheduler_with_warmup",
+    "evaluation": "DatasetEvaluator DatasetEvaluators ClsEvaluator PPLEvaluator RegEvaluator BLEUEvaluator"
+    " inference_on_dataset print_csv_format flatten_results_dict",
+    "data": "Instance DistTensorData CyclicSampler SingleRoundSampler RangedSampler build_image_train_loader"
+    " build_image_test_loader build_nlp_train_loader build_nlp_test_loader build_nlp_train_val_test_loader datasets",
+    "parallel": "is_main_process get_rank get_world_size get_data_parallel_rank get_data_parallel_size synchronize"
+    " setup_dist_util",
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_its_names(room: str) -> None:
+    module = importlib.import_module(f"trainwright.{room}")
+    for name in ROOMS[room].split():
+        assert hasattr(module, name), f"trainwright.{room}.{name}"
+        assert name in module.__all__
+
+
+@pytest.mark.parametrize("name", trainwright.__all__)
+def test_a_top_level_name_is_the_rooms_own(name: str) -> None:
+    value = getattr(trainwright, name)
+    if name != "__version__":
+        room = importlib.import_module(f"trainwright.{trainwright._ROOM_OF[name]}")
+        assert value is getattr(room, name)
+
+
+def test_type_checkers_are_told_the_same_names() -> None:
+    tree = ast.parse(Path(trainwright.__file__).read_text(encoding="utf-8"))
+    block = next(n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING")
+    told = {a.name: n.module.removeprefix("trainwright.") for n in block.body for a in n.names}
+    assert told == trainwright._ROOM_OF
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="Trainr"):
+        trainwright.Trainr  # noqa: B018
+
+
+def loaded_after(code: str) -> set[str]:
+    out = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\nprint(*sorted(sys.modules))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return set(out.stdout.split())
+
+
+def test_importing_trainwright_loads_no_torch() -> None:
+    assert not {"torch", "omegaconf", "numpy"} & loaded_after("import trainwright")
+
+
+def test_importing_the_config_room_loads_no_torch() -> None:
+    assert not {"torch", "hydra", "pydantic"} & loaded_after("import trainwright.config")
+
+
+def test_the_help_of_the_command_line_loads_no_torch() -> None:
+    assert "torch" not in loaded_after("from trainwright.cli.main import main\nmain(['--help'])")
+    assert "torch" not in loaded_after("from trainwright.cli.main import main\nmain(['train', '--help'])")
+
+
+def test_the_engine_loads_nothing_that_a_run_may_not_use() -> None:
+    loaded = loaded_after("import trainwright.engine") - loaded_after("import torch")
+    unwanted = {"tensorboard", "torchmetrics", "pandas", "matplotlib", "sklearn", "transformers", "torchvision", "tqdm"}
+    assert not unwanted & loaded
+    assert "torch._dynamo" not in loaded

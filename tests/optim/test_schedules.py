@@ -1,0 +1,174 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.optim import (
+    WarmupCosineAnnealingLR,
+    WarmupCosineLR,
+    WarmupExponentialLR,
+    WarmupMultiStepLR,
+    WarmupPolynomialLR,
+    WarmupStepLR,
+)
+
+N = 20
+RATES = (0.1, 0.004)  # two groups
+
+
+def optimizer(*rates: float, tensor: bool = False) -> torch.optim.Optimizer:
+    make = torch.tensor if tensor else float
+    return torch.optim.SGD(
+        [{"params": [nn.Parameter(torch.zeros(1))], "lr": make(rate)} for rate in rates or RATES], lr=1.0
+    )
+
+
+def curve(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int = 30) -> list[list[float]]:
+    rates = []
+    for _ in range(steps):
+        rates.append([float(group["lr"]) for group in scheduler.optimizer.param_groups])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def polynomial(t, b, end=1e-4, power=1.0):
+    return (b - end) * (1 - min(t, N) / N) ** power + end
+
+
+def cycling(t, b):
+    length = N if t == 0 else N * math.ceil(t / N)
+    return (b - 1e-3) * (1 - t / length) ** 2 + 1e-3
+
+
+# (class, its own arguments, the decay as the documents give it)
+CURVES = {
+    "cosine": (
+        WarmupCosineLR,
+        {"alpha": 0.01},
+        lambda t, b: b * (0.99 * (1 + math.cos(math.pi * min(t, N) / N)) / 2 + 0.01),
+    ),
+    "cosine to zero": (WarmupCosineLR, {}, lambda t, b: b * (1 + math.cos(math.pi * min(t, N) / N)) / 2),
+    "annealing": (
+        WarmupCosineAnnealingLR,
+        {"eta_min": 1e-3},
+        lambda t, b: 1e-3 + (b - 1e-3) * (1 + math.cos(math.pi * t / N)) / 2,
+    ),
+    "step": (WarmupStepLR, {"step_size": 7}, lambda t, b: b * 0.1 ** (t // 7)),
+    "milestones": (
+        WarmupMultiStepLR,
+        {"milestones": [3, 10, 18], "gamma": 0.5},
+        lambda t, b: b * 0.5 ** sum(m <= t for m in (3, 10, 18)),
+    ),
+    "exponential": (WarmupExponentialLR, {"gamma": 0.9}, lambda t, b: b * 0.9**t),
+    "polynomial": (WarmupPolynomialLR, {}, polynomial),
+    "polynomial cycle": (WarmupPolynomialLR, {"end_learning_rate": 1e-3, "power": 2.0, "cycle": True}, cycling),
+}
+every_curve = pytest.mark.parametrize("name", CURVES)
+
+
+@every_curve
+@pytest.mark.parametrize("warmup_iter", [0, 1, 6])
+@pytest.mark.parametrize("method", ["linear", "constant"])
+def test_every_step_of_every_group_follows_the_formula(name, warmup_iter, method):
+    cls, arguments, decay = CURVES[name]
+    factor = 0.25
+
+    def expected(t: int, b: float) -> float:
+        if t >= warmup_iter:
+            return decay(t, b)
+        if method == "constant":
+            return b * factor
+        return b * factor + (decay(warmup_iter, b) - b * factor) * t / warmup_iter
+
+    scheduler = cls(optimizer(), N, factor, warmup_iter, warmup_method=method, **arguments)
+    # Rates are a base rate times a factor: two roundings more than the formula.
+    for t, rates in enumerate(curve(scheduler)):
+        assert rates == pytest.approx([expected(t, b) for b in RATES], rel=1e-12)
+
+
+def test_without_warm_up_cosine_step_and_exponential_agree_with_torch():
+    lr = torch.optim.lr_scheduler
+    pairs = [
+        (WarmupCosineAnnealingLR(optimizer(), N, 0.1, 0), lr.CosineAnnealingLR(optimizer(), N)),
+        (WarmupStepLR(optimizer(), N, 0.1, 0, step_size=4, gamma=0.3), lr.StepLR(optimizer(), 4, 0.3)),
+        (WarmupMultiStepLR(optimizer(), N, 0.1, 0, milestones=[2, 9]), lr.MultiStepLR(optimizer(), [2, 9])),
+        (WarmupExponentialLR(optimizer(), N, 0.1, 0, gamma=0.8), lr.ExponentialLR(optimizer(), 0.8)),
+        (WarmupPolynomialLR(optimizer(), N, 0.1, 0, end_learning_rate=0.0), lr.PolynomialLR(optimizer(), N)),
+    ]
+    for ours, torchs in pairs:
+        # torch multiplies from step to step, which collects rounding; near 0 only the absolute error says anything.
+        for mine, theirs in zip(curve(ours, N), curve(torchs, N), strict=True):
+            assert mine == pytest.approx(theirs, rel=1e-9, abs=1e-15)
+
+
+@every_curve
+def test_a_schedule_resumed_from_its_state_goes_on_as_if_never_stopped(name):
+    cls, arguments, _ = CURVES[name]
+    uninterrupted = curve(cls(optimizer(), N, 0.1, 5, **arguments))
+
+    first = cls(optimizer(), N, 0.1, 5, **arguments)
+    curve(first, 8)
+    state = json.loads(
+        json.dumps({"scheduler": first.state_dict(), "optimizer": first.optimizer.state_dict()["param_groups"]})
+    )
+    second = cls(optimizer(), N, 0.1, 5, **arguments)
+    for group, saved in zip(second.optimizer.param_groups, state["optimizer"], strict=True):
+        group["lr"] = saved["lr"]
+    second.load_state_dict(state["scheduler"])
+    assert second.get_last_lr() == first.get_last_lr()
+    assert curve(second, 22) == uninterrupted[8:]
+
+
+def test_a_resumed_run_may_be_made_longer():
+    first = WarmupCosineLR(optimizer(0.1), N, 0.1, 0)
+    curve(first, 10)
+    longer = WarmupCosineLR(optimizer(0.1), 2 * N, 0.1, 0)
+    longer.load_state_dict(first.state_dict())
+    longer.optimizer.step()
+    longer.step()
+    assert longer.get_last_lr() == pytest.approx([0.1 * (1 + math.cos(math.pi * 11 / 40)) / 2])
+
+
+def test_rates_that_are_tensors_are_changed_in_place_and_saved_as_numbers():
+    scheduler = WarmupPolynomialLR(optimizer(0.1, tensor=True), N, 0.5, 4)
+    rate = scheduler.optimizer.param_groups[0]["lr"]
+    plain = WarmupPolynomialLR(optimizer(0.1), N, 0.5, 4)
+    # float32 against float64
+    torch.testing.assert_close(torch.tensor(curve(scheduler, 9)), torch.tensor(curve(plain, 9)), rtol=1e-6, atol=0)
+    assert scheduler.optimizer.param_groups[0]["lr"] is rate
+    numbers = [
+        number
+        for value in scheduler.state_dict().values()
+        for number in (value if isinstance(value, list) else [value])
+    ]
+    assert {type(number) for number in numbers} <= {int, float, bool}
+
+
+def test_a_group_with_rate_zero_stays_at_zero():
+    assert curve(WarmupPolynomialLR(optimizer(0.0, 0.1), N, 0.1, 3), 5)[4][0] == 0.0
+
+
+def test_all_faults_of_a_schedule_are_said_at_once():
+    with pytest.raises(
+        ConfigError, match=r"(?s)milestones.*max_iter: got 0.*warmup_iter: got -1.*Did you mean 'linear'"
+    ):
+        WarmupMultiStepLR(optimizer(), 0, 0.1, -1, milestones=[5, 3], warmup_method="liner")
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "fault"),
+    [
+        (WarmupStepLR, {"step_size": 0}, "step_size: got 0"),
+        (WarmupPolynomialLR, {"power": 0.0}, "power: got 0.0"),
+        (WarmupMultiStepLR, {"milestones": [0.5]}, "milestones: got"),
+        (WarmupCosineLR, {"warmup_factor": -1.0}, "warmup_factor: got -1"),
+        (WarmupCosineLR, {"warmup_method": None}, "warmup_method: got None"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(cls, arguments, fault):
+    with pytest.raises(ConfigError, match=fault):
+        cls(optimizer(), **{"max_iter": N, "warmup_factor": 0.1, "warmup_iter": 2, **arguments})

@@ -1,0 +1,37 @@
+"""``trainwright COMMAND …``. Says its help without loading torch."""
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """\
+usage: trainwright COMMAND ...
+
+  trainwright train CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]
+        train what a configuration file describes; `trainwright train --help` says more
+  trainwright --version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 failed, 2 something to be put right in what was given."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from trainwright import __version__
+
+        print(f"trainwright {__version__}")
+        return 0
+    if arguments[0] != "train":
+        from trainwright.config.errors import did_you_mean
+
+        print(f"trainwright: no command {arguments[0]!r}. {did_you_mean(arguments[0], ['train'])}", file=sys.stderr)
+        return 2
+    from trainwright.cli.train import main as train
+
+    return train(arguments[1:], prog="trainwright train")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Train from a configuration file: ``trainwright train CONFIG`` and ``tools/train_net.py --config-file CONFIG``."""
+
+import argparse
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainwright.config.arguments import default_argument_parser
+from trainwright.config.errors import ConfigError, MissingFileError, UserError
+from trainwright.config.lazy import LazyConfig
+from trainwright.config.trust import allow_module, use_project
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+logger = logging.getLogger("trainwright.cli")
+
+DONE, FAILED, TO_BE_PUT_RIGHT = 0, 1, 2
+
+# Raised while a run is put together, these tell of something in the configuration or the data, not of a fault in a
+# program.
+_CAUSED_BY_THE_USER = (UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError)
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Parse the command line, train or evaluate, and return the exit code: 0, 1 (failed) or 2 (to be put right by
+    the user).
+    """
+    parser = default_argument_parser()
+    if prog is not None:
+        parser.prog = prog
+    args = parser.parse_args(argv)
+    if not args.config_file and args.opts and "=" not in args.opts[0]:
+        args.config_file = args.opts.pop(0)  # `trainwright train CONFIG …`
+    try:
+        return _run(args)
+    finally:
+        _leave_the_other_ranks()
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        start = _prepare(args)
+    except _CAUSED_BY_THE_USER as error:
+        return _say(error, args)
+    try:
+        start()
+    except UserError as error:
+        return _say(error, args)
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+    return DONE
+
+
+def _prepare(args: argparse.Namespace) -> Callable[[], object]:
+    """Everything before the first step; returns what is left to do."""
+    cfg = _load(args)
+    from trainwright.engine import (
+        DefaultTrainer,
+        default_setup,
+    )  # here, so that a wrong key is told before torch is loaded
+
+    default_setup(cfg, args)
+    if args.eval_only:
+        return _evaluation(cfg, args)
+    return DefaultTrainer(cfg).train
+
+
+def _load(args: argparse.Namespace) -> "DictConfig":
+    if not args.config_file:
+        raise ConfigError("No configuration file. For example: trainwright train examples/mnist/configs/config.py")
+    if not Path(args.config_file).is_file():
+        raise MissingFileError(f"{args.config_file}: no such configuration file.")
+    for name in args.allow_module:
+        allow_module(name)
+    use_project(args.config_file)
+    cfg = LazyConfig.load(args.config_file)
+    use_project(args.config_file, cfg)  # a saved config.yaml names the project it belongs to
+    cfg = LazyConfig.apply_overrides(cfg, args.opts)
+    if args.fast_dev_run:
+        _shorten(cfg)
+    return cfg
+
+
+def _shorten(cfg: "DictConfig") -> None:
+    """A run of 20 iterations that goes through everything, in a folder of its own: the real run's files stay as
+    they are.
+    """
+    from trainwright.config.lookup import try_get_key
+
+    folder = str(try_get_key(cfg, "train.output_dir", default="./output")).rstrip("/")
+    quick = [
+        "train.train_epoch=0",
+        "train.train_iter=20",
+        "train.log_period=1",
+        "train.evaluation.eval_period=10",
+        f"train.output_dir='{folder}/fast_dev_run'",
+    ]
+    if try_get_key(cfg, "train.eval_period") is not None:
+        quick.append("train.eval_period=10")
+    LazyConfig.apply_overrides(cfg, quick)
+
+
+def _evaluation(cfg: "DictConfig", args: argparse.Namespace) -> Callable[[], object]:
+    """Build the model with its weights and what it is tested on."""
+    from trainwright.checkpoint.checkpointer import Checkpointer
+    from trainwright.engine import DefaultTrainer
+    from trainwright.parallel.launch import setup_dist_util
+
+    if not cfg.train.load_weight and not args.resume:
+        raise ConfigError(
+            "train.load_weight: nothing given to evaluate. Add train.load_weight=FOLDER (a checkpoint, for example"
+            f" {cfg.train.output_dir.rstrip('/')}/model_best), or --resume for the newest checkpoint of the"
+            f" output folder."
+        )
+    device = setup_dist_util(cfg.train.dist)
+    loaders = DefaultTrainer.build_test_loader(cfg)
+    if not loaders:
+        raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list of at least one.")
+    model = DefaultTrainer.build_model(cfg).to(device)
+    checkpointer = Checkpointer(model, cfg.train.output_dir)
+    weights = cfg.train.load_weight if not args.resume else checkpointer.get_checkpoint_file()
+    if not weights:
+        raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
+    checkpointer.load(weights, checkpointables=[])
+    return lambda: DefaultTrainer.test(cfg, loaders, model)
+
+
+def _say(error: BaseException, args: argparse.Namespace) -> int:
+    if args.traceback:
+        traceback.print_exception(error)
+        return TO_BE_PUT_RIGHT
+    message = str(error) or type(error).__name__
+    if not isinstance(error, UserError):  # the words of somebody else's error make no sense without its kind
+        message = f"{type(error).__name__}: {message}"
+    print("\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+    return TO_BE_PUT_RIGHT
+
+
+def _leave_the_other_ranks() -> None:
+    if "torch" in sys.modules:
+        from trainwright.parallel.launch import shut_down
+
+        shut_down()

@@ -1,0 +1,68 @@
+"""The arguments of a training script."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from trainwright.config.errors import did_you_mean
+
+_EPILOG = """\
+overrides are key=value pairs in any place:
+  optim.lr=1e-3  train.train_iter=100  model.layers=[1,2]  '~train.scheduler.alpha'  dataloader.test.0.num_workers=0
+"""
+
+
+class TrainingArgumentParser(argparse.ArgumentParser):
+    """Takes its flags before, between and after the overrides, and names the nearest flag for one that it does not
+    know.
+    """
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        given = list(sys.argv[1:] if args is None else args)
+        known, unknown = self.parse_known_intermixed_args(given, namespace)
+        if unknown:
+            self._refuse(unknown[0])
+        return known
+
+    def _refuse(self, argument: str) -> NoReturn:
+        flags = [option for option in self._option_string_actions if option.startswith("--")]
+        nearest = did_you_mean(argument.partition("=")[0], flags)
+        self.error(f"unrecognized argument {argument!r}. {nearest}")
+
+
+def default_argument_parser(
+    epilog: str | None = None, *, prog: str | None = None, config_is_positional: bool = False
+) -> argparse.ArgumentParser:
+    """The parser of ``trainwright train`` and of training scripts.
+
+    Its namespace has ``config_file, resume, eval_only, fast_dev_run, allow_module`` (a list), ``traceback`` and
+    ``opts``, the overrides. ``config_is_positional``: the file is the first argument instead of ``--config-file``.
+    """
+    parser = TrainingArgumentParser(
+        prog=prog,
+        epilog=_EPILOG if epilog is None else epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if config_is_positional:
+        parser.add_argument(
+            "config_file", metavar="CONFIG", help="configuration file (.py, or .yaml of an earlier run)"
+        )
+    else:
+        parser.add_argument(
+            "--config-file", default="", metavar="FILE", help="configuration file (.py, or .yaml of an earlier run)"
+        )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in train.output_dir")
+    parser.add_argument("--eval-only", action="store_true", help="evaluate the weights and stop")
+    parser.add_argument("--fast-dev-run", action="store_true", help="a few iterations, to see that everything works")
+    parser.add_argument(
+        "--allow-module",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="let YAML files and overrides name targets of this module; may be given several times",
+    )
+    parser.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
+    parser.add_argument("opts", nargs="*", metavar="key=value", help="overrides of the configuration")
+    return parser

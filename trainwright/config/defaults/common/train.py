@@ -1,0 +1,67 @@
+"""Every setting of training and evaluation. Read by get_config("common/train.py").train."""
+# ruff: noqa: C408 - settings read better as keyword arguments
+
+from trainwright.config import LazyCall
+
+train = dict(
+    # Where checkpoints, logs, metrics.json and config.yaml go.
+    output_dir="./output",
+    # global_batch_size = train_micro_batch_size * num_accumulation_steps * number of data-parallel ranks.
+    # Give any of the first two; what is None follows from the others. An iteration is one update by one global batch.
+    train_micro_batch_size=32,
+    global_batch_size=None,
+    num_accumulation_steps=None,
+    # The run is the longer of train_iter iterations and train_epoch epochs.
+    train_iter=10000,
+    train_epoch=0,
+    # Counted by the run itself.
+    consumed_train_samples=0,
+    consumed_valid_samples=0,
+    train_samples=None,
+    # Share of the iterations, in [0, 1), in which the learning rate rises.
+    warmup_ratio=0,
+    # First iteration. Resuming sets it.
+    start_iter=0,
+    # Mixed precision in training.
+    amp=dict(enabled=False),
+    # Compute activations again in the backward pass rather than keep them: less memory, more time.
+    activation_checkpoint=dict(enabled=False),
+    # Settings of another backend, accepted so that its configurations run. Without meaning on torch.
+    nccl_fusion_threshold_mb=16,
+    nccl_fusion_max_ops=24,
+    rdma_enabled=True,
+    zero_optimization=dict(enabled=False, stage=1),
+    # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`.
+    checkpointer=dict(period=5000, max_to_keep=100, save_model_after_n_epoch=None),
+    # Samples per rank in one batch of evaluation.
+    test_micro_batch_size=32,
+    evaluation=dict(
+        enabled=True,
+        evaluator=LazyCall("trainwright.evaluation.ClsEvaluator")(topk=(1, 5)),
+        # Evaluate each `eval_period` iterations, or each `eval_after_n_epoch` epochs, on at most `eval_iter` batches.
+        eval_period=5000,
+        eval_after_n_epoch=None,
+        eval_iter=1e9,
+        # The metric that decides which checkpoint is the best, and whether it should be large ("max") or small ("min").
+        eval_metric="Acc@1",
+        eval_mode="max",
+    ),
+    # A checkpoint to begin from: its weights only.
+    load_weight="",
+    # Write metrics each `log_period` iterations.
+    log_period=20,
+    # max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio.
+    scheduler=LazyCall("trainwright.optim.WarmupCosineLR")(warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
+    # None: the accelerator if there is one, else the CPU.
+    input_placement_device=None,
+    dist=dict(
+        data_parallel_size=1,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        pipeline_num_layers=None,
+        custom_pipeline_stage_id=None,
+        device_type=None,
+    ),
+    # Must be positive.
+    seed=1234,
+)

@@ -1,0 +1,96 @@
+"""Objects by dotted path, and back."""
+
+import dataclasses
+import importlib
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+from trainwright.config.errors import ConfigImportError, did_you_mean
+
+
+def locate(path: str) -> Any:
+    """The object at ``path``, importing what is needed on the way.
+
+    Raises:
+        ConfigImportError: there is no such object, with the nearest name that is there; or a module of the path fails
+            to import because of something it needs.
+    """
+    first, *rest = path.split(".")
+    if not all(part.isidentifier() for part in (first, *rest)):
+        raise ConfigImportError(f"{path!r} is not the dotted path of an object, such as 'torch.nn.Linear'.")
+    found: Any = _import(first, path)
+    for index, part in enumerate(rest, start=1):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            before = ".".join([first, *rest[: index - 1]])
+            found = _import_submodule(found, part, before, path)
+    return found
+
+
+def is_class_of_fields(obj: Any) -> bool:
+    """A dataclass or attrs class, which omegaconf would take apart into its fields."""
+    return isinstance(obj, type) and (dataclasses.is_dataclass(obj) or hasattr(obj, "__attrs_attrs__"))
+
+
+def dotted_path(obj: Any) -> str | None:
+    """The shortest dotted path that leads to the class or function ``obj``.
+
+    None if none does (a lambda, a local class).
+    """
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    if not isinstance(name, str):
+        return None
+    if module is None or name.startswith("_VariableFunctionsClass."):  # torch's built-in functions hide where they live
+        module, name = "torch", name.rpartition(".")[2]
+    if not isinstance(module, str) or "<" in name:
+        return None
+    parts = module.split(".")
+    for length in range(1, len(parts) + 1):
+        candidate = f"{'.'.join(parts[:length])}.{name}"
+        if _leads_to(sys.modules.get(".".join(parts[:length])), name, obj):
+            return candidate
+    return None
+
+
+def short_name(target: Any) -> str:
+    """How messages call a target: its dotted path, or its repr."""
+    return target if isinstance(target, str) else dotted_path(target) or str(getattr(target, "__qualname__", target))
+
+
+def _leads_to(module: ModuleType | None, name: str, obj: Any) -> bool:
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    # A classmethod is a new object at each look, so identity would not find it.
+    return found is not None and (found is obj or (inspect.ismethod(obj) and found == obj))
+
+
+def _import(name: str, path: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            raise ConfigImportError(
+                f"{path!r}: there is no module {name!r}. Is its folder on sys.path, or the package installed?",
+                name=name,
+            ) from error
+        raise ConfigImportError(f"{path!r}: importing {name!r} failed: {error}.") from error
+    except ImportError as error:
+        raise ConfigImportError(f"{path!r}: importing {name!r} failed: {error}.") from error
+
+
+def _import_submodule(parent: Any, part: str, before: str, path: str) -> ModuleType:
+    if isinstance(parent, ModuleType) and hasattr(parent, "__path__"):
+        submodule = f"{parent.__name__}.{part}"
+        try:
+            return importlib.import_module(submodule)
+        except ModuleNotFoundError as error:
+            if error.name != submodule:
+                raise ConfigImportError(f"{path!r}: importing {submodule!r} failed: {error}.") from error
+    public = [name for name in dir(parent) if not name.startswith("_")]
+    nearest = did_you_mean(part, public)
+    hint = f" {nearest}" if nearest.startswith("Did") else ""
+    raise ConfigImportError(f"{path!r}: {before!r} has no {part!r}.{hint}")

@@ -1,0 +1,172 @@
+"""From a description to the object: call the ``_target_`` of a node, its children first."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainwright.config.dotted import locate, short_name
+from trainwright.config.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
+from trainwright.config.provenance import is_trusted, origin_file, origin_of, raw_children, shown
+from trainwright.config.signatures import argument_fault
+from trainwright.config.trust import locate_untrusted
+
+TARGET = "_target_"
+RECURSIVE = "_recursive_"
+PARTIAL = "_partial_"
+SPECIAL_KEYS = (TARGET, RECURSIVE, PARTIAL)
+
+_NOTE = "while building "
+
+
+def instantiate(cfg: Any, /, **kwargs: Any) -> Any:
+    """Build the object that ``cfg`` describes.
+
+    A mapping with ``_target_`` (an object, or its dotted path) is called with its other keys, whose own nodes are built
+    first. ``kwargs`` take the place of keys, before those would be built. Lists and mappings are walked for nodes: a
+    list arrives as a plain list, a mapping that holds nodes as a plain dict, one that holds none as the config it is.
+    Anything else is returned unchanged: objects in a configuration are passed on, never copied.
+
+    ``_recursive_: False`` in a node leaves its children as configs. ``_partial_: True`` gives the target with the other
+    keys bound to it (the target itself, if there are none) instead of calling it.
+
+    Raises:
+        ConfigError: a target that does not exist, may not be called, or does not take an argument it is given. What the
+            target itself raises is passed on with a note of the key path.
+    """
+    if kwargs and _is_node(cfg):
+        return _call(cfg, kwargs)
+    return _build(cfg)
+
+
+def locate_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
+    """The callable that ``node`` names, under the rule for strings that are data.
+
+    A lazy call of a callable is built.
+    """
+    try:
+        return find_target(node)
+    except (ConfigError, ConfigImportError) as error:
+        raise type(error)(f"{_place(node, TARGET)}: {error}") from error
+
+
+def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
+    """:func:`locate_target` with errors that do not say where the node stands, for those who know better."""
+    raw = raw_children(node)[TARGET] if isinstance(node, DictConfig) else node[TARGET]
+    target = _child(node, TARGET)
+    if isinstance(target, str):
+        # An interpolated target may have come from anywhere, so it is data even in a node that code wrote.
+        if is_trusted(node) and not _is_interpolation(raw):
+            target = locate(target)
+        else:
+            target = locate_untrusted(target, config_file=origin_file(node))
+    elif isinstance(target, Mapping | DictConfig):
+        target = _build(target)
+    if not callable(target):
+        raise ConfigTypeError(
+            f"got {target!r} ({type(target).__name__}); a target is a callable, or the dotted path of one."
+        )
+    found: Callable[..., Any] = target
+    return found
+
+
+def _build(value: Any) -> Any:
+    if isinstance(value, DictConfig):
+        return _build_mapping(value)
+    if isinstance(value, ListConfig):
+        if value._is_none() or value._is_missing():
+            return None
+        return [_build(_child(value, index)) for index in range(len(value))]
+    if _is_node(value):
+        return _call(value, {})
+    if type(value) is dict:
+        return {key: _build(child) for key, child in value.items()} if _holds_node(value) else value
+    if type(value) in (list, tuple):
+        return type(value)(_build(child) for child in value) if _holds_node(value) else value
+    return value
+
+
+def _build_mapping(cfg: DictConfig) -> Any:
+    if cfg._is_none() or cfg._is_missing():
+        return None
+    if _is_node(cfg):
+        return _call(cfg, {})
+    if dataclasses.is_dataclass(cfg._metadata.object_type):
+        return OmegaConf.to_object(cfg)
+    if not _holds_node(cfg):
+        return cfg
+    # A plain dict, since a config would take built dataclasses and lists apart.
+    return {key: _build(_child(cfg, key)) for key in cfg}
+
+
+def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any]) -> Any:
+    target = locate_target(node)
+    recursive = replaced.get(RECURSIVE, node.get(RECURSIVE, True))
+    kwargs: dict[str, Any] = {}
+    for key in node:
+        if key not in SPECIAL_KEYS and key not in replaced:
+            child = _child(node, key)
+            kwargs[str(key)] = _build(child) if recursive else child
+    kwargs.update({key: value for key, value in replaced.items() if key not in SPECIAL_KEYS})
+
+    partial = bool(node.get(PARTIAL, False))
+    fault = argument_fault(target, kwargs, partial=partial)
+    if fault is not None:
+        raise ConfigTypeError(f"{_place(node)}: {fault}")
+    if partial:
+        return functools.partial(target, **kwargs) if kwargs else target
+    try:
+        return target(**kwargs)
+    except Exception as error:
+        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+            where = f"{path}: " if (path := _path(node)) else ""
+            error.add_note(f"{_NOTE}{where}{short_name(target)}(...){_set_in(node)}")
+        raise
+
+
+def _child(node: Any, key: Any) -> Any:
+    """The value at ``key`` with interpolations resolved; a value that cannot be had is an error with its path."""
+    try:
+        return node[key]
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigKeyError(f"{_place(node, key)}: {reason}") from error
+
+
+def _is_node(value: Any) -> bool:
+    if isinstance(value, DictConfig):
+        return not (value._is_none() or value._is_missing()) and TARGET in value
+    return isinstance(value, dict) and TARGET in value
+
+
+def _holds_node(value: Any) -> bool:
+    """Whether a walk through containers comes upon something to build. Interpolations are followed where they lead."""
+    if isinstance(value, DictConfig | ListConfig):
+        if _is_node(value) or dataclasses.is_dataclass(value._metadata.object_type):
+            return True
+        nodes = (child._maybe_dereference_node(False) for child in raw_children(value).values())
+        return any(_holds_node(node) for node in nodes)
+    if type(value) is dict:
+        return _is_node(value) or any(_holds_node(child) for child in value.values())
+    return type(value) in (list, tuple) and any(_holds_node(child) for child in value)
+
+
+def _is_interpolation(raw: Any) -> bool:
+    return hasattr(raw, "_is_interpolation") and bool(raw._is_interpolation())
+
+
+def _path(node: Any) -> str:
+    return str(node._get_full_key("")) if isinstance(node, DictConfig | ListConfig) else ""
+
+
+def _place(node: Any, key: Any = None) -> str:
+    parts = [part for part in (_path(node), "" if key is None else str(key)) if part]
+    return (".".join(parts) or "config") + _set_in(node)
+
+
+def _set_in(node: Any) -> str:
+    origin = origin_of(node)
+    return f" [set in {shown(origin)}]" if origin else ""

@@ -1,0 +1,29 @@
+"""The defaults that come with the library, by name."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from trainwright.config.errors import MissingFileError, did_you_mean
+from trainwright.config.lazy import LazyConfig
+
+_FOLDER = Path(__file__).parent / "defaults"
+
+
+def get_config(name: str) -> DictConfig:
+    """A packaged configuration, such as ``get_config("common/train.py").train``.
+
+    Fresh at each call, so it may be edited.
+
+    Raises:
+        MissingFileError: there is none of that name; the message lists those that there are.
+    """
+    there = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*.py"))
+    if name not in there:
+        nearest = did_you_mean(name, there)
+        hint = f" {nearest}" if nearest.startswith("Did") else ""
+        raise MissingFileError(
+            f"{name!r} is not available in trainwright's configs.{hint} There are: {', '.join(there)}."
+        )
+    config: DictConfig = LazyConfig.load(_FOLDER / name)
+    return config

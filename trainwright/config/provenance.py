@@ -1,0 +1,92 @@
+"""Where a config node came from: the place that wrote it, and whether that place was code or data.
+
+Both are kept in omegaconf's own metadata of a node, so they travel with copies and never show in a saved file. A node
+written by code is trusted; one read from YAML, a checkpoint or the command line is not, and neither is what is below
+it.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+_UNTRUSTED = "untrusted"
+_ORIGIN = "origin"
+_LINE_NUMBER = re.compile(r":\d+$")
+
+
+def set_origin(node: DictConfig | ListConfig, origin: str) -> None:
+    """Remember ``file`` or ``file:line`` as the place where ``node`` was written."""
+    vars(node._metadata)[_ORIGIN] = origin
+
+
+def origin_of(node: Any) -> str | None:
+    """The place that wrote ``node``, or the nearest node above it; None when nobody knows."""
+    while isinstance(node, DictConfig | ListConfig):
+        origin = vars(node._metadata).get(_ORIGIN)
+        if origin is not None:
+            return str(origin)
+        node = node._get_parent()
+    return None
+
+
+def origin_file(node: Any) -> Path | None:
+    """The file of :func:`origin_of`."""
+    origin = origin_of(node)
+    return None if origin is None else Path(_LINE_NUMBER.sub("", origin))
+
+
+def shown(origin: str) -> str:
+    """``origin`` relative to the working folder when it lies inside."""
+    try:
+        relative = os.path.relpath(origin)
+    except ValueError:  # another drive
+        return origin
+    return origin if relative.startswith(os.pardir) else relative
+
+
+def trust(node: DictConfig) -> None:
+    """Mark ``node`` as written by code."""
+    node._set_flag(_UNTRUSTED, False)
+
+
+def distrust(node: Any) -> None:
+    """Mark ``node`` and every container in it as data.
+
+    Each one is marked, so that a part taken out of it stays marked.
+    """
+    for container in _containers(node):
+        container._set_flag(_UNTRUSTED, True)
+
+
+def distrust_only(node: DictConfig) -> None:
+    """Mark one node as data, and leave alone the nodes in it that have a mark of their own."""
+    node._set_flag(_UNTRUSTED, True)
+
+
+def is_trusted(node: Any) -> bool:
+    """Whether code wrote ``node``. Plain dicts and lists can only come from code."""
+    return not (isinstance(node, DictConfig | ListConfig) and node._get_flag(_UNTRUSTED))
+
+
+def _containers(node: Any) -> Iterator[DictConfig | ListConfig]:
+    if isinstance(node, DictConfig | ListConfig):
+        yield node
+        for child in raw_children(node).values():
+            yield from _containers(child)
+
+
+def raw_children(node: DictConfig | ListConfig) -> dict[Any, Any]:
+    """The child nodes by key or index, with interpolations left as they are.
+
+    Empty for None, ``???`` and interpolations.
+    """
+    content = node._value()
+    if isinstance(content, dict):
+        return dict(content)
+    if isinstance(content, list):
+        return dict(enumerate(content))
+    return {}

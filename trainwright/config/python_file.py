@@ -1,0 +1,199 @@
+"""Python configuration files: run afresh at each load, importing one another by path.
+
+``from .a.b import x`` in a configuration file runs ``a/b.py`` beside it: no package, no cache, so that what one file
+changes in ``x`` is not seen by the next. Everything else is imported as Python does, except that settings which the
+file imports from its own folder (``from configs.train import train`` in ``configs/config.py``) are fresh at each load
+too.
+"""
+
+import builtins
+import copy
+import importlib
+import inspect
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, ModuleType, SimpleNamespace
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError, MissingFileError
+
+_PACKAGE = (
+    "_trainwright_config_"  # begins the package name of files being run, which is how an import knows its importer
+)
+
+
+def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
+    """Run a configuration file and return its globals."""
+    path = Path(os.path.abspath(filename))
+    if not path.is_file():
+        raise MissingFileError(f"{filename}: there is no such configuration file (working folder: {Path.cwd()}).")
+    with _config_imports(path.parent):
+        return _run(path)
+
+
+def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
+    """A plain dict as a config, anything else as it is."""
+    if type(value) is not dict:
+        return value
+    try:
+        return DictConfig(value, flags={"allow_objects": True})
+    except OmegaConfBaseException as error:
+        raise ConfigTypeError(
+            f"{file}: the dict {name!r} cannot be a section of a configuration: {str(error).splitlines()[0]} "
+            f"If it is not meant to be one, call it '_{name}'."
+        ) from error
+
+
+def _run(path: Path) -> dict[str, Any]:
+    namespace: dict[str, Any] = {
+        "__file__": str(path),
+        "__name__": f"{_PACKAGE}{uuid.uuid4().hex[:8]}.{path.stem}",
+    }
+    namespace["__package__"] = namespace["__name__"].partition(".")[0]
+    code = _compile(path)
+    try:
+        exec(code, namespace)
+    except Exception as error:
+        error.add_note(f"while running the configuration file {path}")
+        raise
+    del namespace["__builtins__"]
+    return namespace
+
+
+def _compile(path: Path) -> CodeType:
+    try:
+        return compile(path.read_bytes(), str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}: {(error.text or '').strip()!r}" if isinstance(error, SyntaxError) else ""
+        raise ConfigSyntaxError(
+            f"Config file {path} has syntax error!{line} ({getattr(error, 'msg', error)})"
+        ) from error
+
+
+@contextmanager
+def _config_imports(folder: Path) -> Iterator[None]:
+    """Imports of configuration files, as this module describes them, until the block is left."""
+    python_import = builtins.__import__
+    fresh: set[str] = set()  # modules of settings that this load imported from its own folder
+
+    def config_import(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> Any:
+        importer = str((globals or {}).get("__name__", ""))
+        is_config = importer.startswith(_PACKAGE)
+        if level and is_config:
+            assert globals is not None
+            return SimpleNamespace(**_import_by_path(Path(globals["__file__"]), name, level, fromlist or ()))
+        if level or not (is_config or importer in fresh) or name.partition(".")[0] in sys.stdlib_module_names:
+            return python_import(name, globals, locals, fromlist or (), level)
+        known = set(sys.modules)
+        with _no_bytecode():
+            module = python_import(name, globals, locals, fromlist or (), level)
+        new = {m for m in set(sys.modules) - known if (m == name or name.startswith(m + ".")) and _lies_in(m, folder)}
+        fresh.update(m for m in new if _holds_only_settings(sys.modules[m]))
+        if fromlist and name not in fresh and _lies_in(name, folder):
+            return _with_copied_settings(module)
+        return module
+
+    builtins.__import__ = config_import
+    try:
+        yield
+    finally:
+        builtins.__import__ = python_import
+        _forget(fresh)
+
+
+def _import_by_path(importer: Path, name: str, level: int, fromlist: Sequence[str]) -> dict[str, Any]:
+    statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
+    place = importer.parent
+    for _ in range(level - 1):
+        place = place.parent
+    place = place.joinpath(*name.split(".")) if name else place
+    file = place.with_name(place.name + ".py")
+    if not name or (place.is_dir() and not file.is_file()):
+        raise ConfigImportError(
+            f"{importer}: {statement!r} names the folder {place}. Relative import of folders is not allowed in a "
+            "configuration file: import from the .py file itself."
+        )
+    if not file.is_file():
+        raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} does not exist.", path=str(file))
+    values = _run(file)
+    for key in fromlist:
+        if key in values:
+            values[key] = as_node(values[key], key, file)
+        elif key != "*":
+            raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} defines no {key!r}.", path=str(file))
+    return values
+
+
+@contextmanager
+def _no_bytecode() -> Iterator[None]:
+    """Python takes a cached compilation for current if the file's size and second of change agree.
+
+    Settings change faster.
+    """
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _lies_in(module: str, folder: Path) -> bool:
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    places = [Path(place) for place in ([file] if file else getattr(loaded, "__path__", ()))]
+    return bool(places) and all(
+        place.resolve().is_relative_to(folder.resolve()) and "site-packages" not in place.parts for place in places
+    )
+
+
+def _holds_only_settings(module: ModuleType) -> bool:
+    """A module that defines a class or function stays loaded: running it again would give a second, different one."""
+    return not any(
+        (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module.__name__
+        for value in vars(module).values()
+    )
+
+
+def _with_copied_settings(module: ModuleType) -> Any:
+    """The names of a module that stays loaded, its dicts and configs as copies, so that changes do not outlive the
+    load.
+    """
+    return SimpleNamespace(
+        **{
+            name: _copy(value) if isinstance(value, DictConfig | ListConfig | dict) else value
+            for name, value in vars(module).items()
+        }
+    )
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, DictConfig | ListConfig):
+        return copy.deepcopy(value)  # shares the objects in it
+    if type(value) is dict:
+        return {key: _copy(child) for key, child in value.items()}
+    return [_copy(child) for child in value] if type(value) is list else value
+
+
+def _forget(names: set[str]) -> None:
+    for name in sorted(names, key=lambda name: -name.count(".")):
+        if any(other.startswith(name + ".") for other in sys.modules):
+            continue  # the package of a module that stays
+        module = sys.modules.pop(name, None)
+        parent, _, last = name.rpartition(".")
+        if parent in sys.modules and vars(sys.modules[parent]).get(last) is module:
+            delattr(sys.modules[parent], last)

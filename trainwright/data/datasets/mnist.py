@@ -1,0 +1,140 @@
+"""MNIST: pictures of handwritten digits, from the four IDX files that it is published as."""
+
+import hashlib
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from trainwright.checkpoint.files import atomic_write
+from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.data.datasets.idx import parse_idx, read_idx
+from trainwright.data.errors import DataError
+
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+TIMEOUT_S = 30
+# Of the gzipped files as published. They guard against a broken mirror, not against an attacker.
+_MD5 = {
+    "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+
+
+class MNIST(Dataset[tuple[Any, Any]]):
+    """Pairs of a picture, uint8 of shape (H, W), and its digit, an int; each through its transform where there is one.
+
+    The files are looked for in ``root/MNIST/raw``, then in ``root``, plain or gzipped. With ``download`` the absent
+    ones, and only they, are fetched into ``root/MNIST/raw``: from ``source_url`` if given (https, or file for a copy
+    on your own disk), else from public mirrors. A picture is a copy: what a transform does to it stays out of the
+    data set. ``data`` and ``targets`` are the arrays of all.
+
+    Raises:
+        MissingFileError: files are absent, and downloading is off or failed; says which files and where they may come
+        from. DataError: a file is damaged, or the numbers of pictures and labels differ.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        train: bool = True,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[int], Any] | None = None,
+        download: bool = False,
+        source_url: str | None = None,
+    ) -> None:
+        self.root = Path(root)
+        self.train = train
+        self.transform = transform
+        self.target_transform = target_transform
+        part = "train" if train else "t10k"
+        names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
+        paths = _find_files(self.root, names, download=download, source_url=source_url)
+        self.data: npt.NDArray[np.uint8] = read_idx(paths[0], num_dimensions=3)
+        self.targets: npt.NDArray[np.uint8] = read_idx(paths[1], num_dimensions=1)
+        if len(self.data) != len(self.targets):
+            raise DataError(
+                f"MNIST: {paths[0]} has {len(self.data):,} pictures, {paths[1].name} has {len(self.targets):,} labels. "
+                "The files do not belong together: delete both and get them again."
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        image: Any = self.data[index].copy()
+        target: Any = int(self.targets[index])
+        if self.transform is not None:
+            image = self.transform(image)
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return image, target
+
+    def __repr__(self) -> str:
+        return f"MNIST(root={str(self.root)!r}, train={self.train})"
+
+
+def _find_files(root: Path, names: tuple[str, ...], *, download: bool, source_url: str | None) -> list[Path]:
+    sources = MIRRORS if source_url is None else (_checked_url(source_url),)
+    found = {name: _find_file(root, name) for name in names}
+    failures: list[str] = []
+    for name in names:
+        if found[name] is None and download and not failures:
+            found[name] = _download(root / "MNIST" / "raw", f"{name}.gz", sources, failures)
+    absent = [name for name in names if found[name] is None]
+    if absent:
+        tried = "\n  ".join(failures) if download else "download=True would fetch them."
+        raise MissingFileError(
+            f"MNIST: {' and '.join(absent)} (plain or .gz) not found in {root / 'MNIST' / 'raw'} or {root}.\n  "
+            f"{tried}\n"
+            "  Put the files there, or make a small set of real digits without a network: "
+            f"python examples/mnist/prepare_digits.py {root}"
+        )
+    return [path for path in found.values() if path is not None]
+
+
+def _find_file(root: Path, name: str) -> Path | None:
+    for folder in (root / "MNIST" / "raw", root):
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _checked_url(url: str) -> str:
+    if not url.startswith(("https://", "file://")):
+        raise ConfigError(
+            f"MNIST.source_url: got {url!r}; it must begin with https:// (or file:// for a copy on your own disk)."
+        )
+    return url if url.endswith("/") else f"{url}/"
+
+
+def _download(folder: Path, file_name: str, sources: tuple[str, ...], failures: list[str]) -> Path | None:
+    """The file from the first source that has it whole; what went wrong is added to ``failures``."""
+    for source in sources:
+        url = source + file_name
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+                content: bytes = response.read()
+            _check_content(content, url, is_published=source in MIRRORS)
+        except (urllib.error.URLError, TimeoutError, ConnectionError, DataError) as error:
+            failures.append(f"Downloading failed: {url}: {getattr(error, 'reason', error)}")
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / file_name, content)
+        failures.clear()
+        return folder / file_name
+    return None
+
+
+def _check_content(content: bytes, url: str, *, is_published: bool) -> None:
+    name = url.rsplit("/", 1)[1].removesuffix(".gz")
+    if is_published and hashlib.md5(content, usedforsecurity=False).hexdigest() != _MD5[name]:
+        raise DataError("its checksum is not that of the published file")
+    parse_idx(content, url, num_dimensions=3 if "images" in name else 1)

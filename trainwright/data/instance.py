@@ -1,0 +1,171 @@
+"""Instance: one sample (or one batch) as named fields. The names are those of the parameters of the model's "
+"``forward``."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from trainwright.config.errors import ConfigTypeError
+from trainwright.data.errors import DataError
+from trainwright.data.ragged import difference
+
+
+@dataclass(slots=True)
+class DistTensorData:
+    """A tensor and where its parts belong when a model is spread over devices.
+
+    ``sbp_list`` names, for the data-parallel and the model-parallel direction, whether the tensor is split along a
+    dimension or held by all; ``placement_idx`` is the pipeline stage that needs it, -1 the last one (labels). One
+    device ignores both; they are kept with the tensor, and all samples of a batch must agree on them.
+    """
+
+    tensor: torch.Tensor
+    sbp_list: list[str] = field(default_factory=lambda: ["split_0", "broadcast"])
+    placement_idx: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tensor, torch.Tensor):
+            raise ConfigTypeError(
+                f"DistTensorData.tensor: got {type(self.tensor).__name__}; it must be a torch.Tensor. Wrap the "
+                "value: torch.tensor(value)."
+            )
+
+    @staticmethod
+    def stack(samples: Sequence["DistTensorData"]) -> "DistTensorData":
+        """One batch with a new first dimension. Always a copy: a data set may hold on to its tensors, and a batch "
+        "may be changed."""
+        first = samples[0]
+        for index, sample in enumerate(samples):
+            if not isinstance(sample, DistTensorData):
+                raise DataError(
+                    f"sample {index} of the batch is a {type(sample).__name__}; sample 0 is a DistTensorData. Wrap "
+                    "all samples."
+                )
+            if sample.placement_idx != first.placement_idx or sample.sbp_list != first.sbp_list:
+                raise DataError(
+                    f"sample {index} of the batch has placement_idx={sample.placement_idx}, "
+                    f"sbp_list={sample.sbp_list}; "
+                    f"sample 0 has placement_idx={first.placement_idx}, sbp_list={first.sbp_list}. Give all samples "
+                    "the same."
+                )
+        return DistTensorData(stack_tensors([sample.tensor for sample in samples]), first.sbp_list, first.placement_idx)
+
+    def pin_memory(self, device: object = None) -> "DistTensorData":
+        """The same in page-locked memory. Called by the loader; ``device`` is what older loaders pass along."""
+        return DistTensorData(self.tensor.pin_memory(), self.sbp_list, self.placement_idx)
+
+
+class Instance:
+    """Named fields, in the order in which they were given, read and set as attributes.
+
+    >>> sample = Instance(inputs=torch.zeros(3), labels=torch.tensor(1))
+    >>> sample.labels
+    tensor(1)
+    >>> sample.has("weights"), len(sample)
+    (False, 2)
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def set(self, name: str, value: Any) -> None:
+        """Set a field, new or not."""
+        self.__dict__[name] = value
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a field."""
+        return name in self.__dict__
+
+    def get(self, name: str) -> Any:
+        """The field's value; AttributeError where there is none."""
+        return self.__dict__[name] if name in self.__dict__ else self.__getattr__(name)
+
+    def remove(self, name: str) -> None:
+        """Delete a field; AttributeError where there is none."""
+        self.get(name)
+        del self.__dict__[name]
+
+    def get_fields(self) -> dict[str, Any]:
+        """All fields by name. The dictionary is the instance's own: changing it changes the instance."""
+        return self.__dict__
+
+    @staticmethod
+    def stack(samples: Sequence["Instance"]) -> "Instance":
+        """One batch out of samples with equal fields.
+
+        Tensors and `DistTensorData` get a new first dimension, lists and strings become a list of them, what has a
+        ``stack`` of its own is given to that, anything else is batched as ``torch.utils.data.default_collate`` does.
+
+        Raises:
+            DataError: the samples' fields, shapes or types differ.
+        """
+        names = list(samples[0].__dict__)
+        for index, sample in enumerate(samples):
+            if sample.__dict__.keys() != samples[0].__dict__.keys():
+                raise DataError(
+                    f"data: sample {index} of the batch has the fields {sorted(sample.__dict__)}; sample 0 has "
+                    f"{sorted(names)}. "
+                    "All samples of a batch need the same fields."
+                )
+        return Instance(**{name: _stack_field(name, [sample.__dict__[name] for sample in samples]) for name in names})
+
+    def pin_memory(self, device: object = None) -> "Instance":
+        """The same in page-locked memory, from where a copy to an accelerator need not wait. Called by the loader."""
+        return Instance(**{name: _pinned(value) for name, value in self.__dict__.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Cannot find field {name!r} in this Instance; it has: {', '.join(self.__dict__) or 'no field'}."
+        )
+
+    def __len__(self) -> int:
+        return len(self.__dict__)
+
+    def __bool__(self) -> bool:
+        return True  # an Instance is a value, not a container that counts as false when it is empty
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError("An Instance cannot be iterated. Use its get_fields().items().")
+
+    def __repr__(self) -> str:
+        return f"Instance({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
+
+def stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack equal shapes and types; in a worker process straight into memory that the trainer's process can read."""
+    try:
+        batch: torch.Tensor = default_collate(list(tensors))
+    except (RuntimeError, TypeError) as error:
+        raise DataError(difference(tensors) or str(error)) from error
+    if (
+        batch.dtype != tensors[0].dtype
+    ):  # torch would promote int to float silently, but only outside of worker processes
+        raise DataError(difference(tensors) or "the types differ")
+    return batch
+
+
+def _stack_field(name: str, values: list[Any]) -> Any:
+    first = values[0]
+    try:
+        if isinstance(first, torch.Tensor):
+            return stack_tensors(values)
+        if isinstance(first, list | str):
+            return values
+        if hasattr(first, "stack"):
+            return type(first).stack(values)
+        return default_collate(values)
+    except DataError as error:
+        raise DataError(f"data: field {name!r}: {error}") from error
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise DataError(f"data: {difference(values, name) or f'field {name!r} cannot be batched: {error}'}") from error
+
+
+def _pinned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _pinned(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_pinned(item) for item in value]
+    return value.pin_memory() if hasattr(value, "pin_memory") else value

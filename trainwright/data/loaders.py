@@ -1,0 +1,275 @@
+"""Loaders: a data set, a sampler and a way to batch, as one iterable of batches.
+
+The builders for images and for text are the same but for their arguments. A builder's ``dataset`` is one map-style
+data set or a list of them, joined by ``dataset_mixer``. Its ``sampler`` is one of
+
+* None: the sampler that the builder names;
+* a class or function, or a lazy node with ``_target_``: called with ``dataset, micro_batch_size, data_parallel_rank,
+  data_parallel_size, seed`` (and ``consumed_samples`` for training) as keyword arguments;
+* an object that yields lists of indices, taken as it is.
+
+Where a builder is instantiated from a config without recursion, the data sets, ``collate_fn`` and ``mixup_func`` may
+be lazy nodes too.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from omegaconf import ListConfig
+from torch.utils.data import ConcatDataset
+
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
+from trainwright.data.splits import train_val_test_datasets
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+
+_SET_BY_LOADER = ("dataset", "micro_batch_size", "consumed_samples", "data_parallel_rank", "data_parallel_size")
+
+
+def build_image_train_loader(
+    dataset: Any,
+    train_batch_size: int,
+    test_batch_size: int | None = None,
+    sampler: Any = None,
+    num_workers: int = 4,
+    consumed_samples: int = 0,
+    seed: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
+    mixup_func: Callable[..., Any] | None = None,
+    **loader_options: Any,
+) -> tuple[BatchLoader, None, None]:
+    """An endless loader of this rank's shuffled micro-batches, as ``(loader, None, None)``.
+
+    The second and third place are those of a validation and a test loader, which this builder does not make.
+    ``train_batch_size`` is the micro-batch of one rank. ``test_batch_size`` is taken because configs give one size to
+    all builders; this one has no use for it. The default sampler is ``CyclicSampler(shuffle=True)``.
+    """
+    return (
+        _train_loader(
+            _joined(dataset, dataset_mixer),
+            train_batch_size,
+            sampler,
+            consumed_samples=consumed_samples,
+            seed=seed,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            mixup_func=mixup_func,
+            loader_options=loader_options,
+        ),
+        None,
+        None,
+    )
+
+
+def build_image_test_loader(
+    dataset: Any,
+    test_batch_size: int,
+    sampler: Any = None,
+    num_workers: int = 4,
+    seed: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
+    **loader_options: Any,
+) -> BatchLoader:
+    """A loader of one pass in the data set's order. The default sampler is ``SingleRoundSampler``, without "
+    "shuffling."""
+    return _test_loader(
+        _joined(dataset, dataset_mixer),
+        test_batch_size,
+        sampler,
+        seed=seed,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        loader_options=loader_options,
+    )
+
+
+def build_nlp_train_loader(
+    dataset: Any,
+    train_batch_size: int,
+    test_batch_size: int | None = None,
+    sampler: Any = None,
+    num_workers: int = 4,
+    consumed_samples: int = 0,
+    seed: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
+    **loader_options: Any,
+) -> tuple[BatchLoader, None, None]:
+    """As `build_image_train_loader`, without ``mixup_func``."""
+    return build_image_train_loader(
+        dataset,
+        train_batch_size,
+        test_batch_size,
+        sampler,
+        num_workers,
+        consumed_samples,
+        seed,
+        collate_fn,
+        dataset_mixer,
+        **loader_options,
+    )
+
+
+def build_nlp_test_loader(
+    dataset: Any,
+    test_batch_size: int,
+    sampler: Any = None,
+    num_workers: int = 4,
+    seed: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
+    **loader_options: Any,
+) -> BatchLoader:
+    """As `build_image_test_loader`."""
+    return build_image_test_loader(
+        dataset, test_batch_size, sampler, num_workers, seed, collate_fn, dataset_mixer, **loader_options
+    )
+
+
+def build_nlp_train_val_test_loader(
+    dataset: Any,
+    splits: Sequence[Sequence[float]],
+    weights: Sequence[float] | None = None,
+    train_val_test_num_samples: Sequence[int | None] | None = None,
+    train_batch_size: int = 1,
+    test_batch_size: int = 1,
+    train_sampler: Any = None,
+    test_sampler: Any = None,
+    num_workers: int = 4,
+    consumed_samples: int = 0,
+    seed: int = 0,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
+    **loader_options: Any,
+) -> tuple[BatchLoader | None, BatchLoader | None, BatchLoader | None]:
+    """Train, validation and test loader over one cut through each data set; None where a part has no samples.
+
+    ``splits`` has a row of three proportions for each data set, or one row for all: ``[[949, 50, 1]]``. A data set's
+    index range is cut into three contiguous, disjoint ranges in these proportions, which together are the whole.
+
+    ``train_val_test_num_samples`` says how many samples each part shall have. Data set i gives a share of them by
+    ``weights[i]`` (by the length of its range where there are no weights): the first ones of its range, or, for
+    training only, the range over and over where it is too short. Validation and test never hold a sample twice, so
+    they may be smaller than asked. None, in a place or as a whole, takes every sample of the ranges once.
+    """
+    given = _dataset_list(dataset)
+    train, validation, test = train_val_test_datasets(given, splits, weights, train_val_test_num_samples, dataset_mixer)
+    shared: dict[str, Any] = {
+        "seed": seed,
+        "num_workers": num_workers,
+        "collate_fn": collate_fn,
+        "loader_options": loader_options,
+    }
+    train_loader = None
+    if train is not None:
+        train_loader = _train_loader(
+            train, train_batch_size, train_sampler, consumed_samples=consumed_samples, **shared
+        )
+    validation_loader, test_loader = (
+        None if part is None else _test_loader(part, test_batch_size, test_sampler, **shared)
+        for part in (validation, test)
+    )
+    return train_loader, validation_loader, test_loader
+
+
+def _train_loader(
+    dataset: Any, batch_size: int, sampler: Any, *, consumed_samples: int, seed: int, **rest: Any
+) -> BatchLoader:
+    made = _make_sampler(
+        functools.partial(CyclicSampler, shuffle=True) if sampler is None else sampler,
+        dataset=dataset,
+        micro_batch_size=batch_size,
+        consumed_samples=consumed_samples,
+        data_parallel_rank=get_data_parallel_rank(),
+        data_parallel_size=get_data_parallel_size(),
+        seed=seed,
+    )
+    return _loader(dataset, made, seed=seed, **rest)
+
+
+def _test_loader(dataset: Any, batch_size: int, sampler: Any, *, seed: int, **rest: Any) -> BatchLoader:
+    made = _make_sampler(
+        SingleRoundSampler if sampler is None else sampler,
+        dataset=dataset,
+        micro_batch_size=batch_size,
+        data_parallel_rank=get_data_parallel_rank(),
+        data_parallel_size=get_data_parallel_size(),
+        seed=seed,
+    )
+    return _loader(dataset, made, seed=seed, **rest)
+
+
+def _loader(
+    dataset: Any,
+    batch_sampler: Any,
+    *,
+    collate_fn: Any,
+    mixup_func: Any = None,
+    **rest: Any,
+) -> BatchLoader:
+    return make_loader(
+        dataset, batch_sampler, collate_fn=_instantiated(collate_fn), mixup_func=_instantiated(mixup_func), **rest
+    )
+
+
+def _make_sampler(sampler: Any, **given: Any) -> Any:
+    if _is_node(sampler):
+        taken = [name for name in _SET_BY_LOADER if name in sampler]
+        if taken:
+            raise ConfigError(
+                f"sampler: the loader itself sets {', '.join(taken)}; leave that out of the sampler's node."
+            )
+        # A seed in the node is the user's own and stays.
+        return _instantiated(sampler, **{name: value for name, value in given.items() if name not in sampler})
+    if not callable(sampler):
+        if not hasattr(sampler, "__iter__"):
+            raise ConfigTypeError(
+                f"sampler: got {sampler!r} ({type(sampler).__name__}); it must be a sampler class, a lazy node, or "
+                "an object "
+                "that yields lists of indices."
+            )
+        return sampler
+    try:
+        inspect.signature(sampler).bind(**given)
+    except TypeError as error:
+        raise ConfigTypeError(
+            f"sampler: {getattr(sampler, '__name__', sampler)!r} is called with {', '.join(given)}: {error}. "
+            "Let it take these keyword arguments, or pass a ready sampler object."
+        ) from error
+    return sampler(**given)
+
+
+def _joined(dataset: Any, mixer: Callable[[list[Any]], Any]) -> Any:
+    given = _dataset_list(dataset)
+    return given[0] if len(given) == 1 else mixer(given)
+
+
+def _dataset_list(dataset: Any) -> list[Any]:
+    is_list = isinstance(dataset, list | tuple | ListConfig)  # a range or another sequence is one data set
+    given = [_instantiated(item) for item in (dataset if is_list else [dataset])]
+    if not given:
+        raise ConfigError("dataset: got an empty list; give a data set, or a list of one or more.")
+    for number, item in enumerate(given):
+        if not hasattr(item, "__getitem__") or not hasattr(item, "__len__"):
+            raise ConfigTypeError(
+                f"dataset[{number}]: {type(item).__name__} lacks __len__ or __getitem__. Loaders read samples by "
+                "index: define both."
+            )
+    return given
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def _instantiated(value: Any, **arguments: Any) -> Any:
+    if not _is_node(value):
+        return value
+    from trainwright.config.instantiate import instantiate
+
+    return instantiate(value, **arguments)

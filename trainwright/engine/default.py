@@ -1,0 +1,332 @@
+"""The config-file door: a trainer built from a lazy configuration."""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, ListConfig
+from torch import nn
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.config.errors import ConfigTypeError
+from trainwright.config.instantiate import instantiate
+from trainwright.config.lookup import try_get_key
+from trainwright.config.sections import complete, settle_batch_sizes, validate
+from trainwright.data.collate import to_batch
+from trainwright.engine.binding import bind_step, call_with_known
+from trainwright.engine.graph import GraphBase, GraphTrainer
+from trainwright.engine.header import log_header, log_recomputed
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.progress import TrainingProgress
+from trainwright.engine.randomness import seed_everything
+from trainwright.engine.run_folder import OpenRunFolder, RunFolder
+from trainwright.engine.scale import scale_to_data
+from trainwright.engine.setup import log_to_console
+from trainwright.engine.steps import EagerTrainer
+from trainwright.evaluation.evaluator import DatasetEvaluator
+from trainwright.evaluation.loop import inference_on_dataset
+from trainwright.evaluation.report import print_csv_format
+from trainwright.events.writers import ConsoleWriter, EventWriter, JSONWriter, ProgressWriter, TensorBoardWriter
+from trainwright.hooks import (
+    BestCheckpointer,
+    EvalHook,
+    HookBase,
+    IterationTimer,
+    LRScheduler,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+)
+from trainwright.optim.build import build_lr_scheduler, build_optimizer
+from trainwright.parallel.data_parallel import wrap_data_parallel
+from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
+from trainwright.parallel.launch import setup_dist_util
+from trainwright.parallel.precision import apply_autocast
+from trainwright.parallel.recompute import recompute_blocks
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class DefaultTrainer(TrainerBase):
+    """Train what a configuration describes: ``DefaultTrainer(cfg).train()``.
+
+    Every part comes from a ``build_*`` method that a subclass may override; the way of a batch is ``run_step`` of
+    ``self._trainer``, an :class:`EagerTrainer` or :class:`GraphTrainer`, which may be replaced after ``__init__``.
+
+    Attributes:
+        cfg: the run's whole configuration, completed from the defaults; the caller's ``cfg`` is not changed.
+        model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: what was built.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__()
+        as_given = complete(cfg)
+        validate(as_given)
+        self.cfg = cfg = complete(
+            as_given
+        )  # a copy: below, what follows from the data and the ranks is written into it
+        log_to_console()
+        self.device = setup_dist_util({**cfg.train.dist, **_device_type(cfg)})
+        seed_everything(cfg.train.seed)  # alike on all ranks, so that all begin with the same weights
+        self._settle_batch_sizes(cfg)
+        resume = bool(try_get_key(cfg, "train.resume", default=False))
+        self._folder = RunFolder(cfg.train.output_dir, resume=resume)
+
+        self.tokenizer = self.build_tokenizer(cfg)
+        self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
+        self.test_loader = self.build_test_loader(cfg, self.tokenizer)
+        self.auto_scale_hyperparams(cfg, self.train_loader)
+
+        self.model = self.build_model(cfg).to(self.device)
+        if cfg.train.activation_checkpoint.enabled:
+            log_recomputed(recompute_blocks(self.model))
+        grad_scaler = apply_autocast(self.model, self.device) if cfg.train.amp.enabled else None
+        self.optimizer = self.build_optimizer(cfg, self.model)
+        self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws its own numbers
+
+        self._trainer: Any = self._build_stepper(cfg, grad_scaler)
+        self._progress = TrainingProgress(self, cfg.train.global_batch_size)
+        states: dict[str, Any] = {
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "trainer": self._progress,
+        }
+        if grad_scaler is not None:
+            states["grad_scaler"] = grad_scaler
+        self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, save_to_disk=is_main_process(), **states)
+        self.samples_per_iter = cfg.train.global_batch_size
+        self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
+        self._progress.consumed_samples = cfg.train.consumed_train_samples
+        self.resume_or_load(resume)
+        self._set_data_position()
+
+        self._folder.prepare(as_given)
+        self.register_hooks([OpenRunFolder(self._folder), *self.build_hooks()])
+        log_header(self)
+
+    # What a subclass may build differently.
+
+    @classmethod
+    def build_tokenizer(cls, cfg: DictConfig) -> Any:
+        """The tokenizer that ``cfg.tokenization.tokenizer`` describes; None without that section."""
+        node = try_get_key(cfg, "tokenization.tokenizer")
+        return None if node is None else instantiate(node)
+
+    @classmethod
+    def build_model(cls, cfg: DictConfig) -> nn.Module:
+        """The model that ``cfg.model`` describes."""
+        model = instantiate(cfg.model)
+        if not isinstance(model, nn.Module):
+            raise ConfigTypeError(f"model: got {type(model).__name__}; it must be a torch.nn.Module.")
+        return model
+
+    @classmethod
+    def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer that ``cfg.optim`` describes, over the model's parameters."""
+        return build_optimizer(cfg.optim, model)
+
+    @classmethod
+    def build_lr_scheduler(
+        cls, cfg: DictConfig, optimizer: torch.optim.Optimizer
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The schedule that ``cfg.train.scheduler`` describes."""
+        return build_lr_scheduler(cfg.train.scheduler, optimizer)
+
+    @classmethod
+    def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
+        """The training loader that ``cfg.dataloader.train`` describes; of a tuple (train, valid, test) the first is
+        trained on.
+        """
+        given = {
+            "train_batch_size": cfg.train.train_micro_batch_size,
+            "test_batch_size": cfg.train.test_micro_batch_size,
+            "consumed_samples": cfg.train.consumed_train_samples,
+            "seed": cfg.train.seed,
+            "tokenizer": tokenizer,
+        }
+        return call_with_known(cfg.dataloader.train, given)
+
+    @classmethod
+    def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
+        """The loaders that ``cfg.dataloader.test`` lists; an empty list without one."""
+        nodes = try_get_key(cfg, "dataloader.test", default=None)
+        if nodes is None:
+            return []
+        if not isinstance(nodes, list | tuple | ListConfig):
+            raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
+        given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
+        return [call_with_known(node, given) for node in nodes]
+
+    @classmethod
+    def build_graph(
+        cls,
+        cfg: DictConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        is_train: bool = True,
+    ) -> GraphBase:
+        """The compiled model of graph mode."""
+        return GraphBase(model, optimizer if is_train else None, backend=cfg.graph.backend)
+
+    @classmethod
+    def build_evaluator(cls, cfg: DictConfig) -> DatasetEvaluator:
+        """The evaluator that ``cfg.train.evaluation.evaluator`` describes."""
+        evaluator: DatasetEvaluator = instantiate(cfg.train.evaluation.evaluator)
+        return evaluator
+
+    def build_hooks(self) -> list[HookBase | None]:
+        """The hooks, in the order of their calls."""
+        train, evaluation = self.cfg.train, self.cfg.train.evaluation
+        hooks: list[HookBase | None] = [
+            IterationTimer(),
+            LRScheduler(),
+            PeriodicCheckpointer(
+                self.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
+            ),
+        ]
+        if evaluation.enabled and self.test_loader:
+            hooks += [
+                EvalHook(evaluation.eval_period, partial(self._evaluate, self.build_evaluator(self.cfg))),
+                BestCheckpointer(
+                    evaluation.eval_period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode
+                ),
+            ]
+        if is_main_process():
+            hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
+        return hooks
+
+    def build_writers(self) -> list[EventWriter]:
+        """Where metrics go: the console, ``metrics.json``, TensorBoard."""
+        train = self.cfg.train
+        writers: list[EventWriter] = [ConsoleWriter(train.global_batch_size, self.max_iter)]
+        if sys.stdout.isatty():
+            writers.append(ProgressWriter(self.max_iter, batch_size=train.global_batch_size, file=sys.stdout))
+        return [*writers, JSONWriter(f"{train.output_dir}/metrics.json"), TensorBoardWriter(train.output_dir)]
+
+    @classmethod
+    def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
+        """The arguments of the model: the fields of ``data`` as tensors on the device; ``mixup_func(images,
+        labels)`` applied.
+        """
+        batch: dict[str, Any] = to_batch(data, "cpu" if input_placement_device is None else input_placement_device)
+        if mixup_func is not None:
+            batch["images"], batch["labels"] = mixup_func(batch["images"], batch["labels"])
+        return batch
+
+    @classmethod
+    def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
+        """Settle in ``cfg`` what depends on the data: iterations, warm-up, milestones, periods given in epochs."""
+        scale_to_data(cfg, data_loader)
+
+    @classmethod
+    def test(
+        cls,
+        cfg: DictConfig,
+        test_loaders: Sequence[Any],
+        model: nn.Module,
+        evaluator: DatasetEvaluator | None = None,
+    ) -> dict[str, Any]:
+        """Evaluate ``model`` on each loader. One loader gives its results; several give them by the data set's
+        class name.
+        """
+        results: dict[str, Any] = {}
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        for loader in test_loaders:
+            dataset_name = name = type(getattr(loader, "dataset", loader)).__name__
+            number = 1
+            while name in results:  # two data sets of one class
+                number += 1
+                name = f"{dataset_name}_{number}"
+            results[name] = inference_on_dataset(
+                model,
+                loader,
+                cfg.train.test_micro_batch_size * get_data_parallel_size(),
+                cfg.train.evaluation.eval_iter,
+                cls.get_batch,
+                device,
+                cls.build_evaluator(cfg) if evaluator is None else evaluator,
+            )
+            if is_main_process():
+                print_csv_format(results[name])
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Continue from the newest checkpoint of the output folder, or begin with the weights of
+        ``train.load_weight``.
+        """
+        self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
+
+    # How they work together.
+
+    def run_step(self) -> None:
+        """One iteration of ``self._trainer``. ``train`` calls that one directly unless this method is overridden."""
+        stepper, step = bind_step(self._trainer, self._get_batch, self.device)
+        stepper.iter = self.iter
+        step()
+
+    def _bind_run_step(self) -> tuple[Any, Any]:
+        stepper, step = bind_step(self._trainer, self._get_batch, self.device)
+        is_overridden = type(self).run_step is not DefaultTrainer.run_step
+        return stepper, self.run_step if is_overridden else step
+
+    def _before_first_step(self) -> None:
+        self._progress.restore()
+
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self._folder.close()
+
+    def _get_batch(self, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
+        """``get_batch`` with what this run knows: its device, and the mixing that the loader carries."""
+        return self.get_batch(
+            data,
+            self.device if input_placement_device is None else input_placement_device,
+            getattr(self.train_loader, "mixup_func", None) if mixup_func is None else mixup_func,
+        )
+
+    def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
+        return self.test(self.cfg, self.test_loader, self.model, evaluator)
+
+    def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:
+        model = wrap_data_parallel(self.model, self.device)
+        grad_acc_steps = cfg.train.num_accumulation_steps
+        if cfg.graph.enabled:
+            graph = self.build_graph(cfg, model, self.optimizer, self.lr_scheduler)
+            return GraphTrainer(graph, self.train_loader, grad_acc_steps, grad_scaler=grad_scaler)
+        return EagerTrainer(model, self.train_loader, self.optimizer, grad_acc_steps, grad_scaler=grad_scaler)
+
+    @staticmethod
+    def _settle_batch_sizes(cfg: DictConfig) -> None:
+        micro, whole, accumulation = settle_batch_sizes(cfg.train, get_data_parallel_size())
+        cfg.train.train_micro_batch_size = micro
+        cfg.train.global_batch_size = whole
+        cfg.train.num_accumulation_steps = accumulation
+
+    @staticmethod
+    def _first_loader(loaders: Any) -> Any:
+        return loaders[0] if isinstance(loaders, tuple | list) else loaders
+
+    def _set_data_position(self) -> None:
+        consumed = self._progress.consumed_samples
+        set_position = getattr(getattr(self.train_loader, "batch_sampler", None), "set_consumed_samples", None)
+        if set_position is not None:
+            set_position(consumed)
+        elif consumed:
+            logger.warning(
+                "The training loader %s cannot be set to a position, so this run begins its data anew instead of after"
+                " %d samples. Use trainwright.data's loaders, or a batch sampler with set_consumed_samples.",
+                type(self.train_loader).__name__,
+                consumed,
+            )
+
+
+def _device_type(cfg: DictConfig) -> dict[str, Any]:
+    """The device that is asked for: ``input_placement_device`` and ``dist.device_type`` mean the same thing here."""
+    asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
+    return {"device_type": asked}

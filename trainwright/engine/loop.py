@@ -1,0 +1,137 @@
+"""The one training loop: hooks around steps."""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from trainwright.config.errors import ConfigTypeError, UserError
+from trainwright.events.storage import EventStorage
+from trainwright.hooks.base import HookBase
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class TrainerBase:
+    """Iterations with hooks around them. A subclass says in ``run_step`` what an iteration does.
+
+    Attributes:
+        iter: the 0-based iteration that runs. After a training without failure it equals ``max_iter``; after a
+        failure it
+            is the iteration that failed.
+        start_iter, max_iter: iterations run from the first to before the second.
+        samples_per_iter: samples that one iteration consumes; 0 where nobody knows.
+        storage: the metrics of this training, an :class:`~trainwright.events.EventStorage`.
+        last_eval_results: what the newest evaluation gave.
+    """
+
+    storage: EventStorage
+
+    def __init__(self) -> None:
+        self._hooks: list[HookBase] = []
+        self.iter = self.start_iter = self.max_iter = 0
+        self.samples_per_iter = 0
+        self.last_eval_results: dict[str, Any] = {}
+
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
+        """Add hooks, to be called in this order. None is left out, so that a hook may be optional in a list."""
+        for hook in hooks:
+            if hook is None:
+                continue
+            if not isinstance(hook, HookBase):
+                raise ConfigTypeError(f"register_hooks: got {hook!r}; a hook must be a HookBase.")
+            hook.trainer = weakref.proxy(self)  # a plain reference would make a circle that outlives the training
+            self._hooks.append(hook)
+
+    def train(self, start_iter: int | None = None, max_iter: int | None = None) -> dict[str, Any]:
+        """Run the iterations ``start_iter`` (inclusive) to ``max_iter`` (exclusive); by default the trainer's own.
+
+        Returns the results of the last evaluation. Whatever ends the training, ``after_train`` of every hook runs,
+        and an error of the training itself is the one that is raised.
+        """
+        self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
+        self.max_iter = self.max_iter if max_iter is None else max_iter
+        if self.start_iter >= self.max_iter:
+            logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
+            return self.last_eval_results
+
+        stepper, run_step = self._bind_run_step()
+        with EventStorage(self.start_iter) as self.storage:
+            try:
+                self.before_train()
+                self._before_first_step()
+                before_step, after_step = self._calls_of("before_step"), self._calls_of("after_step")
+                while self.iter < self.max_iter:
+                    self.storage.iter = stepper.iter = self.iter
+                    for call in before_step:
+                        call()
+                    run_step()
+                    self.storage.samples = (self.iter + 1) * self.samples_per_iter
+                    for call in after_step:
+                        call()
+                    self.iter += 1
+                # self.iter == self.max_iter from here on: it tells after_train that no step failed.
+                self.storage.iter = stepper.iter = self.iter
+            except BaseException as error:
+                self._after_failure(error)
+                raise
+            self.after_train()
+        return self.last_eval_results
+
+    def run_step(self) -> None:
+        """One iteration: one update of the weights."""
+        raise NotImplementedError(f"{type(self).__name__} must say in run_step what an iteration does.")
+
+    def before_train(self) -> None:
+        """Call every hook's ``before_train``."""
+        for hook in self._hooks:
+            hook.before_train()
+
+    def before_step(self) -> None:
+        """Call every hook's ``before_step``. Override it to do more."""
+        for hook in self._hooks:
+            hook.before_step()
+
+    def after_step(self) -> None:
+        """Call every hook's ``after_step``. Override it to do more."""
+        for hook in self._hooks:
+            hook.after_step()
+
+    def after_train(self) -> None:
+        """Call every hook's ``after_train``, each of them even if one fails; then the first failure is raised."""
+        first_error: Exception | None = None
+        for hook in self._hooks:
+            try:
+                hook.after_train()
+            except Exception as error:
+                if first_error is None:
+                    first_error = error
+                else:
+                    logger.exception("after_train of %s failed as well:", type(hook).__name__)
+        if first_error is not None:
+            raise first_error
+
+    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        """Who makes the steps (its ``iter`` is kept up to date) and the call that makes one, settled once per
+        training.
+        """
+        return self, self.run_step
+
+    def _before_first_step(self) -> None:
+        """The last thing before the first iteration, when every hook is ready."""
+
+    def _calls_of(self, moment: str) -> list[Callable[[], None]]:
+        """What is called at a moment of each step: only hooks that override it, so an absent hook costs nothing."""
+        if getattr(type(self), moment) is not getattr(TrainerBase, moment):
+            return [getattr(self, moment)]  # the user's own method decides
+        calls = [getattr(hook, moment) for hook in self._hooks]
+        unused = getattr(HookBase, moment)
+        return [call for call in calls if getattr(call, "__func__", None) is not unused]
+
+    def _after_failure(self, error: BaseException) -> None:
+        if not isinstance(error, UserError) and isinstance(error, Exception):
+            logger.exception("Training failed in iteration %d:", self.iter)
+        try:
+            self.after_train()
+        except Exception:
+            logger.exception("after_train failed too; the error of the training follows.")

@@ -1,0 +1,84 @@
+"""How a batch becomes a loss: the model returns its losses, and everything whose name contains "loss" is summed."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+
+WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
+
+
+def sum_losses(outputs: Any) -> Tensor:
+    """The total loss of what a model returned: the sum of the entries whose name contains "loss", a 0-dim tensor.
+
+    Raises:
+        ConfigTypeError: ``outputs`` is not a dict.
+        ConfigError: no entry's name contains "loss", or a loss is not a single number with a gradient.
+    """
+    if not isinstance(outputs, Mapping):
+        raise ConfigTypeError(
+            f"The model's forward returned {type(outputs).__name__}; in training it must return a dict with its losses,"
+            ' for example {"loss": loss}.'
+        )
+    losses = {name: value for name, value in outputs.items() if "loss" in name and value is not None}
+    if not losses:
+        raise ConfigError(
+            f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss'."
+            " (A model that tells training from evaluation looks at self.training.)"
+        )
+    total: Any = next(iter(losses.values())) if len(losses) == 1 else sum(losses.values())
+    if not isinstance(total, Tensor) or total.numel() != 1 or not total.requires_grad:
+        raise _refusal(losses)
+    return total
+
+
+def write_forward_help(error: TypeError, model: nn.Module, batch: Any) -> None:
+    """Raise a clear error in place of ``error`` when it came from calling ``model`` with a batch it does not fit."""
+    if not isinstance(batch, Mapping):
+        raise ConfigTypeError(
+            f"The loader gives {type(batch).__name__}; this door needs named fields, an Instance or a dict for"
+            f" each sample."
+            f" {WRONG_FIELDS_HELP}"
+        ) from error
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(**batch)
+    except TypeError as mismatch:
+        fields, parameters = list(batch), list(signature.parameters)
+        near = "; ".join(
+            f"{name!r} is no parameter. {did_you_mean(name, parameters)}" for name in fields if name not in parameters
+        )
+        raise ConfigTypeError(
+            f"{type(model).__name__}.forward{signature} does not take the batch with the fields {fields}: {mismatch}."
+            f" {WRONG_FIELDS_HELP}{' ' + near if near else ''}"
+        ) from error
+
+
+def mean_outputs(outputs: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the micro-batches of one update returned, as the mean of each scalar."""
+    if len(outputs) == 1:
+        return dict(outputs[0])
+    first = outputs[0]
+    scalars = [name for name, value in first.items() if isinstance(value, Tensor) and value.numel() == 1]
+    return {name: torch.stack([out[name].detach().reshape(()) for out in outputs]).mean() for name in scalars}
+
+
+def _refusal(losses: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
+    for name, value in losses.items():
+        if not isinstance(value, Tensor):
+            return ConfigTypeError(f"The model's {name!r} is {type(value).__name__}; a loss must be a tensor.")
+        if value.numel() != 1:
+            shape = tuple(value.shape)
+            return ConfigError(f"The model's {name!r} has shape {shape}; a loss must be one number, say its .mean().")
+    return ConfigError(
+        f"The model's {_names(losses)} cannot be differentiated: no trainable parameter leads to it"
+        " (detached, computed without gradients, or everything is frozen)."
+    )
+
+
+def _names(mapping: Mapping[str, Any]) -> str:
+    return ", ".join(repr(name) for name in mapping) or "an empty dict"

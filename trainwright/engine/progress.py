@@ -1,0 +1,77 @@
+"""How far a training is: what a checkpoint holds beside model, optimizer and schedule."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.randomness import random_state, set_random_state
+from trainwright.parallel.dist import all_gather_object, get_rank
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something with a state that a resume must bring back."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class TrainingProgress:
+    """The trainer's position, the randomness of every rank, the memory of the hooks and the metrics' windows,"
+    " as one state.
+
+    Loading sets ``trainer.start_iter`` at once; randomness, hooks and metrics are set by :meth:`restore`, which the
+    trainer calls when it is about to make the first step, since building its parts draws random numbers.
+    """
+
+    def __init__(self, trainer: TrainerBase, global_batch_size: int) -> None:
+        self._trainer = trainer
+        self._global_batch_size = global_batch_size
+        self._loaded: dict[str, Any] | None = None
+        self.consumed_samples = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        iteration = self._trainer.storage.iter
+        # Checkpoints are taken between iterations: storage.iter is still the last iteration done, or max_iter at
+        # the end.
+        done = min(iteration, self._trainer.max_iter - 1) + 1
+        first = self._trainer.start_iter
+        return {
+            "iterations_done": done,
+            "consumed_samples": self.consumed_samples + (done - first) * self._global_batch_size,
+            "random": all_gather_object(random_state()),
+            "hooks": [
+                {"class": type(hook).__name__, "state": hook.state_dict()}
+                for hook in self._trainer._hooks
+                if isinstance(hook, Stateful)
+            ],
+            "metrics": self._trainer.storage.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = state
+        self._trainer.start_iter = state["iterations_done"]
+        self.consumed_samples = state["consumed_samples"]
+
+    def restore(self) -> None:
+        """Bring back, for a resumed training, what only counts from its first step on."""
+        state, self._loaded = self._loaded, None
+        if state is None:
+            return
+        self._restore_hooks(state["hooks"])
+        self._trainer.storage.load_state_dict(state["metrics"])
+        # A rank that the checkpoint does not know keeps the seed it has.
+        if get_rank() < len(state["random"]):
+            set_random_state(state["random"][get_rank()])
+
+    def _restore_hooks(self, saved: list[dict[str, Any]]) -> None:
+        hooks = [hook for hook in self._trainer._hooks if isinstance(hook, Stateful)]
+        here, there = [type(hook).__name__ for hook in hooks], [entry["class"] for entry in saved]
+        if here != there:
+            raise ConfigError(
+                f"The checkpoint holds the memory of the hooks {there}; this training has the hooks with memory {here}."
+                " Register the same ones in the same order to resume, or begin anew with train.load_weight."
+            )
+        for hook, entry in zip(hooks, saved, strict=True):
+            hook.load_state_dict(entry["state"])

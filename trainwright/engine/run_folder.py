@@ -1,0 +1,112 @@
+"""The folder a run writes into, opened only when nothing can be lost by it.
+
+A folder that holds no run is opened at once. One that does is opened when the new run has made its first step: a
+run that cannot start leaves an earlier one as it was. A run begun anew (not resumed) then moves the earlier one
+aside first.
+"""
+
+import copy
+import logging
+import logging.handlers
+from pathlib import Path
+
+from omegaconf import DictConfig, open_dict
+
+from trainwright.config.lazy import LazyConfig
+from trainwright.hooks.base import HookBase
+from trainwright.parallel.dist import get_rank, is_main_process, synchronize
+
+logger = logging.getLogger("trainwright.engine")
+
+EARLIER_RUNS = "earlier_runs"
+_SIGNS_OF_A_RUN = ("metrics.json", "last_checkpoint", "model_*")
+# What a run writes. The folder may hold other things of the user's, and these are not ours to move.
+_WRITTEN_BY_A_RUN = ("config.yaml", "log.txt*", "metrics.json*", "last_checkpoint", "events.out.tfevents.*")
+_CHECKPOINTS = ("model_*", ".model_*")
+LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
+
+
+class RunFolder:
+    """``path`` with a run's ``config.yaml`` and ``log.txt``. ``open`` may be called again and does its work once."""
+
+    def __init__(self, path: str | Path, *, resume: bool) -> None:
+        self.path = Path(path)
+        self.resume = resume
+        self.is_open = False
+        self._config: DictConfig | None = None
+        self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
+        logging.getLogger("trainwright").addHandler(self._early_records)
+
+    def holds_a_run(self) -> bool:
+        """Whether an earlier run has left metrics or checkpoints here."""
+        return any(next(self.path.glob(sign), None) is not None for sign in _SIGNS_OF_A_RUN)
+
+    def prepare(self, config: DictConfig) -> None:
+        """Take the configuration to be written, and open the folder now if nothing is in it."""
+        self._config = config
+        if not self.holds_a_run():
+            self.open()
+
+    def open(self) -> None:
+        """Move an earlier run aside (unless it is resumed), write ``config.yaml``, and log to ``log.txt`` from now
+        on.
+        """
+        if self.is_open:
+            return
+        self.is_open = True
+        if is_main_process():
+            if not self.resume and self.holds_a_run():
+                self._move_earlier_run_aside()
+            if self._config is not None:
+                self.write_config(self._config)
+        synchronize()
+        self._log_to_file()
+
+    def write_config(self, config: DictConfig) -> None:
+        """Make the folder and write ``config.yaml`` into it: what was asked for, without whether this start resumed."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        config = copy.deepcopy(config)  # objects in it are shared, not copied
+        with open_dict(config):
+            config.train.pop("resume", None)
+        LazyConfig.save(config, str(self.path / "config.yaml"))
+
+    def close(self) -> None:
+        """Stop logging here. What was logged before the folder was opened is dropped if it never was."""
+        root = logging.getLogger("trainwright")
+        target = self._early_records.target
+        root.removeHandler(self._early_records)
+        self._early_records.setTarget(None)
+        self._early_records.close()
+        if target is not None:
+            target.close()
+
+    def _move_earlier_run_aside(self) -> None:
+        shelf = self.path / EARLIER_RUNS
+        number = 1 + max((int(p.name) for p in shelf.glob("[0-9]*") if p.name.isdigit()), default=0)
+        place = shelf / f"{number:03d}"
+        place.mkdir(parents=True)
+        entries = [entry for pattern in _WRITTEN_BY_A_RUN for entry in self.path.glob(pattern)]
+        for pattern in _CHECKPOINTS:
+            entries += [e for e in self.path.glob(pattern) if e.is_symlink() or (e / "manifest.json").is_file()]
+        for entry in entries:
+            entry.rename(place / entry.name)  # links among them are relative, so they keep pointing at their neighbours
+        logger.info("%s held an earlier run, which is now in %s. (--resume would have continued it.)", self.path, place)
+
+    def _log_to_file(self) -> None:
+        rank = get_rank()
+        handler = logging.FileHandler(self.path / ("log.txt" if rank == 0 else f"log.txt.rank{rank}"), encoding="utf-8")
+        handler.setFormatter(logging.Formatter(LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
+        self._early_records.setTarget(handler)
+        self._early_records.flush()
+        self._early_records.capacity = 1  # each record goes through at once
+
+
+class OpenRunFolder(HookBase):
+    """Open the run's folder when the first step is made. Stands first, before any hook that writes there."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def after_step(self) -> None:
+        if not self._folder.is_open:
+            self._folder.open()

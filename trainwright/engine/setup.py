@@ -1,0 +1,63 @@
+"""Before a run: is its configuration right, who runs with us, where do log lines go."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, open_dict
+
+from trainwright.config.sections import complete, validate
+from trainwright.config.trust import project_root
+from trainwright.engine.run_folder import LOG_FORMAT, RunFolder
+from trainwright.events.writers.progress import ProgressAwareHandler
+from trainwright.parallel.dist import get_rank, is_main_process
+from trainwright.parallel.launch import setup_dist_util
+
+
+def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> None:
+    """Complete and check ``cfg`` in place, join the processes that a launcher started, and begin logging.
+
+    ``args`` is what :func:`~trainwright.config.default_argument_parser` gives; None stands for no arguments. The
+    output folder is made and gets its ``config.yaml``, unless it holds an earlier run: that one is left as it is
+    until the new run has made its first step.
+
+    Raises:
+        ConfigError: the configuration cannot run; the message lists every fault.
+    """
+    source: str | None = getattr(args, "config_file", None) or None
+    overrides: Sequence[str] = getattr(args, "opts", None) or ()
+    whole = complete(cfg)
+    validate(whole, source=source, overrides=overrides)
+    with open_dict(cfg):
+        for section in whole:
+            cfg[section] = whole[section]
+        cfg.train.resume = bool(getattr(args, "resume", False))
+        if source is not None:
+            # A path relative to the output folder: the saved configuration finds the project's modules by it.
+            root = project_root(source)
+            cfg.project_root = os.path.relpath(root, Path(cfg.train.output_dir).resolve())
+
+    setup_dist_util(cfg.train.dist)
+    log_to_console()
+    folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
+    if is_main_process() and not folder.holds_a_run():
+        folder.write_config(cfg)
+
+
+def log_to_console() -> None:
+    """Show the log lines of this library: all of rank 0, warnings of the others. Lines stand above a progress"
+    " bar, if any.
+
+    Where the program has set up logging itself (the root logger has a handler), that is left to decide.
+    """
+    library = logging.getLogger("trainwright")
+    library.setLevel(logging.INFO)
+    if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
+        return
+    handler = ProgressAwareHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT, datefmt="%H:%M:%S"))
+    handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
+    library.addHandler(handler)

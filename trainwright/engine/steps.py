@@ -1,0 +1,156 @@
+"""One update of the weights: fetch, forward, loss, backward, and at the window's end clip, step, zero."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.data.collate import to_batch
+from trainwright.data.endless import endless
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.objective import mean_outputs, sum_losses, write_forward_help
+from trainwright.events.storage import get_event_storage
+from trainwright.optim.clip import gradient_clipper
+from trainwright.parallel.data_parallel import accumulation_window, unwrap_model
+from trainwright.parallel.dist import get_world_size
+
+
+class EagerTrainer(TrainerBase):
+    """Steps in plain PyTorch.
+
+    ``model`` is called with the fields of a batch and returns its losses by name; ``data_loader`` is begun again
+    when it ends. Gradients are clipped by global norm when the optimizer's groups carry ``clip_grad_max_norm`` and
+    ``clip_grad_norm_type`` (as :func:`~trainwright.optim.get_default_optimizer_params` writes them).
+
+    To change the step, override ``run_step`` and use ``self.model``, ``self.optimizer``, ``self.grad_acc_steps``,
+    ``next(self._data_loader_iter)``, ``self.write_metrics(loss_dict, data_time)`` and ``self.update()``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data_loader: Any,
+        optimizer: torch.optim.Optimizer,
+        grad_acc_steps: int = 1,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        super().__init__()
+        model.train()
+        self.model = model
+        self.data_loader = data_loader
+        self.optimizer = optimizer
+        self.grad_acc_steps = grad_acc_steps
+        # Everything that depends on the configuration is settled here: the step has no question to ask.
+        self._window = accumulation_window(model, grad_acc_steps)
+        self._clip_gradients: Callable[[], object] = gradient_clipper(optimizer) or _nothing
+        self._grad_scaler = grad_scaler
+        self._average_over_ranks = _average if get_world_size() > 1 else _unchanged
+        if grad_scaler is not None:
+            self.backward = self._scaled_backward  # type: ignore[method-assign]
+            self.update = self._scaled_update  # type: ignore[method-assign]
+
+    @cached_property
+    def _data_loader_iter(self) -> Iterator[Any]:
+        # Made on first use: a resume sets the loader's position before it.
+        return endless(self.data_loader)
+
+    def run_step(
+        self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
+    ) -> None:
+        """One update over ``grad_acc_steps`` micro-batches.
+
+        ``get_batch(data, device)`` turns what the loader gives into the arguments of the model; by default
+        :func:`trainwright.data.to_batch` on the model's device.
+        """
+        get_batch = get_batch or to_batch
+        device = self._device if input_placement_device is None else input_placement_device
+        outputs: list[Mapping[str, Any]] = []
+        data_time = 0.0
+        for _ in self._window:
+            start = time.perf_counter()
+            batch = get_batch(next(self._data_loader_iter), device)
+            data_time += time.perf_counter() - start
+
+            try:
+                loss_dict = self.model(**batch)
+            except TypeError as error:
+                write_forward_help(error, self._plain_model, batch)
+                raise
+            self.backward(sum_losses(loss_dict) / self.grad_acc_steps)
+            outputs.append(loss_dict)
+
+        self.write_metrics(mean_outputs(outputs), data_time)
+        self.update()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of ``loss``."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Use the gradients: clip them, step the optimizer, and set them to None."""
+        self._clip_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
+        """Put ``total_loss`` (the sum of what is named "loss"), each entry if there are several, and"
+        " ``data_time`` (seconds).
+
+        Losses are means over the ranks. Nothing is read from the device here.
+        """
+        storage = get_event_storage()
+        storage.put_scalar("data_time", data_time)
+        scalars = {
+            name: value for name, value in loss_dict.items() if not isinstance(value, Tensor) or value.numel() == 1
+        }
+        scalars = self._average_over_ranks(scalars)
+        losses = [value for name, value in scalars.items() if "loss" in name]
+        storage.put_scalar(f"{prefix}total_loss", losses[0] if len(losses) == 1 else sum(losses))
+        if len(scalars) > 1:
+            for name, value in scalars.items():
+                storage.put_scalar(prefix + name, value)
+
+    @property
+    def _plain_model(self) -> nn.Module:
+        """The user's model, without what is wrapped around it."""
+        return unwrap_model(self.model)
+
+    @cached_property
+    def _device(self) -> torch.device:
+        parameter = next(iter(self.model.parameters()), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    def _scaled_backward(self, loss: Tensor) -> None:
+        assert self._grad_scaler is not None
+        self._grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def _scaled_update(self) -> None:
+        assert self._grad_scaler is not None
+        self._grad_scaler.unscale_(self.optimizer)
+        self._clip_gradients()
+        self._grad_scaler.step(self.optimizer)
+        self._grad_scaler.update()
+        self.optimizer.zero_grad()
+
+
+def _nothing() -> None:
+    """Where gradients are not clipped."""
+
+
+def _unchanged(scalars: dict[str, Any]) -> dict[str, Any]:
+    return scalars
+
+
+def _average(scalars: dict[str, Any]) -> dict[str, Any]:
+    """The mean over the ranks, in one exchange. The order of the names is the model's, the same on every rank."""
+    tensors = {name: value for name, value in scalars.items() if isinstance(value, Tensor)}
+    if not tensors:
+        return scalars
+    together = torch.stack([value.detach().reshape(()).float() for value in tensors.values()])
+    torch.distributed.all_reduce(together)
+    together /= get_world_size()
+    return scalars | dict(zip(tensors, together.unbind(), strict=True))

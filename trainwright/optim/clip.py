@@ -1,0 +1,39 @@
+"""Gradient clipping by the norm of all gradients together, as the parameter groups ask for it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def gradient_clipper(optimizer: Optimizer) -> Callable[[], Tensor] | None:
+    """What to call between backward and the optimizer's step, or None if no group asks for clipping.
+
+    A group asks by carrying both ``clip_grad_max_norm`` and ``clip_grad_norm_type``. All groups with the same two
+    values are clipped by their one common norm: a norm per group would change the direction of the update. The groups
+    are read now, so one added later is not clipped.
+
+    The call gives the norm before clipping as a tensor on the device, and never waits for it. With groups of several
+    settings it is the norm over all clipped gradients (of the first setting's type).
+    """
+    by_setting: dict[tuple[float, float], list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        max_norm, norm_type = group.get("clip_grad_max_norm"), group.get("clip_grad_norm_type")
+        if max_norm is not None and norm_type is not None:
+            by_setting.setdefault((float(max_norm), float(norm_type)), []).extend(group["params"])
+    if not by_setting:
+        return None
+
+    settings = [(params, max_norm, norm_type) for (max_norm, norm_type), params in by_setting.items()]
+    if len(settings) == 1:
+        params, max_norm, norm_type = settings[0]
+        return lambda: torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
+    return lambda: _clip_each(settings)
+
+
+def _clip_each(settings: list[tuple[list[Tensor], float, float]]) -> Tensor:
+    norms = [torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type) for params, max_norm, norm_type in settings]
+    together = torch.stack([norm.to(norms[0].device) for norm in norms])
+    total: Tensor = torch.linalg.vector_norm(together, settings[0][2])
+    return total
