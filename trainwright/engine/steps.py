@@ -46,6 +46,7 @@ class EagerTrainer(TrainerBase):
         self.grad_acc_steps = grad_acc_steps
         # Everything that depends on the configuration is settled here: the step has no question to ask.
         self._window = accumulation_window(model, grad_acc_steps)
+        self._loss_of = sum_losses if grad_acc_steps == 1 else self._loss_share
         self._clip_gradients: Callable[[], object] = gradient_clipper(optimizer) or _nothing
         self._grad_scaler = grad_scaler
         self._average_over_ranks = _average if get_world_size() > 1 else _unchanged
@@ -80,7 +81,7 @@ class EagerTrainer(TrainerBase):
             except TypeError as error:
                 write_forward_help(error, self._plain_model, batch)
                 raise
-            self.backward(sum_losses(loss_dict) / self.grad_acc_steps)
+            self.backward(self._loss_of(loss_dict))
             outputs.append(loss_dict)
 
         self.write_metrics(mean_outputs(outputs), data_time)
@@ -123,6 +124,10 @@ class EagerTrainer(TrainerBase):
     def _device(self) -> torch.device:
         parameter = next(iter(self.model.parameters()), None)
         return torch.device("cpu") if parameter is None else parameter.device
+
+    def _loss_share(self, loss_dict: Mapping[str, Any]) -> Tensor:
+        """A micro-batch's share of the loss, which is the mean over the window."""
+        return sum_losses(loss_dict) / self.grad_acc_steps
 
     def _scaled_backward(self, loss: Tensor) -> None:
         assert self._grad_scaler is not None
