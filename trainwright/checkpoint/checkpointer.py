@@ -131,7 +131,7 @@ class Checkpointer:
             CheckpointError: it is damaged, lacks a state, or its weights are those of another model.
         """
         if not str(path):
-            logger.info("No checkpoint is given: the model stays as it is.")
+            logger.debug("No checkpoint is given: the model stays as it is.")
             return {}
         path = Path(path)
         wanted = list(self.checkpointables) if checkpointables is None else list(checkpointables)

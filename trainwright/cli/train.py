@@ -33,8 +33,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
     if prog is not None:
         parser.prog = prog
     args = parser.parse_args(argv)
-    if not args.config_file and args.opts and "=" not in args.opts[0]:
-        args.config_file = args.opts.pop(0)  # `trainwright train CONFIG …`
+    if not args.config_file:  # `trainwright train CONFIG …`, which may stand anywhere among the overrides
+        args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
+        args.opts = [text for text in args.opts if text != args.config_file]
     try:
         return _run(args)
     finally:
@@ -110,6 +111,7 @@ def _evaluation(cfg: "DictConfig", args: argparse.Namespace) -> Callable[[], obj
     from trainwright.checkpoint.checkpointer import Checkpointer
     from trainwright.engine import DefaultTrainer
     from trainwright.parallel.launch import setup_dist_util
+    from trainwright.parallel.precision import apply_autocast
 
     if not cfg.train.load_weight and not args.resume:
         raise ConfigError(
@@ -127,6 +129,8 @@ def _evaluation(cfg: "DictConfig", args: argparse.Namespace) -> Callable[[], obj
     if not weights:
         raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
     checkpointer.load(weights, checkpointables=[])
+    if cfg.train.amp.enabled:
+        apply_autocast(model, device)  # as in the evaluations of the training, so that figures agree
     return lambda: DefaultTrainer.test(cfg, loaders, model)
 
 

@@ -111,9 +111,19 @@ class DefaultTrainer(TrainerBase):
 
     @classmethod
     def build_tokenizer(cls, cfg: DictConfig) -> Any:
-        """The tokenizer that ``cfg.tokenization.tokenizer`` describes; None without that section."""
+        """The tokenizer that ``cfg.tokenization.tokenizer`` describes; None without that section.
+
+        With ``tokenization.make_vocab_size_divisible_by`` the model's ``vocab_size`` becomes the tokenizer's padded one.
+        """
         node = try_get_key(cfg, "tokenization.tokenizer")
-        return None if node is None else instantiate(node)
+        if node is None:
+            return None
+        tokenizer = instantiate(node)
+        multiple = try_get_key(cfg, "tokenization.make_vocab_size_divisible_by")
+        settings = try_get_key(cfg, "model.cfg", "model")
+        if multiple and isinstance(settings, DictConfig) and "vocab_size" in settings:
+            settings.vocab_size = tokenizer.padded_vocab_size(multiple)
+        return tokenizer
 
     @classmethod
     def build_model(cls, cfg: DictConfig) -> nn.Module:

@@ -8,6 +8,7 @@ aside first.
 import copy
 import logging
 import logging.handlers
+import weakref
 from pathlib import Path
 
 from omegaconf import DictConfig, open_dict
@@ -36,6 +37,7 @@ class RunFolder:
         self._config: DictConfig | None = None
         self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
         logging.getLogger("trainwright").addHandler(self._early_records)
+        weakref.finalize(self, _detach, self._early_records)  # a trainer that is dropped untrained logs no more
 
     def holds_a_run(self) -> bool:
         """Whether an earlier run has left metrics or checkpoints here."""
@@ -72,13 +74,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Stop logging here. What was logged before the folder was opened is dropped if it never was."""
-        root = logging.getLogger("trainwright")
-        target = self._early_records.target
-        root.removeHandler(self._early_records)
-        self._early_records.setTarget(None)
-        self._early_records.close()
-        if target is not None:
-            target.close()
+        _detach(self._early_records)
 
     def _move_earlier_run_aside(self) -> None:
         shelf = self.path / EARLIER_RUNS
@@ -99,6 +95,15 @@ class RunFolder:
         self._early_records.setTarget(handler)
         self._early_records.flush()
         self._early_records.capacity = 1  # each record goes through at once
+
+
+def _detach(handler: logging.handlers.MemoryHandler) -> None:
+    logging.getLogger("trainwright").removeHandler(handler)
+    target = handler.target
+    handler.setTarget(None)
+    handler.close()
+    if target is not None:
+        target.close()
 
 
 class OpenRunFolder(HookBase):

@@ -179,7 +179,10 @@ class _Progress:
     def close(self) -> None:
         if is_main_process():
             now = time.perf_counter()
-            logger.info("Evaluation: %d/%d batches, %.1f samples/s, took %.1f s", *self._so_far(now), now - self._start)
+            level = logging.INFO if now - self._start >= LOG_PERIOD_S else logging.DEBUG  # a short one needs no line
+            logger.log(
+                level, "Evaluation: %d/%d batches, %.1f samples/s, took %.1f s", *self._so_far(now), now - self._start
+            )
 
     def _so_far(self, now: float) -> tuple[int, int, float]:
         rate = self._done * self._batch_size / max(now - self._start, 1e-9)
