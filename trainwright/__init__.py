@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainwright.config import LazyCall as LazyCall
     from trainwright.config import LazyConfig as LazyConfig
+    from trainwright.config import TrainingConfig as TrainingConfig
     from trainwright.config import configurable as configurable
     from trainwright.config import get_config as get_config
     from trainwright.config import instantiate as instantiate
     from trainwright.engine import DefaultTrainer as DefaultTrainer
+    from trainwright.engine import Trainer as Trainer
     from trainwright.events import get_event_storage as get_event_storage
 
 __version__ = "0.1.0"
@@ -24,7 +26,9 @@ _ROOM_OF = {
     "configurable": "config",
     "get_config": "config",
     "instantiate": "config",
+    "TrainingConfig": "config",
     "DefaultTrainer": "engine",
+    "Trainer": "engine",
     "get_event_storage": "events",
 }
 

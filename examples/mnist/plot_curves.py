@@ -29,7 +29,9 @@ def main(output_dir: str, picture: str | None = None) -> None:
         axes.grid(alpha=0.3)
     loss.set_yscale("log")
     final = [row["Acc@1"] for row in rows if "Acc@1" in row][-1]
-    accuracy.annotate(f"{final:.1f} %", (rows[-1]["iteration"], final), xytext=(-8, -18), ha="right", textcoords="offset points")
+    accuracy.annotate(
+        f"{final:.1f} %", (rows[-1]["iteration"], final), xytext=(-8, -18), ha="right", textcoords="offset points"
+    )
 
     place = Path(picture) if picture else Path(output_dir) / "curves.png"
     figure.savefig(place, dpi=110)

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, PPLEvaluator, inference_on_dataset
+from trainwright.parallel.data_parallel import wrap_data_parallel
+from trainwright.parallel.launch import shut_down
 
 MICRO_BATCH = 3
 LENGTHS = (1, 3, 4, 6, 7, 12, 14)
@@ -72,7 +74,7 @@ def evaluate(length: int, evaluators, get_batch=to_batch, eval_iter=1e9) -> dict
     model = Scores()
     if WORLD_SIZE > 1:
         model.weight = nn.Parameter(torch.zeros(1))
-        model = nn.parallel.DistributedDataParallel(model)
+        model = wrap_data_parallel(model, torch.device("cpu"))
     return inference_on_dataset(model, loader, MICRO_BATCH * WORLD_SIZE, eval_iter, get_batch, "cpu", evaluators)
 
 
@@ -95,7 +97,7 @@ def main() -> None:
     limited = evaluate(12, Order(), to_batch, 1)["order"]
     print(json.dumps({"figures": figures, "failures": failures, "limited": len(limited)}))
     if WORLD_SIZE > 1:
-        torch.distributed.destroy_process_group()
+        shut_down()
 
 
 if __name__ == "__main__":

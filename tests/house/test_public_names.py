@@ -11,8 +11,9 @@ import pytest
 import trainwright
 
 ROOMS = {
-    "config": "LazyCall LazyConfig instantiate configurable get_config try_get_key default_argument_parser",
-    "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer default_setup",
+    "config": "LazyCall LazyConfig instantiate configurable get_config try_get_key default_argument_parser"
+    " TrainingConfig",
+    "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
     "hooks": "HookBase CallbackHook IterationTimer LRScheduler PeriodicWriter PeriodicCheckpointer"
     " BestCheckpointer EvalHook",
     "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
@@ -25,7 +26,7 @@ ROOMS = {
     " configure_polynomial_decay_scheduler_with_warmup",
     "evaluation": "DatasetEvaluator DatasetEvaluators ClsEvaluator PPLEvaluator RegEvaluator BLEUEvaluator"
     " inference_on_dataset print_csv_format flatten_results_dict",
-    "data": "Instance DistTensorData CyclicSampler SingleRoundSampler RangedSampler build_image_train_loader"
+    "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler build_image_train_loader"
     " build_image_test_loader build_nlp_train_loader build_nlp_test_loader build_nlp_train_val_test_loader datasets",
     "parallel": "is_main_process get_rank get_world_size get_data_parallel_rank get_data_parallel_size synchronize"
     " setup_dist_util",

@@ -30,9 +30,9 @@ def locate(path: str) -> Any:
     return found
 
 
-def is_class_of_fields(obj: Any) -> bool:
-    """A dataclass or attrs class, which omegaconf would take apart into its fields."""
-    return isinstance(obj, type) and (dataclasses.is_dataclass(obj) or hasattr(obj, "__attrs_attrs__"))
+def is_taken_apart(obj: Any) -> bool:
+    """Whether omegaconf would take this class for a section: a dataclass, an attrs class, dict itself."""
+    return isinstance(obj, type) and (obj is dict or dataclasses.is_dataclass(obj) or hasattr(obj, "__attrs_attrs__"))
 
 
 def dotted_path(obj: Any) -> str | None:

@@ -159,7 +159,12 @@ def _is_interpolation(raw: Any) -> bool:
 
 
 def _path(node: Any) -> str:
-    return str(node._get_full_key("")) if isinstance(node, DictConfig | ListConfig) else ""
+    """The dotted key of a node in its configuration, as an override would write it."""
+    keys: list[str] = []
+    while isinstance(node, DictConfig | ListConfig) and node._key() is not None:
+        keys.append(str(node._key()))
+        node = node._get_parent()
+    return ".".join(reversed(keys))
 
 
 def _place(node: Any, key: Any = None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from trainwright.config.configurable import takes_config
-from trainwright.config.dotted import dotted_path, is_class_of_fields
+from trainwright.config.dotted import dotted_path, is_taken_apart
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.instantiate import TARGET
 from trainwright.config.overrides import apply_overrides
@@ -114,8 +114,8 @@ class LazyConfig:
 
 
 def _storable(target: Any) -> Any:
-    """A dataclass goes in as its dotted path: a config would otherwise take it apart into its fields."""
-    if is_class_of_fields(target):
+    """A class that a config would take apart into its fields goes in as its dotted path."""
+    if is_taken_apart(target):
         return dotted_path(target) or functools.partial(target)
     return target
 

@@ -41,6 +41,8 @@ def origin_file(node: Any) -> Path | None:
 
 def shown(origin: str) -> str:
     """``origin`` relative to the working folder when it lies inside."""
+    if origin.startswith("<"):  # an interactive session
+        return origin
     try:
         relative = os.path.relpath(origin)
     except ValueError:  # another drive

@@ -19,9 +19,8 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
     try:
         signature.bind_partial(**kwargs) if partial else signature.bind(**kwargs)
     except TypeError as error:
-        text = f"{_shown(target, signature)} cannot take these arguments: {error}."
-        unknown = _unknown(signature, kwargs)
-        return f"{text} {_nearest(unknown[0], signature, kwargs)}".rstrip() if unknown else text
+        unknown = list(unknown_arguments(target, kwargs).values())
+        return " ".join(unknown) or f"{_shown(target, signature)} cannot be called: {error}."
     return None
 
 
@@ -35,7 +34,7 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
     if signature is None:
         return {}
     return {
-        name: f"{_shown(target, signature)} takes no such argument. {_nearest(name, signature, given)}".rstrip()
+        name: f"{_shown(target, signature)} takes no argument {name!r}. {_nearest(name, signature)}".rstrip()
         for name in _unknown(signature, given)
     }
 
@@ -59,9 +58,9 @@ def _unknown(signature: inspect.Signature, names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in taken]
 
 
-def _nearest(name: str, signature: inspect.Signature, given: Iterable[str]) -> str:
-    """The nearest parameter that is still free; all of them are in the signature shown."""
-    hint = did_you_mean(name, set(signature.parameters) - set(given))
+def _nearest(name: str, signature: inspect.Signature) -> str:
+    """The nearest parameter; all of them are in the signature shown."""
+    hint = did_you_mean(name, signature.parameters)
     return hint if hint.startswith("Did") else ""
 
 

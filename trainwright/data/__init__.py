@@ -2,6 +2,7 @@
 
 from trainwright.data import datasets, transforms
 from trainwright.data.collate import collate, to_batch
+from trainwright.data.epochs import EpochSampler
 from trainwright.data.errors import DataError
 from trainwright.data.instance import DistTensorData, Instance
 from trainwright.data.loaders import (
@@ -17,6 +18,7 @@ __all__ = [
     "Instance",
     "DistTensorData",
     "CyclicSampler",
+    "EpochSampler",
     "SingleRoundSampler",
     "RangedSampler",
     "build_image_train_loader",

@@ -35,8 +35,9 @@ class DistTensorData:
 
     @staticmethod
     def stack(samples: Sequence["DistTensorData"]) -> "DistTensorData":
-        """One batch with a new first dimension. Always a copy: a data set may hold on to its tensors, and a batch "
-        "may be changed."""
+        """One batch with a new first dimension. Always a copy: a data set may hold on to its tensors, and a batch
+        may be changed.
+        """
         first = samples[0]
         for index, sample in enumerate(samples):
             if not isinstance(sample, DistTensorData):

@@ -84,13 +84,14 @@ class CyclicSampler(Sampler[list[int]]):
 
     def _indices(self, position: int, count: int) -> list[int]:
         epoch, offset = divmod(position, self.data_size)
-        indices = self._part_of_epoch(epoch, offset, count)
+        indices = self.indices_of_epoch(epoch, offset, count)
         while len(indices) < count:  # over the end of an epoch, or of several when the data set is smaller than a batch
             epoch += 1
-            indices += self._part_of_epoch(epoch, 0, count - len(indices))
+            indices += self.indices_of_epoch(epoch, 0, count - len(indices))
         return indices
 
-    def _part_of_epoch(self, epoch: int, offset: int, count: int) -> list[int]:
+    def indices_of_epoch(self, epoch: int, offset: int, count: int) -> list[int]:
+        """At most ``count`` indices of one epoch's order, from ``offset`` on."""
         if not self.shuffle:
             return list(range(offset, min(offset + count, self.data_size)))
         part: list[int] = self._shuffled.order(self.seed, epoch)[offset : offset + count].tolist()

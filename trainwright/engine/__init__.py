@@ -5,6 +5,7 @@ from trainwright.engine.graph import GraphBase, GraphTrainer
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.setup import default_setup
 from trainwright.engine.steps import EagerTrainer
+from trainwright.engine.trainer import Trainer
 from trainwright.hooks.base import HookBase
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "GraphTrainer",
     "GraphBase",
     "DefaultTrainer",
+    "Trainer",
     "default_setup",
 ]

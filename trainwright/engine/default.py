@@ -113,7 +113,7 @@ class DefaultTrainer(TrainerBase):
     def build_tokenizer(cls, cfg: DictConfig) -> Any:
         """The tokenizer that ``cfg.tokenization.tokenizer`` describes; None without that section.
 
-        With ``tokenization.make_vocab_size_divisible_by`` the model's ``vocab_size`` becomes the tokenizer's padded one.
+        With ``tokenization.make_vocab_size_divisible_by`` the model gets the tokenizer's padded ``vocab_size``.
         """
         node = try_get_key(cfg, "tokenization.tokenizer")
         if node is None:

@@ -10,8 +10,9 @@ import logging
 import logging.handlers
 import weakref
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
 from trainwright.config.lazy import LazyConfig
 from trainwright.hooks.base import HookBase
@@ -20,30 +21,32 @@ from trainwright.parallel.dist import get_rank, is_main_process, synchronize
 logger = logging.getLogger("trainwright.engine")
 
 EARLIER_RUNS = "earlier_runs"
-_SIGNS_OF_A_RUN = ("metrics.json", "last_checkpoint", "model_*")
 # What a run writes. The folder may hold other things of the user's, and these are not ours to move.
 _WRITTEN_BY_A_RUN = ("config.yaml", "log.txt*", "metrics.json*", "last_checkpoint", "events.out.tfevents.*")
-_CHECKPOINTS = ("model_*", ".model_*")
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
 
 
 class RunFolder:
     """``path`` with a run's ``config.yaml`` and ``log.txt``. ``open`` may be called again and does its work once."""
 
+    signs_of_a_run: tuple[str, ...] = ("metrics.json", "last_checkpoint", "model_*")
+    written_by_a_run: tuple[str, ...] = _WRITTEN_BY_A_RUN
+    checkpoints: tuple[str, ...] = ("model_*", ".model_*")
+
     def __init__(self, path: str | Path, *, resume: bool) -> None:
         self.path = Path(path)
         self.resume = resume
         self.is_open = False
-        self._config: DictConfig | None = None
+        self._config: Any = None
         self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
         logging.getLogger("trainwright").addHandler(self._early_records)
         weakref.finalize(self, _detach, self._early_records)  # a trainer that is dropped untrained logs no more
 
     def holds_a_run(self) -> bool:
         """Whether an earlier run has left metrics or checkpoints here."""
-        return any(next(self.path.glob(sign), None) is not None for sign in _SIGNS_OF_A_RUN)
+        return any(next(self.path.glob(sign), None) is not None for sign in self.signs_of_a_run)
 
-    def prepare(self, config: DictConfig) -> None:
+    def prepare(self, config: Any) -> None:
         """Take the configuration to be written, and open the folder now if nothing is in it."""
         self._config = config
         if not self.holds_a_run():
@@ -64,7 +67,7 @@ class RunFolder:
         synchronize()
         self._log_to_file()
 
-    def write_config(self, config: DictConfig) -> None:
+    def write_config(self, config: Any) -> None:
         """Make the folder and write ``config.yaml`` into it: what was asked for, without whether this start resumed."""
         self.path.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(config)  # objects in it are shared, not copied
@@ -81,8 +84,8 @@ class RunFolder:
         number = 1 + max((int(p.name) for p in shelf.glob("[0-9]*") if p.name.isdigit()), default=0)
         place = shelf / f"{number:03d}"
         place.mkdir(parents=True)
-        entries = [entry for pattern in _WRITTEN_BY_A_RUN for entry in self.path.glob(pattern)]
-        for pattern in _CHECKPOINTS:
+        entries = [entry for pattern in self.written_by_a_run for entry in self.path.glob(pattern)]
+        for pattern in self.checkpoints:
             entries += [e for e in self.path.glob(pattern) if e.is_symlink() or (e / "manifest.json").is_file()]
         for entry in entries:
             entry.rename(place / entry.name)  # links among them are relative, so they keep pointing at their neighbours

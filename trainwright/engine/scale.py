@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.lookup import try_get_key
-from trainwright.config.sections import total_iterations, warmup_iterations
+from trainwright.config.sections import milestone_iterations, total_iterations, warmup_iterations
 from trainwright.parallel.dist import get_data_parallel_size
 
 
@@ -50,7 +50,7 @@ def _scale_scheduler(train: DictConfig) -> None:
     scheduler.max_iter = train.train_iter
     scheduler.warmup_iter = train.warmup_iter
     if (milestones := try_get_key(scheduler, "milestones")) is not None:
-        scheduler.milestones = [int(milestone * train.train_iter) for milestone in milestones]
+        scheduler.milestones = milestone_iterations(milestones, train.train_iter)
 
 
 def _scale_periods(train: DictConfig, iter_per_epoch: int) -> None:

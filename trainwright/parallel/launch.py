@@ -1,5 +1,6 @@
 """Join the processes that a launcher (``torchrun``) started, and part from them again."""
 
+import atexit
 import logging
 import os
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.data_parallel import release_process_group
 from trainwright.parallel.device import pick_device
 from trainwright.parallel.dist import get_world_size
 
@@ -37,6 +39,7 @@ def setup_dist_util(sizes: Mapping[str, object] | None = None, *, timeout_s: flo
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        atexit.register(shut_down)
     asked = sizes.get("data_parallel_size") or 1
     if asked not in (1, get_world_size()):
         logger.warning(
@@ -49,6 +52,7 @@ def setup_dist_util(sizes: Mapping[str, object] | None = None, *, timeout_s: flo
 
 
 def shut_down() -> None:
-    """Leave the process group, if there is one. A rank that ends without this can abort at exit (seen with gloo)."""
+    """Leave the process group, if there is one; models under data parallelism cannot train any more."""
     if dist.is_available() and dist.is_initialized():
+        release_process_group()
         dist.destroy_process_group()

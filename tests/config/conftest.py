@@ -1,0 +1,10 @@
+import pytest
+
+from trainwright.config import trust
+
+
+@pytest.fixture(autouse=True)
+def trust_as_at_the_start(monkeypatch):
+    """What one test allows is not allowed in the next."""
+    monkeypatch.setattr(trust, "_allowed_modules", set())
+    monkeypatch.setattr(trust, "_allowed_folders", set())

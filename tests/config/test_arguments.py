@@ -1,0 +1,49 @@
+"""The arguments of a training script."""
+
+import pytest
+
+from trainwright.config import default_argument_parser
+
+
+def parse(*arguments, **kwargs):
+    return default_argument_parser(**kwargs).parse_args(list(arguments))
+
+
+def test_flags_may_stand_before_between_and_after_the_overrides():
+    args = parse("--config-file", "c.py", "a.b=1", "--resume", "~c", "--eval-only", "x=[1,2]", "--fast-dev-run")
+    assert (args.config_file, args.resume, args.eval_only, args.fast_dev_run) == ("c.py", True, True, True)
+    assert args.opts == ["a.b=1", "~c", "x=[1,2]"]
+
+
+def test_what_is_not_given_has_its_default():
+    args = parse()
+    assert (args.config_file, args.resume, args.eval_only, args.fast_dev_run, args.traceback) == ("", *[False] * 4)
+    assert (args.opts, args.allow_module) == ([], [])
+
+
+def test_modules_may_be_allowed_several_times_over():
+    assert parse("--allow-module", "a", "x=1", "--allow-module", "b.c", "--traceback").allow_module == ["a", "b.c"]
+    assert parse().allow_module == []
+
+
+def test_the_file_may_be_the_first_argument():
+    args = parse("c.py", "--resume", "a=1", config_is_positional=True)
+    assert (args.config_file, args.resume, args.opts) == ("c.py", True, ["a=1"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("--resum", "--resume"), ("--eval_only", "--eval-only"), ("--config=x", "--config-file")]
+)
+def test_an_unknown_flag_ends_with_2_and_names_the_nearest(flag, meant, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--config-file", "c.py", "a=1", flag)
+    assert caught.value.code == 2
+    assert f"Did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_help_shows_overrides_or_the_epilog_that_is_given(capsys):
+    for kwargs, text in (({}, "optim.lr=1e-3"), ({"epilog": "my own words"}, "my own words")):
+        with pytest.raises(SystemExit) as caught:
+            parse("--help", **kwargs)
+        assert caught.value.code == 0
+        assert text in capsys.readouterr().out

@@ -1,0 +1,279 @@
+"""Lazy calls, and configuration files in Python and YAML."""
+# ruff: noqa: C408 - configurations are written with dict(...), as users write them
+
+import builtins
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from trainwright.config import (
+    ConfigError,
+    ConfigImportError,
+    ConfigKeyError,
+    ConfigTypeError,
+    LazyCall,
+    LazyConfig,
+    MissingFileError,
+    configurable,
+    instantiate,
+)
+
+
+class Net:
+    def __init__(self, width=1, inner=None):
+        self.width, self.inner = width, inner
+
+
+class Other(Net):
+    pass
+
+
+@dataclass
+class Shape:
+    channels: int = 1
+
+
+class FromConfig:
+    @configurable
+    def __init__(self, width=1):
+        self.width = width
+
+    @classmethod
+    def from_config(cls, cfg):
+        return {"width": cfg.size * 2}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project whose root is importable, and whose modules are gone afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    sys.modules.pop("configs", None)
+
+
+def test_importing_the_room_loads_neither_torch_nor_the_parser_nor_pydantic():
+    code = (
+        "import sys, trainwright.config\n"
+        "print([m for m in ('torch', 'hydra', 'pydantic') if m in sys.modules])\n"
+        "trainwright.config.get_config('common/defaults.py')\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "False"]
+
+
+def test_a_lazy_call_stays_open_to_edits_until_it_is_made():
+    node = LazyCall(Net)(width=2, inner=LazyCall(Net)(width=3))
+    node.width = 4
+    del node.inner.width
+    built = instantiate(node)
+    assert (built.width, built.inner.width) == (4, 1)
+    node._target_ = Other
+    assert instantiate(node).width == 4
+    assert instantiate(LazyCall(dict)(a=1)) == {"a": 1}
+
+
+def test_one_positional_mapping_stands_for_keyword_arguments():
+    cfg = dict(width=5)
+    assert instantiate(LazyCall(Net)(cfg)).width == 5
+    assert instantiate(LazyCall(Net)(OmegaConf.create(cfg), inner=1)).inner == 1
+    assert instantiate(LazyCall(FromConfig)(dict(size=4))).width == 8
+
+
+def test_positional_arguments_and_targets_that_cannot_be_called_are_refused():
+    with pytest.raises(ConfigTypeError, match="keyword arguments"):
+        LazyCall(Net)(3)
+    with pytest.raises(ConfigTypeError, match="got 3"):
+        LazyCall(3)
+
+
+def test_a_lazy_call_of_a_lazy_call_builds_the_target_first():
+    maker = LazyCall(make_adder)(amount=2)
+    assert instantiate(LazyCall(maker)(value=3)) == 5
+
+
+def make_adder(amount):
+    return lambda value: value + amount
+
+
+def test_objects_in_a_lazy_call_keep_their_identity_through_nesting():
+    numbers = (n for n in range(3))  # a generator cannot be copied
+    node = LazyCall(Net)(inner=LazyCall(Net)(inner=numbers))
+    outer = OmegaConf.create({"model": node}, flags={"allow_objects": True})
+    assert instantiate(outer.model).inner.inner is numbers
+
+
+def test_a_dataclass_target_is_called_rather_than_taken_apart():
+    assert instantiate(LazyCall(Shape)(channels=3)) == Shape(3)
+
+    @dataclass
+    class Local:
+        x: int = 0
+
+    assert instantiate(LazyCall(Local)(x=2)) == Local(2)
+
+
+def test_relative_imports_run_files_afresh_by_path(tmp_path):
+    root = write(
+        tmp_path,
+        {
+            "root.py": "from itertools import count\nfrom trainwright.config import LazyCall as L\n"
+            "from .a.one import text, section\nsection.x = 'changed'\nfrom .a.two import section2, text2\n"
+            "call = L(count)(start=1)\n_private = dict(a=1)\nnumber = 5\n",
+            "a/one.py": "text = 'base'\nsection = dict(x=1, y=2)\n",
+            "a/two.py": "from .one import section as section2\nfrom ..other import text2\n",
+            "other.py": "text2 = 'other'\n",
+        },
+    )
+    cfg = LazyConfig.load(root / "root.py")
+    assert isinstance(cfg.section, DictConfig)
+    assert cfg.section.x == "changed"
+    assert cfg.section2.x == 1
+    assert sorted(cfg) == ["call", "section", "section2"]
+    assert LazyConfig.load(root / "root.py", "number") == 5
+    assert LazyConfig.load(str(root / "root.py"), ("text2", "text")) == ("other", "base")
+
+
+def test_each_load_is_fresh(tmp_path):
+    write(tmp_path, {"c.py": "train = dict(seed=1)\n"})
+    first = LazyConfig.load(tmp_path / "c.py")
+    first.train.seed = 9
+    assert LazyConfig.load(tmp_path / "c.py").train.seed == 1
+
+
+def test_settings_imported_from_the_files_own_folder_are_fresh_at_each_load(project):
+    write(
+        project,
+        {
+            "configs/train.py": "train = dict(seed=1, log=dict(period=1))\n",
+            "configs/config.py": "from configs.train import train\ntrain.update(dict(extra=train['seed']))\n"
+            "train['log']['period'] += 1\n",
+        },
+    )
+    for _ in range(2):
+        assert LazyConfig.load(project / "configs/config.py").train == {"seed": 1, "extra": 1, "log": {"period": 2}}
+    write(project, {"configs/train.py": "train = dict(seed=2, log=dict(period=1))\n"})  # same size, same second
+    assert LazyConfig.load(project / "configs/config.py").train.extra == 2
+    assert "configs.train" not in sys.modules
+
+
+def test_a_module_with_classes_stays_the_same_and_gives_copies_of_its_settings(project):
+    write(
+        project,
+        {
+            "room_of_nets.py": "train = dict(seed=1)\nclass Net: pass\n",
+            "config.py": "from room_of_nets import Net, train\nfrom trainwright.config import LazyCall\n"
+            "train['seed'] += 1\nmodel = LazyCall(Net)()\n",
+        },
+    )
+    one, two = (LazyConfig.load(project / "config.py") for _ in range(2))
+    assert one.train.seed == two.train.seed == 2
+    assert one.model._target_ is two.model._target_
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("from .a import x", "folder"),
+        ("from . import a", "folder"),
+        ("from .nowhere import x", "nowhere.py"),
+        ("from .a.one import missing", "missing"),
+    ],
+)
+def test_imports_that_cannot_be_say_why_and_leave_python_as_it_was(tmp_path, line, says):
+    write(tmp_path, {"bad.py": line + "\n", "a/one.py": "x = 1\n"})
+    before = builtins.__import__
+    with pytest.raises(ImportError, match=says):
+        LazyConfig.load(tmp_path / "bad.py")
+    assert builtins.__import__ is before
+
+
+def test_an_error_in_a_file_leaves_python_as_it_was_and_names_the_file(tmp_path):
+    write(tmp_path, {"bad.py": "x = 1 / 0\n", "worse.py": "cfg={ a=1 }\n"})
+    before = builtins.__import__
+    with pytest.raises(ZeroDivisionError) as caught:
+        LazyConfig.load(tmp_path / "bad.py")
+    assert "bad.py" in caught.value.__notes__[0]
+    with pytest.raises(SyntaxError, match=r"worse.py has syntax error"):
+        LazyConfig.load(tmp_path / "worse.py")
+    assert builtins.__import__ is before
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    write(tmp_path, {"c.py": "train = dict(seed=1)\n", "c.txt": "", "list.yaml": "[1, 2]\n"})
+    with pytest.raises(MissingFileError, match=r"none.py"):
+        LazyConfig.load(tmp_path / "none.py")
+    with pytest.raises(ConfigKeyError, match="Did you mean 'train'"):
+        LazyConfig.load(tmp_path / "c.py", "trian")
+    with pytest.raises(ConfigError, match=r"\.txt"):
+        LazyConfig.load(tmp_path / "c.txt")
+    with pytest.raises(ConfigError, match="mapping"):
+        LazyConfig.load(tmp_path / "list.yaml")
+
+
+def test_a_dict_that_cannot_be_a_section_is_named(tmp_path):
+    write(tmp_path, {"c.py": "table = {(1, 2): 3}\n"})
+    with pytest.raises(ConfigTypeError, match="_table"):
+        LazyConfig.load(tmp_path / "c.py")
+
+
+def test_load_rel_is_relative_to_the_calling_file(tmp_path):
+    write(
+        tmp_path,
+        {
+            "sub/base.yaml": "a: 1\n",
+            "sub/c.py": "from trainwright.config import LazyConfig\nbase = LazyConfig.load_rel('base.yaml')\n",
+        },
+    )
+    assert LazyConfig.load(tmp_path / "sub/c.py").base.a == 1
+    with pytest.raises(ConfigError, match="no file"):
+        eval("LazyConfig.load_rel('x.py')")
+
+
+def test_yaml_is_read_safely_and_as_written(tmp_path):
+    write(tmp_path, {"evil.yaml": "a: !!python/object/apply:os.getcwd []\n", "twice.yaml": "a: 1\na: 2\n"})
+    for name in ("evil.yaml", "twice.yaml"):
+        with pytest.raises(ConfigError, match=name):
+            LazyConfig.load(tmp_path / name)
+    write(tmp_path, {"n.yaml": "lr: 1e-3\nday: 2024-01-01\ntime: 12:30:00\nversion: 010\nnone:\nempty: ''\nbig: 1e9\n"})
+    cfg = LazyConfig.load(tmp_path / "n.yaml")
+    assert cfg == {
+        "lr": 0.001,
+        "day": "2024-01-01",
+        "time": "12:30:00",
+        "version": "010",
+        "none": None,
+        "empty": "",
+        "big": 1e9,
+    }
+
+
+def test_a_missing_target_names_the_nearest(tmp_path):
+    with pytest.raises(ConfigImportError, match="Did you mean 'OrderedDict'"):
+        instantiate(LazyCall("collections.OrderedDic")())
+    with pytest.raises(ConfigImportError, match="no module 'nowhere_at_all'"):
+        instantiate(LazyCall("nowhere_at_all.X")())
+
+
+def test_the_place_of_a_lazy_call_is_not_part_of_the_configuration():
+    node = LazyCall(count)(start=1)
+    assert set(node) == {"_target_", "start"}
+    assert os.path.basename(__file__) not in OmegaConf.to_yaml(LazyCall("itertools.count")(start=1))

@@ -1,0 +1,235 @@
+"""What data may call."""
+
+import copy
+import logging
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from trainwright.config import ConfigError, ConfigImportError, LazyCall, LazyConfig, instantiate
+from trainwright.config.trust import allow_module, locate_untrusted, project_root, project_roots, use_project
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project in the working folder, with a module of its own, and a stranger's module outside of it."""
+    (tmp_path / "project/configs").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "project/own_parts_xyz.py").write_text(
+        "import os, subprocess\nfrom collections import Counter\n"
+        "class Net:\n    def __init__(self, width=1): self.width = width\n"
+    )
+    (tmp_path / "elsewhere/stranger_xyz.py").write_text("raise SystemExit('a stranger was imported')\n")
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    yield tmp_path / "project"
+    sys.modules.pop("own_parts_xyz", None)
+
+
+def from_yaml(folder, text):
+    (folder / "c.yaml").write_text(text)
+    return LazyConfig.load(folder / "c.yaml")
+
+
+def test_the_projects_own_modules_torch_and_trainwright_may_be_named(project):
+    cfg = from_yaml(
+        project,
+        "a: {_target_: own_parts_xyz.Net, width: 3}\nb: {_target_: torch.nn.Linear, in_features: 1, out_features: 2}\n",
+    )
+    assert instantiate(cfg.a).width == 3
+    assert instantiate(cfg.b).out_features == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.nn.Linear",
+        "torch.optim.AdamW",
+        "torch.optim.lr_scheduler.StepLR",
+        "torch.utils.data.DataLoader",
+        "torch.utils.data.TensorDataset",
+        "torch.nn.functional.gelu",
+        "torch.nn.init.xavier_uniform_",
+        "torch.distributions.Normal",
+        "torch.zeros",
+        "torch.tensor",
+        "torch.Generator",
+        "torch.device",
+        "torch.einsum",
+        "torch.manual_seed",
+        "trainwright.events.EventStorage",
+    ],
+)
+def test_the_building_blocks_are_allowed(name):
+    assert callable(locate_untrusted(name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system",
+        "posix.system",
+        "builtins.eval",
+        "builtins.open",
+        "subprocess.run",
+        "subprocess.Popen",
+        "sys.exit",
+        "shutil.rmtree",
+        "importlib.import_module",
+        "pickle.loads",
+        "runpy.run_path",
+        "functools.partial",
+        "operator.methodcaller",
+        "yaml.unsafe_load",
+        "numpy.load",
+        "torch.load",
+        "torch.save",
+        "torch.from_file",
+        "torch.hub.load",
+        "torch.os.system",
+        "torch.nn.modules.module.functools.partial",
+        "torch.serialization.load",
+        "torch.jit.load",
+        "torch.compile",
+        "torch.package.PackageImporter",
+        "torch.utils.cpp_extension.load_inline",
+        "torch.utils.cpp_extension.load",
+        "torch.utils.benchmark.Timer",
+        "torch.utils.data.datapipes.utils.decoder.basichandlers",
+        "torch.utils.collect_env.run",
+        "torch.utils.model_zoo.load_url",
+        "torch.classes.load_library",
+        "torch.ops.load_library",
+        "torch.distributed.checkpoint.load",
+        "torch.multiprocessing.spawn",
+        "torch.nn",
+        "torch.nn.Module.__subclasses__",
+        "torch.nn.Module.__init__.__globals__.get",
+        "trainwright.config.trust.allow_module",
+        "trainwright.config.LazyConfig.load",
+        "trainwright.config.LazyCall",
+        "trainwright.cli.main.main",
+        "own_parts_xyz.os.system",
+        "own_parts_xyz.subprocess.run",
+        "own_parts_xyz.Counter",
+        "stranger_xyz.anything",
+        "not a name",
+        "",
+    ],
+)
+def test_everything_else_is_refused_without_importing_strangers(project, name):
+    with pytest.raises((ConfigError, ConfigImportError), match=r"refused|dotted path"):
+        locate_untrusted(name)
+    assert "stranger_xyz" not in sys.modules
+
+
+def build_all(node):
+    """Build a node, and then the child that it may have left as a config, which is data still."""
+    return instantiate(instantiate(node).width)
+
+
+def test_a_refused_target_is_not_called_wherever_it_is_put(project):
+    marker = project / "marker"
+    call = f"{{_target_: os.mkdir, path: {marker}}}"
+    cases = [
+        f"x: {call}",
+        f"x: {{_target_: own_parts_xyz.Net, width: {call}}}",
+        f"x: [1, {call}]",
+        f"x: {{a: {{b: {call}}}}}",
+        f"y: {call}\nx: ${{y}}",
+        f"name: os.mkdir\nx: {{_target_: '${{name}}', path: {marker}}}",
+        f"x: {{_target_: {{_target_: own_parts_xyz.os.mkdir, _partial_: true}}, path: {marker}}}",
+        f"x: {{_target_: own_parts_xyz.Net, _recursive_: false, width: {call}}}",
+    ]
+    for text in cases:
+        cfg = from_yaml(project, text)
+        with pytest.raises(ConfigError, match="refused"):
+            build_all(cfg.x)
+        assert not marker.exists()
+
+
+def test_the_mark_of_data_survives_copies_merges_and_moves(project):
+    data = from_yaml(project, "x: {_target_: os.getcwd}")
+    base = OmegaConf.create({"x": LazyCall(list)()}, flags={"allow_objects": True})
+    moved = OmegaConf.create({"deep": [data.x]})
+    for node in (copy.deepcopy(data).x, OmegaConf.merge(base, data).x, moved.deep[0], OmegaConf.create(data).x):
+        with pytest.raises(ConfigError, match="refused"):
+            instantiate(node)
+
+
+def test_nodes_cannot_be_built_out_of_text(project):
+    for text in ("x: '${oc.create:{_target_:os.getcwd}}'", "n: create\nx: '${oc.${n}:{_target_:os.getcwd}}'"):
+        with pytest.raises(ConfigError, match="refused"):
+            from_yaml(project, text)
+
+
+def test_targets_from_the_command_line_follow_the_same_rule(project):
+    (project / "c.py").write_text(
+        "from own_parts_xyz import Net\nfrom trainwright.config import LazyCall\n"
+        "model = LazyCall(Net)(width=LazyCall(Net)(width=LazyCall('os.getcwd')()))\nother = dict(name='x')\n"
+        "link = LazyCall('${other.name}')()\n"
+    )
+    for override in (
+        "model._target_=os.getcwd",
+        "model={_target_:os.getcwd}",
+        "+model.more={_target_:os.getcwd}",
+        "+model.more=[{_target_:os.getcwd}]",
+        "model.width._target_=os.getcwd",
+        "model._target_=${other.name}",
+    ):
+        cfg = LazyConfig.load(project / "c.py")
+        LazyConfig.apply_overrides(cfg, [override, "other.name=os.getcwd"])
+        with pytest.raises(ConfigError, match="refused"):
+            instantiate(cfg.model)
+    with pytest.raises(ConfigError, match="refused"):
+        instantiate(LazyConfig.apply_overrides(LazyConfig.load(project / "c.py"), ["other.name=os.getcwd"]).link)
+
+    cfg = LazyConfig.apply_overrides(LazyConfig.load(project / "c.py"), ["model._target_=own_parts_xyz.Net"])
+    assert str(instantiate(cfg.model).width.width) == str(project)  # what code named in the same tree is still code's
+
+
+def test_allow_module_adds_a_module_but_never_one_that_runs_anything():
+    with pytest.raises(ConfigError, match="--allow-module"):
+        locate_untrusted("collections.Counter")
+    allow_module("collections")
+    assert locate_untrusted("collections.Counter")
+    for name in ("os", "builtins", "subprocess", "os.path", "importlib.util"):
+        with pytest.raises(ConfigError, match="never"):
+            allow_module(name)
+    with pytest.raises(ConfigError, match="not the name"):
+        allow_module("a b")
+
+
+def test_python_configurations_are_code():
+    assert instantiate(LazyCall("os.getcwd")())
+
+
+def test_the_project_root_is_the_folder_or_the_parent_of_configs(project):
+    assert project_root("configs/x.py") == project
+    assert project_root("x.py") == project
+    assert project_roots(project.parent / "elsewhere/x.py") == [project.parent / "elsewhere", project]
+
+
+def test_a_saved_project_root_is_honoured_inside_the_working_folder_only(project, caplog):
+    (project / "out").mkdir()
+    assert project_roots("out/config.yaml", {"project_root": ".."}) == [project]
+    assert project_roots("out/config.yaml", OmegaConf.create({"project_root": "../configs"}))[0] == project / "configs"
+    with caplog.at_level(logging.WARNING, logger="trainwright.config"):
+        assert project_roots("out/config.yaml", {"project_root": "../../elsewhere"})[0] == project / "out"
+    assert len(caplog.records) == 1
+    assert "elsewhere" in caplog.text
+
+
+def test_use_project_makes_the_folders_importable_and_trusted(project, monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if "elsewhere" not in p])
+    other = project.parent / "other"
+    other.mkdir()
+    (other / "far_parts_xyz.py").write_text("class Far: pass\n")
+    assert use_project(other / "c.yaml") == [other, project]
+    assert sys.path[0] == str(other)
+    assert use_project(other / "c.yaml") == [other, project]
+    assert sys.path.count(str(other)) == 1
+    assert locate_untrusted("far_parts_xyz.Far").__name__ == "Far"
+    sys.modules.pop("far_parts_xyz")
