@@ -39,6 +39,30 @@ def test_gradients_and_running_statistics_are_those_of_a_plain_model() -> None:
         assert torch.equal(a, b)
 
 
+def test_a_compiled_model_recomputes_with_the_same_numbers() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.linear(x)).relu()
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Block(), Block())
+    recomputed = copy.deepcopy(plain)
+    recompute_blocks(recomputed)
+    compiled = torch.compile(recomputed, backend="aot_eager")
+    for _ in range(2):
+        x = torch.randn(16, 4)
+        plain(x).square().mean().backward()
+        compiled(x).square().mean().backward()
+    for (name, left), right in zip(plain.state_dict().items(), recomputed.state_dict().values(), strict=True):
+        assert torch.equal(left, right), name  # running statistics among them
+    for left, right in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        torch.testing.assert_close(left.grad, right.grad)
+
+
 def test_blocks_are_computed_again_in_the_backward_pass_only() -> None:
     model = network()
     recompute_blocks(model)

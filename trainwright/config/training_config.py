@@ -139,9 +139,7 @@ class TrainingConfig(BaseModel):
         for field in ("optimizer", "loss"):
             _, fault = find_torch_class(field, data[field])
             faults += [
-                f"TrainingConfig.{field}: {text}"
-                for text in (fault or arguments_fault(field, data[field]),)
-                if text
+                f"TrainingConfig.{field}: {text}" for text in (fault or arguments_fault(field, data[field]),) if text
             ]
         if self.lr_scheduler_type in _WITHOUT_WARMUP and (self.warmup_steps or self.warmup_ratio):
             faults.append(

@@ -2,9 +2,9 @@
 
 * The model returns its losses: a mapping whose entries named "loss" are summed.
 * The model has ``compute_loss``: it is called with those of the model's outputs and the batch that it names.
-* A criterion, on the model's output and the target: the second of a pair, or the labels of a named batch.
+* A criterion, on the model's output and the target: the second of a pair, or the labels of a batch with names.
 
-Each is an object with ``compute_loss(model, inputs)`` that calls the model itself: no frame stands between.
+Each is an object whose ``compute_loss(model, inputs)`` calls the model itself: no frame stands between.
 """
 
 import inspect
@@ -17,47 +17,39 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.objective import sum_losses, write_forward_help
 
-TARGETS = ("labels", "label", "targets", "target")
+_TARGETS = ("labels", "label", "targets", "target")
+_OVERRIDE_HELP = "For anything else override compute_loss(model, inputs)."
+
+Loss = Callable[[Any, Mapping[str, Any]], Any]  # of the model's outputs and the batch
 
 
 class Contract(Protocol):
-    """What a batch and its model agree on."""
+    """What a model and its batches agree on. The loss is None only in evaluation, of a model that then has none."""
 
-    def compute_loss(self, model: Any, inputs: Any) -> Tensor: ...
+    def compute_loss(self, model: Any, inputs: Any) -> Any: ...
 
 
 def contract_for(
-    model: nn.Module, inputs: Any, criterion: Callable[..., Tensor], own_loss: Callable[..., Tensor] | None,
-    settle: Callable[[Contract], None],
+    model: nn.Module, inputs: Any, criterion: Callable[..., Tensor], own_loss: Callable[..., Tensor] | None
 ) -> Contract:
-    """The contract of ``model`` and batches like ``inputs``.
-
-    ``own_loss`` is the model's ``compute_loss``, if it has one. For a batch with names the model's first output in
-    training tells; ``settle`` is then called with what it was.
+    """The contract of ``model`` and batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
 
     Raises:
-        ConfigTypeError: a batch of this type cannot be trained on.
+        ConfigTypeError: batches of this type cannot be trained on.
     """
-    if isinstance(inputs, tuple | list):
-        if len(inputs) != 2:
-            raise ConfigTypeError(
-                f"The loader gives {type(inputs).__name__}s of {len(inputs)}; the Trainer takes pairs (inputs, target),"
-                " or batches with names. For anything else override compute_loss(model, inputs)."
-            )
+    if isinstance(inputs, tuple | list) and len(inputs) == 2:
         return PairContract(criterion if own_loss is None else own_loss)
     if not isinstance(inputs, Mapping):
+        parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
-            f"The loader gives {type(inputs).__name__}; the Trainer takes pairs (inputs, target), or batches with"
-            " names, a dict or an Instance. For anything else override compute_loss(model, inputs)."
+            f"The loader gives {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches with"
+            f" names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
-    names = _taken_names(model, inputs)
-    if own_loss is not None:
-        return OwnLoss(names, own_loss)
-    return _Undecided(names, criterion, settle)
+    return NamedContract(_taken_names(model, inputs), _Undecided(criterion) if own_loss is None else _own(own_loss))
 
 
 class PairContract:
-    """``criterion(model(inputs), target)``, or the model's own ``compute_loss`` in its place."""
+    """``criterion(model(inputs), target)``."""
 
     def __init__(self, criterion: Callable[..., Tensor]) -> None:
         self._criterion = criterion
@@ -66,95 +58,57 @@ class PairContract:
         return self._criterion(logits_of(model(inputs[0])), inputs[1])
 
 
-class ReturnsLosses:
-    """The model returns its losses by name."""
+class NamedContract:
+    """The model is called with those fields of the batch that its forward names, and ``loss`` with what it returns."""
 
-    def __init__(self, names: tuple[str, ...] | None) -> None:
-        self._names = names
+    def __init__(self, names: tuple[str, ...] | None, loss: Loss) -> None:
+        self._names = names  # None: all
+        self._loss = loss
 
-    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
         taken = inputs if self._names is None else {name: inputs[name] for name in self._names if name in inputs}
         try:
             outputs = model(**taken)
         except TypeError as error:
-            write_forward_help(error, model, inputs)
+            write_forward_help(error, model, taken)
             raise
-        return loss_of(outputs)
-
-
-class OwnLoss:
-    """``model.compute_loss`` of the outputs and the batch, each argument by its name."""
-
-    def __init__(self, names: tuple[str, ...] | None, own_loss: Callable[..., Tensor]) -> None:
-        self._names = names
-        self._own_loss = own_loss
-        parameters = inspect.signature(own_loss).parameters
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        self._wanted = None if takes_all else frozenset(parameters)
-
-    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        taken = inputs if self._names is None else {name: inputs[name] for name in self._names if name in inputs}
-        try:
-            outputs = model(**taken)
-        except TypeError as error:
-            write_forward_help(error, model, inputs)
-            raise
-        known = {**inputs, **(outputs if isinstance(outputs, Mapping) else {"logits": outputs})}
-        if self._wanted is not None:
-            known = {name: value for name, value in known.items() if name in self._wanted}
-        return self._own_loss(**known)
-
-
-class NamedCriterion:
-    """A criterion of the model's logits and the labels of a batch with names."""
-
-    def __init__(self, names: tuple[str, ...] | None, criterion: Callable[..., Tensor], target: str) -> None:
-        self._names = names
-        self._criterion = criterion
-        self._target = target
-
-    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        taken = inputs if self._names is None else {name: inputs[name] for name in self._names if name in inputs}
-        try:
-            outputs = model(**taken)
-        except TypeError as error:
-            write_forward_help(error, model, inputs)
-            raise
-        return self._criterion(logits_of(outputs), inputs[self._target])
+        return self._loss(outputs, inputs)
 
 
 class _Undecided:
-    """Whether the model returns losses shows in what it returns. The first batch of a training decides for all."""
+    """Whether the model returns losses shows in what it returns: its first output in training decides for all."""
 
-    def __init__(
-        self, names: tuple[str, ...] | None, criterion: Callable[..., Tensor], settle: Callable[[Contract], None]
-    ) -> None:
-        self._names = names
+    def __init__(self, criterion: Callable[..., Tensor]) -> None:
         self._criterion = criterion
-        self._settle = settle
+        self._decided: Loss | None = None
 
-    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        taken = inputs if self._names is None else {name: inputs[name] for name in self._names if name in inputs}
-        try:
-            outputs = model(**taken)
-        except TypeError as error:
-            write_forward_help(error, model, inputs)
-            raise
-        target = target_name(inputs)
-        if target is None or (isinstance(outputs, Mapping) and any("loss" in name for name in outputs)):
-            settled: Contract = ReturnsLosses(self._names)
-            loss = loss_of(outputs)
-        else:
-            settled = NamedCriterion(self._names, self._criterion, target)
-            loss = self._criterion(logits_of(outputs), inputs[target])
-        if torch.is_grad_enabled():  # what a model returns in evaluation may be less
-            self._settle(settled)
-        return loss
+    def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+        if self._decided is not None:
+            return self._decided(outputs, inputs)
+        loss = self._loss_of_model if _has_losses(outputs) or target_of(inputs) is None else self._loss_of_criterion
+        if torch.is_grad_enabled():  # in evaluation a model may return less
+            self._decided = loss
+        return loss(outputs, inputs)
+
+    def _loss_of_model(self, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+        if not torch.is_grad_enabled() and not _has_losses(outputs):
+            return None
+        return sum_losses(outputs)
+
+    def _loss_of_criterion(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        return self._criterion(logits_of(outputs), target_of(inputs))
 
 
-def loss_of(outputs: Any) -> Tensor:
-    """The sum of the losses that a model returned."""
-    return sum_losses(outputs)
+def _own(own_loss: Callable[..., Tensor]) -> Loss:
+    """The model's ``compute_loss``, given by name what it takes."""
+    parameters = inspect.signature(own_loss).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        known = {**inputs, **(outputs if isinstance(outputs, Mapping) else {"logits": outputs})}
+        return own_loss(**{name: value for name, value in known.items() if takes_all or name in parameters})
+
+    return loss
 
 
 def logits_of(outputs: Any) -> Any:
@@ -166,21 +120,26 @@ def logits_of(outputs: Any) -> Any:
             return outputs["logits"]
         raise ConfigError(
             f"The model's forward returned {', '.join(map(repr, outputs)) or 'an empty dict'}; the Trainer needs a loss"
-            " (a name that contains 'loss'), or 'logits' for the criterion of TrainingConfig.loss."
+            f" (a name with 'loss' in it), or 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"
         )
     raise ConfigTypeError(
         f"The model's forward returned {type(outputs).__name__}; it must return a tensor, or a dict with its losses or"
-        " 'logits'. For anything else override compute_loss(model, inputs)."
+        f" 'logits'. {_OVERRIDE_HELP}"
     )
 
 
-def target_name(inputs: Mapping[str, Any]) -> str | None:
-    """Under which name the labels of a batch are."""
-    return next((name for name in TARGETS if name in inputs), None)
+def target_of(inputs: Any) -> Any:
+    """The labels of a batch: the second of a pair, or the field that is called so; None without one."""
+    if isinstance(inputs, Mapping):
+        return next((inputs[name] for name in _TARGETS if name in inputs), None)
+    return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
+
+
+def _has_losses(outputs: Any) -> bool:
+    return isinstance(outputs, Mapping) and any("loss" in name for name in outputs)
 
 
 def _taken_names(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Those of the batch's names that the model's forward takes; None if it takes all."""
     parameters = inspect.signature(model.forward).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return None

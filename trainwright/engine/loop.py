@@ -11,6 +11,8 @@ from trainwright.hooks.base import HookBase
 
 logger = logging.getLogger("trainwright.engine")
 
+FILE_ONLY = {"file_only": True}  # of a log record: not for the console
+
 
 class TrainerBase:
     """Iterations with hooks around them. A subclass says in ``run_step`` what an iteration does.
@@ -129,8 +131,15 @@ class TrainerBase:
         return [call for call in calls if getattr(call, "__func__", None) is not unused]
 
     def _after_failure(self, error: BaseException) -> None:
-        if not isinstance(error, UserError) and isinstance(error, Exception):
-            logger.exception("Training failed in iteration %d:", self.iter)
+        # For log.txt alone: whoever catches the error shows it.
+        cause = None if isinstance(error, UserError) else error
+        logger.error(
+            "Training failed in iteration %d: %s",
+            self.iter,
+            str(error) or type(error).__name__,
+            exc_info=cause,
+            extra=FILE_ONLY,
+        )
         try:
             self.after_train()
         except Exception:

@@ -17,7 +17,8 @@ def sum_losses(outputs: Any) -> Tensor:
 
     Raises:
         ConfigTypeError: ``outputs`` is not a dict.
-        ConfigError: no entry's name contains "loss", or a loss is not a single number with a gradient.
+        ConfigError: no entry's name contains "loss", or a loss is not a single number with a gradient (outside of
+            ``no_grad``).
     """
     if not isinstance(outputs, Mapping):
         raise ConfigTypeError(
@@ -31,7 +32,8 @@ def sum_losses(outputs: Any) -> Tensor:
             " (A model that tells training from evaluation looks at self.training.)"
         )
     total: Any = next(iter(losses.values())) if len(losses) == 1 else sum(losses.values())
-    if not isinstance(total, Tensor) or total.numel() != 1 or not total.requires_grad:
+    is_cut_off = torch.is_grad_enabled() and not getattr(total, "requires_grad", False)
+    if not isinstance(total, Tensor) or total.numel() != 1 or is_cut_off:
         raise _refusal(losses)
     return total
 

@@ -84,12 +84,15 @@ class RunFolder:
         number = 1 + max((int(p.name) for p in shelf.glob("[0-9]*") if p.name.isdigit()), default=0)
         place = shelf / f"{number:03d}"
         place.mkdir(parents=True)
+        for entry in self._entries_of_the_run():
+            entry.rename(place / entry.name)  # links among them are relative, so they keep pointing at their neighbours
+        logger.info("%s held an earlier run, which is now in %s. (--resume would have continued it.)", self.path, place)
+
+    def _entries_of_the_run(self) -> list[Path]:
         entries = [entry for pattern in self.written_by_a_run for entry in self.path.glob(pattern)]
         for pattern in self.checkpoints:
             entries += [e for e in self.path.glob(pattern) if e.is_symlink() or (e / "manifest.json").is_file()]
-        for entry in entries:
-            entry.rename(place / entry.name)  # links among them are relative, so they keep pointing at their neighbours
-        logger.info("%s held an earlier run, which is now in %s. (--resume would have continued it.)", self.path, place)
+        return entries
 
     def _log_to_file(self) -> None:
         rank = get_rank()

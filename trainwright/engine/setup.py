@@ -60,4 +60,5 @@ def log_to_console() -> None:
     handler = ProgressAwareHandler(sys.stdout)
     handler.setFormatter(logging.Formatter(LOG_FORMAT, datefmt="%H:%M:%S"))
     handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
+    handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)

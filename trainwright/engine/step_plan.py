@@ -17,6 +17,8 @@ class StepPlan:
     steps_per_epoch: int
     accumulation: int
     total_steps: int
+    batch_size: int  # 0: unknown
+    samples_per_epoch: int
 
     @property
     def num_updates(self) -> int:
@@ -33,13 +35,37 @@ class StepPlan:
         epochs, rest = divmod(updates, self._updates_per_epoch)
         return min(self.total_steps, epochs * self.steps_per_epoch + rest * self.accumulation)
 
+    def samples(self, steps: int) -> int:
+        """How many samples ``steps`` steps have taken; 0 where nobody knows."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        return epochs * self.samples_per_epoch + min(rest * self.batch_size, self.samples_per_epoch)
+
     @property
     def _updates_per_epoch(self) -> int:
         return -(-self.steps_per_epoch // self.accumulation)
 
 
-def steps_per_epoch(loader: Any) -> int:
-    """The number of batches of a loader."""
+def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int) -> StepPlan:
+    """The plan of ``num_epochs`` rounds of ``loader``, or of ``max_steps`` steps if these are fewer.
+
+    Raises:
+        ConfigError: the loader has no length, or gives no batch.
+    """
+    steps_per_epoch = _num_batches(loader)
+    total = num_epochs * steps_per_epoch
+    sampler = getattr(loader, "batch_sampler", None)
+    batch_size = getattr(sampler, "batch_size", None) or 0
+    samples = getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size
+    return StepPlan(
+        steps_per_epoch=steps_per_epoch,
+        accumulation=accumulation,
+        total_steps=total if max_steps is None else min(total, max_steps),
+        batch_size=batch_size,
+        samples_per_epoch=samples,
+    )
+
+
+def _num_batches(loader: Any) -> int:
     try:
         length = len(loader)
     except TypeError as error:

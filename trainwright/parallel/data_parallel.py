@@ -32,7 +32,8 @@ def release_process_group() -> None:
     ends aborts the process, after all work was done (gloo on torch 2.13, in about one of ten runs of two processes).
     """
     for model in _wrapped:
-        model.reducer = model.logger = model.process_group = None
+        for name in ("reducer", "logger", "process_group"):
+            setattr(model, name, None)
     gc.collect()  # wrapped models that are out of use may wait for the collector with what they hold
 
 

@@ -44,15 +44,17 @@ def _outermost_blocks(module: nn.Module) -> Iterator[nn.Module]:
 def _recomputed(block: nn.Module) -> Callable[..., Any]:
     forward = block.forward
 
+    options: dict[str, Any] = {}
+    if any(isinstance(module, _BatchNorm) for module in block.modules()):
+        options["context_fn"] = lambda: (contextlib.nullcontext(), _kept_running_statistics(block))
+
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:  # a module's own signature
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-
-        def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-            return contextlib.nullcontext(), _kept_running_statistics(block)
-
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        if torch.compiler.is_compiling():  # a compiled program updates its statistics once, outside what it repeats
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **options, **kwargs)
 
     return call
 

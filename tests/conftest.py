@@ -1,0 +1,87 @@
+"""What tests of several rooms share: the digits, the example project on them, and the command line."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+EXAMPLE = REPOSITORY / "examples" / "mnist"
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """Of a process that finds this trainwright from any working folder, and leaves a core for its neighbours."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COLUMNS"))}
+    return {**inherited, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(scope="session")
+def run_python(environment: dict[str, str]) -> Run:
+    """``run_python(*arguments, cwd, code=0)``: run this Python, and hold it to its exit code."""
+
+    def run(
+        *arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120
+    ) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
+        if code is not None:
+            assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def train(run_python: Run) -> Run:
+    """``train(*arguments, cwd, code=0)``: ``trainwright train …`` as a user types it."""
+
+    def run(*arguments: object, **how: Any) -> "subprocess.CompletedProcess[str]":
+        return run_python("-m", "trainwright.cli.main", "train", *arguments, **how)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the real handwritten digits, as MNIST's files."""
+    folder = tmp_path_factory.mktemp("digits")
+    arguments = sys.argv
+    sys.argv = ["prepare_digits.py", str(folder)]
+    try:
+        runpy.run_path(str(EXAMPLE / "prepare_digits.py"), run_name="__main__")
+    finally:
+        sys.argv = arguments
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mnist_project(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
+    """A copy of examples/mnist with its data: nothing in it may be changed by a test."""
+    project = tmp_path_factory.mktemp("project") / "mnist"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("data", "__pycache__", "output"))
+    (project / "data").symlink_to(digits)
+    return project
+
+
+@pytest.fixture(scope="session")
+def read_rows() -> Callable[[Path], list[dict[str, Any]]]:
+    """The rows of a run's metrics.json, read as strict JSON: NaN and Infinity are not in it."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not strict JSON")
+
+    def read(folder: Path) -> list[dict[str, Any]]:
+        lines = (folder / "metrics.json").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line, parse_constant=refuse) for line in lines]
+
+    return read

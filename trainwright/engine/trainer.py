@@ -1,0 +1,342 @@
+"""The objects door: a trainer for a model, data sets and settings."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.config.errors import ConfigError
+from trainwright.data.collate import to_batch
+from trainwright.engine import trainer_parts as parts
+from trainwright.engine.contracts import Contract, contract_for
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.randomness import seed_everything
+from trainwright.engine.run_folder import OpenRunFolder
+from trainwright.engine.scoring import Score
+from trainwright.engine.setup import log_to_console
+from trainwright.engine.step_plan import batches_from, make_plan
+from trainwright.engine.trainer_hooks import Evaluate, SaveSteps, TrainerFolder, WriteSteps
+from trainwright.engine.trainer_state import TrainerState
+from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
+from trainwright.events.storage import EventStorage
+from trainwright.events.writers import (
+    ConsoleWriter,
+    CSVWriter,
+    EventWriter,
+    JSONWriter,
+    ProgressWriter,
+    TensorBoardWriter,
+)
+from trainwright.hooks import HookBase, IterationTimer
+from trainwright.hooks import LRScheduler as StepSchedule
+from trainwright.parallel.device import pick_device
+
+if TYPE_CHECKING:
+    from trainwright.config.training_config import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class Trainer(TrainerBase):
+    """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
+
+    Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
+    ``compute_loss(model, inputs)`` to change a step; ``prepare_input_batch(batch)`` to change its batch.
+
+    Args:
+        data_collator: makes a batch of a list of samples; the data set's own ``data_collator`` by default.
+        train_dataloader, eval_dataloader: loaders to be used as they are, in place of ours over the data sets.
+
+    Attributes:
+        state: ``global_step``, ``epoch`` and ``epoch_step``, counted in calls of ``training_step``.
+        total_steps: what ``state.global_step`` is at the end.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: "TrainingConfig",
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        optimizer: Optimizer | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        train_dataloader: Any = None,
+        eval_dataloader: Any = None,
+    ) -> None:
+        super().__init__()
+        has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
+        parts.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
+        parts.check_given(config, optimizer, lr_scheduler)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ConfigError("Trainer: it trains in one process. For several, use DefaultTrainer with torchrun.")
+        log_to_console()
+        self.config = config
+        self.device = pick_device(config.device_str)
+        self.model = model.to(self.device)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self._collator = data_collator
+        self._is_own_loader = train_dataloader is None
+        self.train_dataloader = (
+            parts.train_loader(train_dataset, config, data_collator) if self._is_own_loader else train_dataloader
+        )
+        self.eval_dataloader = eval_dataloader
+        if eval_dataloader is None and eval_dataset is not None:
+            self.eval_dataloader = parts.eval_loader(eval_dataset, config, data_collator)
+        self._plan = make_plan(
+            self.train_dataloader,
+            num_epochs=config.num_epochs,
+            max_steps=config.max_steps,
+            accumulation=config.gradient_accumulation_steps,
+        )
+        self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
+
+        self.optimizer = optimizer or parts.build_optimizer(config, model)
+        self.lr_scheduler = lr_scheduler or parts.build_lr_scheduler(config, self.optimizer, self.max_iter)
+        self._settle_step()
+        self.storage = EventStorage()
+        self.state = TrainerState(self, self._plan)
+        self._states: dict[str, Any] = {
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "trainer": self.state,
+        }
+        self.checkpointer = Checkpointer(model, Path(config.output_dir, parts.CHECKPOINTS), **self._states)
+        source = parts.resume(config, model, self._states)
+        is_same_run = source is not None and Path(config.output_dir).resolve() in source.resolve().parents
+        self._folder = TrainerFolder(config.output_dir, resume=is_same_run)
+        self.register_hooks([OpenRunFolder(self._folder), *self.build_hooks()])
+
+    @property
+    def configs(self) -> "TrainingConfig":
+        """Another name of ``config``."""
+        return self.config
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest step, from 1 on."""
+        return self.state.epoch
+
+    @property
+    def consumed_samples(self) -> int:
+        """Training samples used so far; 0 where a loader of the user's does not tell."""
+        return self._plan.samples(self.state.global_step)
+
+    # The way of a batch.
+
+    def run_step(self) -> None:
+        """One update of the weights: ``train_step`` for each micro-batch of its window."""
+        state, end = self.state, self._plan.steps(self.iter + 1)
+        self._window_length = end - state.global_step
+        losses: list[Any] = []
+        data_time = 0.0
+        while state.global_step < end:
+            start = time.perf_counter()
+            inputs = next(self._batches)
+            data_time += time.perf_counter() - start
+
+            state.global_step += 1
+            self._is_window_end = state.global_step == end
+            losses.append(self.train_step(self._step_model, inputs).get("step_loss"))
+        self._put_metrics(losses, data_time)
+
+    def prepare_input_batch(self, batch: Any) -> Any:
+        """What a step gets for a batch of the loader: by default its tensors on the device."""
+        return to_batch(batch, self.device)
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """One micro-batch: forward and backward, and at the end of an accumulation window the update.
+
+        Returns ``step_loss``, a tensor without gradient that nobody has waited for.
+        """
+        loss = self.training_step(inputs)
+        if self._is_window_end:
+            self.optimization_step()
+        return {"step_loss": loss}
+
+    def training_step(self, batch: Any) -> Tensor:
+        """Forward and backward of one micro-batch; returns its loss without gradient. Changes no weight."""
+        loss = self.compute_loss(self._step_model, batch)
+        if self._window_length > 1:
+            (loss / self._window_length).backward()  # the true length: an epoch's last window may be shorter
+        else:
+            loss.backward()
+        return loss.detach()
+
+    def optimization_step(self) -> None:
+        """Use the gradients and set them to None. Called at the end of each accumulation window."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        """The mean loss of a batch, by what model and batch agree on (see ``docs/trainer.md``)."""
+        # Reached by overrides and before the first batch; otherwise the contract's own method stands here.
+        return self._settled(inputs).compute_loss(model, inputs)
+
+    # Using the model.
+
+    def evaluate(self, dataset: Any = None) -> dict[str, Any]:
+        """``loss``, the mean over all samples, and for classes ``accuracy``; of ``dataset`` or the eval data.
+
+        ``dataset`` may be a loader. Training state, modes and randomness are afterwards as they were. A model that
+        returns no loss in evaluation mode gives none.
+        """
+        loader = self.eval_dataloader if dataset is None else dataset
+        if loader is None:
+            raise ConfigError("Trainer.evaluate: there is no eval_dataset; give one here or to the Trainer.")
+        if dataset is not None and hasattr(dataset, "__getitem__") and not isinstance(dataset, list):
+            loader = parts.eval_loader(dataset, self.config, self._collator)
+        score, seen = Score(), list[Any]()
+        hook = self.model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
+        try:
+            with evaluation_mode(self.model), kept_randomness(self.device):
+                for batch in loader:
+                    inputs = self.prepare_input_batch(batch)
+                    loss = self.compute_loss(self.model, inputs)
+                    score.add(inputs, seen[-1] if seen else None, loss)
+                    seen.clear()
+        finally:
+            hook.remove()
+        return score.results()
+
+    def predict(self, inputs: Any) -> Any:
+        """What the model gives for one batch of inputs, in evaluation mode and without gradients."""
+        inputs = self.prepare_input_batch(inputs)
+        with evaluation_mode(self.model):
+            return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+
+    def save(self, path: str | Path, overwrite: bool = True) -> None:
+        """Write the whole state of the run as the checkpoint folder ``path``."""
+        path = Path(path).expanduser()
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path}: exists already; give another path, or overwrite=True.")
+        saver = Checkpointer(self.model, path.parent, **self._states)
+        saver.save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
+
+    def load(self, path: str | Path) -> None:
+        """Take the whole state of the run from a checkpoint; ``train`` then goes on from there."""
+        self.checkpointer.load(Path(path).expanduser())
+
+    # What happens around the steps.
+
+    def build_hooks(self) -> list[HookBase | None]:
+        """The hooks, in the order of their calls."""
+        config = self.config
+        evaluate: HookBase | None = None
+        if config.eval_strategy != "no" and self.eval_dataloader is not None:
+            is_due = self._epoch_ended if config.eval_steps is None else partial(self._passed, config.eval_steps)
+            evaluate = Evaluate(is_due, lambda: self.evaluate())
+        return [
+            IterationTimer(),
+            None if self.lr_scheduler is None else StepSchedule(),
+            evaluate,
+            SaveSteps(self._save_is_due, self._save_step),
+            WriteSteps(partial(self._passed, config.log_steps), self.build_writers()),
+        ]
+
+    def build_writers(self) -> list[EventWriter]:
+        """Where metrics go: the console, a progress bar, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+        folder, samples = self.config.output_dir, self._plan.samples(self._plan.steps(1))
+        writers: list[EventWriter] = [ConsoleWriter(samples, self.max_iter)]
+        if self.config.progress_bar and sys.stdout.isatty():
+            writers.append(ProgressWriter(self.max_iter, batch_size=samples or None, file=sys.stdout))
+        return [
+            *writers,
+            JSONWriter(f"{folder}/metrics.json"),
+            CSVWriter(f"{folder}/metrics.csv"),
+            TensorBoardWriter(folder),
+        ]
+
+    def before_train(self) -> None:
+        self._folder.prepare(self.config)
+        super().before_train()
+
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self.start_iter = self.iter  # a further train() goes on from here
+            self._folder.close()
+
+    def _before_first_step(self) -> None:
+        if self.start_iter == 0:
+            seed_everything(self.config.seed)
+        self.state.restore()
+        self.state.global_step = self._plan.steps(self.start_iter)  # not in the middle of a window that failed
+        self.model.train()
+        self.optimizer.zero_grad()
+        self._set_batches()
+
+    def _set_batches(self) -> None:
+        """Begin the stream of batches where the run is, and let its first one settle how a batch becomes a loss."""
+        done = self.state.global_step
+        if self._is_own_loader:
+            self.train_dataloader.batch_sampler.set_batches_done(done)
+            batches: Iterator[Any] = iter(self.train_dataloader)
+        else:
+            batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
+            if done % self._plan.steps_per_epoch:
+                logger.warning("The given loader goes on in the middle of an epoch; if it shuffles, in another order.")
+        prepared = map(self.prepare_input_batch, batches)
+        first = next(prepared)
+        self._batches = chain([first], prepared)
+        if type(self).compute_loss is Trainer.compute_loss:  # else the user's own is called
+            self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
+
+    def _settle_step(self) -> None:
+        """What a step needs to know of the configuration, settled once."""
+        config, model = self.config, self.model
+        self._contract: Contract | None = None
+        self._criterion: Callable[..., Tensor] = parts.build_criterion(config, self.device)
+        self._own_loss: Callable[..., Tensor] | None = getattr(model, "compute_loss", None)
+        if config.mixed_precision == "bf16":
+            # Methods are replaced, no wrapper is put around the model: names in its state stay the same.
+            model.forward = parts.under_bfloat16(model.forward, self.device)
+            self._criterion = parts.under_bfloat16(self._criterion, self.device)
+            self._own_loss = self._own_loss and parts.under_bfloat16(self._own_loss, self.device)
+        # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
+        self._step_model: Any = torch.compile(model, options={"fallback_random": True}) if config.graph else model
+        self._window_length = 1
+        self._is_window_end = True
+
+    def _settled(self, inputs: Any) -> Contract:
+        if self._contract is None:
+            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss)
+        return self._contract
+
+    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
+        self.storage.put_scalar("data_time", data_time)
+        losses = [loss for loss in losses if loss is not None]
+        if losses:
+            self.storage.put_scalar("total_loss", losses[0] if len(losses) == 1 else sum(losses) / len(losses))
+
+    def _passed(self, period: int) -> bool:
+        """Whether the newest update has come to, or over, a multiple of ``period`` steps."""
+        return self.state.global_step // period > self._plan.steps(self.iter) // period
+
+    def _epoch_ended(self) -> bool:
+        return self.state.global_step % self._plan.steps_per_epoch == 0
+
+    def _save_is_due(self) -> bool:
+        config = self.config
+        if config.save_steps == 0:
+            return False
+        if config.save_steps is not None and self._passed(config.save_steps):
+            return True
+        return bool(config.save_freq) and self._epoch_ended() and self.epoch % config.save_freq == 0
+
+    def _save_step(self) -> None:
+        name = f"{self.state.global_step:0{len(str(self.total_steps))}d}"
+        self.checkpointer.save(name, iteration=self.state.updates_done - 1)

@@ -1,0 +1,66 @@
+"""Where a run of the objects door is, and what its checkpoints hold of it."""
+
+from typing import Any
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.progress import TrainingProgress
+from trainwright.engine.step_plan import StepPlan
+
+
+class TrainerState(TrainingProgress):
+    """The run's position in steps: ``global_step`` of the whole run, ``epoch`` (from 1 on), ``epoch_step`` within it.
+
+    While a step runs it is counted already. A checkpoint also holds what the base class does.
+    """
+
+    def __init__(self, trainer: TrainerBase, plan: StepPlan) -> None:
+        super().__init__(trainer, 0)
+        self._plan = plan
+        self.global_step = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest step; 1 before the first."""
+        return max(0, self.global_step - 1) // self._plan.steps_per_epoch + 1
+
+    @property
+    def epoch_step(self) -> int:
+        """Steps of this epoch."""
+        return self.global_step - (self.epoch - 1) * self._plan.steps_per_epoch
+
+    @property
+    def updates_done(self) -> int:
+        """How many updates of the weights these steps are."""
+        return self._plan.updates(self.global_step)
+
+    def __repr__(self) -> str:
+        return f"TrainerState(global_step={self.global_step}, epoch={self.epoch}, epoch_step={self.epoch_step})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "consumed_samples": self._plan.samples(self.global_step),
+            "iterations_done": self.updates_done,
+            "global_step": self.global_step,
+            "epoch": self.epoch,
+            "epoch_step": self.epoch_step,
+            "steps_per_epoch": self._plan.steps_per_epoch,
+            "gradient_accumulation_steps": self._plan.accumulation,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        plan, step = self._plan, state["global_step"]
+        here = {"steps_per_epoch": plan.steps_per_epoch, "gradient_accumulation_steps": plan.accumulation}
+        faults = [
+            f"{name} was {state[name]} and is {value} now" for name, value in here.items() if state[name] != value
+        ]
+        if not faults and step < plan.total_steps and plan.steps(plan.updates(step)) != step:
+            faults.append(f"max_steps had ended it inside an accumulation window, at step {step}")
+        if faults:
+            raise ConfigError(
+                f"The run cannot be resumed: {'; '.join(faults)}. Give the same data, batch_size and"
+                " gradient_accumulation_steps, or begin anew with TrainingConfig.init_weights_from."
+            )
+        super().load_state_dict(state)
+        self.global_step = step
