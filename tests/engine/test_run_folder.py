@@ -1,0 +1,106 @@
+"""A run's folder is opened only when nothing can be lost by it."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from trainwright.engine.run_folder import EARLIER_RUNS, RunFolder
+
+CONFIG = OmegaConf.create({"train": {"resume": True, "seed": 1}})
+logger = logging.getLogger("trainwright.test")
+
+
+@pytest.fixture(autouse=True)
+def info_level():
+    library = logging.getLogger("trainwright")
+    before = library.level
+    library.setLevel(logging.INFO)
+    yield
+    library.setLevel(before)
+
+
+def earlier_run(folder: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "model_0000009").mkdir()
+    (folder / "model_0000009" / "manifest.json").write_text("{}")
+    (folder / "model_final").symlink_to("model_0000009")
+    for name in ("metrics.json", "log.txt", "config.yaml", "last_checkpoint", "events.out.tfevents.1.vm.2"):
+        (folder / name).write_text(name)
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_an_empty_folder_is_opened_at_once_with_the_configuration_and_a_log(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "new" / "deep", resume=False)
+    logger.info("before it was opened")
+    folder.prepare(CONFIG)
+    logger.info("after")
+    folder.close()
+    logger.info("after it was closed")
+    assert folder.is_open
+    saved = OmegaConf.load(tmp_path / "new" / "deep" / "config.yaml")
+    assert saved.train == {"seed": 1}  # whether this start resumed is no part of the run
+    log = (tmp_path / "new" / "deep" / "log.txt").read_text()
+    assert [line.rsplit("] ")[1] for line in log.splitlines()] == ["before it was opened", "after"]
+
+
+def test_a_folder_with_a_run_is_left_alone_until_it_is_opened(tmp_path: Path) -> None:
+    before = earlier_run(tmp_path)
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    logger.info("nothing of this may be written")
+    folder.close()
+    assert not folder.is_open
+    assert contents(tmp_path) == before
+
+
+def test_opening_moves_the_earlier_run_aside_with_its_links_and_nothing_else(tmp_path: Path) -> None:
+    before = earlier_run(tmp_path)
+    (tmp_path / "notes.md").write_text("mine")
+    (tmp_path / "model_zoo").mkdir()
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    folder.open()
+    folder.close()
+    assert contents(tmp_path / EARLIER_RUNS / "001") == before
+    assert (tmp_path / EARLIER_RUNS / "001" / "model_final" / "manifest.json").is_file()  # the link still leads there
+    assert (tmp_path / "notes.md").read_text() == "mine"
+    assert (tmp_path / "model_zoo").is_dir()
+    assert not (tmp_path / "metrics.json").exists()
+
+
+def test_each_earlier_run_has_a_place_of_its_own(tmp_path: Path) -> None:
+    for _ in range(3):
+        earlier_run(tmp_path)
+        folder = RunFolder(tmp_path, resume=False)
+        folder.prepare(CONFIG)
+        folder.open()
+        folder.close()
+    assert sorted(p.name for p in (tmp_path / EARLIER_RUNS).iterdir()) == ["001", "002", "003"]
+
+
+def test_a_resumed_run_stays_in_place_and_its_log_goes_on(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    folder = RunFolder(tmp_path, resume=True)
+    folder.prepare(CONFIG)
+    folder.open()
+    logger.info("goes on")
+    folder.close()
+    assert not (tmp_path / EARLIER_RUNS).exists()
+    assert (tmp_path / "metrics.json").read_text() == "metrics.json"
+    log = (tmp_path / "log.txt").read_text()
+    assert log.startswith("log.txt")
+    assert log.rstrip().endswith("goes on")
+
+
+def test_a_folder_that_is_dropped_stops_logging(tmp_path: Path) -> None:
+    handlers = list(logging.getLogger("trainwright").handlers)
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    del folder
+    assert logging.getLogger("trainwright").handlers == handlers
