@@ -328,7 +328,7 @@ def test_what_a_killed_run_left_goes_at_the_first_save(tmp_path):
 def test_an_empty_path_loads_nothing(caplog):
     model = nn.Linear(1, 1)
     before = model.weight.clone()
-    with caplog.at_level(logging.INFO, "trainwright"):
+    with caplog.at_level(logging.DEBUG, "trainwright"):
         assert Checkpointer(model).load("") == {}
     assert torch.equal(model.weight, before)
     assert "stays as it is" in caplog.text

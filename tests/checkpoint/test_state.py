@@ -52,7 +52,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("state", PLAIN, ids=lambda state: str(state)[:20])
+@pytest.mark.parametrize("state", PLAIN, ids=lambda state: type(state).__name__)  # a repr may differ from run to run
 def test_plain_values_come_back_equal_and_of_their_type(state, tmp_path):
     back = through_files(state, tmp_path)
     assert back == state
@@ -239,7 +239,7 @@ class Foreign:
         (torch.eye(2).to_sparse(), "sparse"),
         ({(1, Foreign()): 2}, "key of"),
     ],
-    ids=repr,
+    ids=lambda part: part if isinstance(part, str) else type(part).__name__,  # a repr may hold an address
 )
 def test_other_types_are_refused_with_their_place(value, says):
     with pytest.raises(CheckpointTypeError, match=says) as raised:
