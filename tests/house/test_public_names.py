@@ -26,8 +26,9 @@ ROOMS = {
     " configure_polynomial_decay_scheduler_with_warmup",
     "evaluation": "DatasetEvaluator DatasetEvaluators ClsEvaluator PPLEvaluator RegEvaluator BLEUEvaluator"
     " inference_on_dataset print_csv_format flatten_results_dict",
-    "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler build_image_train_loader"
-    " build_image_test_loader build_nlp_train_loader build_nlp_test_loader build_nlp_train_val_test_loader datasets",
+    "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"
+    " build_image_train_loader build_image_test_loader build_nlp_train_loader build_nlp_test_loader"
+    " build_nlp_train_val_test_loader datasets",
     "parallel": "is_main_process get_rank get_world_size get_data_parallel_rank get_data_parallel_size synchronize"
     " setup_dist_util",
 }

@@ -83,7 +83,7 @@ class TrainingConfig(BaseModel):
     optimizer: Named = "Adam"  # of torch.optim, upper or lower case
     loss: Named = "CrossEntropyLoss"  # of torch.nn; used where the model has no loss of its own
     lr_scheduler_type: Annotated[
-        Schedule | None, Field(description=f"None or one of {', '.join(Schedule.__args__)}")  # type: ignore[attr-defined]
+        Schedule | None, Field(description=f"None or one of {', '.join(Schedule.__args__)}")
     ] = "linear"
     warmup_ratio: Ratio = 0.0  # of all updates
     warmup_steps: CountOrZero = 0  # in updates; wins over warmup_ratio

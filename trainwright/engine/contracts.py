@@ -42,8 +42,8 @@ def contract_for(
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
-            f"The loader gives {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches with"
-            f" names, a dict or an Instance. {_OVERRIDE_HELP}"
+            f"The loader gives {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
+            f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
     return NamedContract(_taken_names(model, inputs), _Undecided(criterion) if own_loss is None else _own(own_loss))
 

@@ -1,8 +1,6 @@
 """The objects door: a trainer for a model, data sets and settings."""
 
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -23,21 +21,14 @@ from trainwright.engine.contracts import Contract, contract_for
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_folder import OpenRunFolder
-from trainwright.engine.scoring import Score
+from trainwright.engine.scoring import score_batches
 from trainwright.engine.setup import log_to_console
 from trainwright.engine.step_plan import batches_from, make_plan
-from trainwright.engine.trainer_hooks import Evaluate, SaveSteps, TrainerFolder, WriteSteps
+from trainwright.engine.trainer_hooks import Evaluate, SaveSteps, TrainerFolder, WriteSteps, writers_for
 from trainwright.engine.trainer_state import TrainerState
-from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
+from trainwright.evaluation.untouched import evaluation_mode
 from trainwright.events.storage import EventStorage
-from trainwright.events.writers import (
-    ConsoleWriter,
-    CSVWriter,
-    EventWriter,
-    JSONWriter,
-    ProgressWriter,
-    TensorBoardWriter,
-)
+from trainwright.events.writers.base import EventWriter
 from trainwright.hooks import HookBase, IterationTimer
 from trainwright.hooks import LRScheduler as StepSchedule
 from trainwright.parallel.device import pick_device
@@ -80,8 +71,6 @@ class Trainer(TrainerBase):
         has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
         parts.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
         parts.check_given(config, optimizer, lr_scheduler)
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            raise ConfigError("Trainer: it trains in one process. For several, use DefaultTrainer with torchrun.")
         log_to_console()
         self.config = config
         self.device = pick_device(config.device_str)
@@ -139,9 +128,9 @@ class Trainer(TrainerBase):
     def run_step(self) -> None:
         """One update of the weights: ``train_step`` for each micro-batch of its window."""
         state, end = self.state, self._plan.steps(self.iter + 1)
+        state.step_before = state.global_step
         self._window_length = end - state.global_step
-        losses: list[Any] = []
-        data_time = 0.0
+        losses, data_time = list[Any](), 0.0
         while state.global_step < end:
             start = time.perf_counter()
             inputs = next(self._batches)
@@ -173,7 +162,8 @@ class Trainer(TrainerBase):
             (loss / self._window_length).backward()  # the true length: an epoch's last window may be shorter
         else:
             loss.backward()
-        return loss.detach()
+        step_loss: Tensor = loss.detach()
+        return step_loss
 
     def optimization_step(self) -> None:
         """Use the gradients and set them to None. Called at the end of each accumulation window."""
@@ -198,18 +188,8 @@ class Trainer(TrainerBase):
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; give one here or to the Trainer.")
         if dataset is not None and hasattr(dataset, "__getitem__") and not isinstance(dataset, list):
             loader = parts.eval_loader(dataset, self.config, self._collator)
-        score, seen = Score(), list[Any]()
-        hook = self.model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
-        try:
-            with evaluation_mode(self.model), kept_randomness(self.device):
-                for batch in loader:
-                    inputs = self.prepare_input_batch(batch)
-                    loss = self.compute_loss(self.model, inputs)
-                    score.add(inputs, seen[-1] if seen else None, loss)
-                    seen.clear()
-        finally:
-            hook.remove()
-        return score.results()
+        batches = map(self.prepare_input_batch, loader)
+        return score_batches(self.model, batches, self.compute_loss, self.device)
 
     def predict(self, inputs: Any) -> Any:
         """What the model gives for one batch of inputs, in evaluation mode and without gradients."""
@@ -233,37 +213,28 @@ class Trainer(TrainerBase):
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
-        config = self.config
-        evaluate: HookBase | None = None
-        if config.eval_strategy != "no" and self.eval_dataloader is not None:
-            is_due = self._epoch_ended if config.eval_steps is None else partial(self._passed, config.eval_steps)
-            evaluate = Evaluate(is_due, lambda: self.evaluate())
+        config, state = self.config, self.state
+        eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
+        evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
         return [
             IterationTimer(),
-            None if self.lr_scheduler is None else StepSchedule(),
-            evaluate,
+            StepSchedule() if self.lr_scheduler is not None else None,
+            Evaluate(eval_is_due, lambda: self.evaluate()) if evaluates else None,
             SaveSteps(self._save_is_due, self._save_step),
-            WriteSteps(partial(self._passed, config.log_steps), self.build_writers()),
+            WriteSteps(partial(state.has_passed, config.log_steps), self.build_writers()),
         ]
 
     def build_writers(self) -> list[EventWriter]:
         """Where metrics go: the console, a progress bar, ``metrics.json``, ``metrics.csv``, TensorBoard."""
-        folder, samples = self.config.output_dir, self._plan.samples(self._plan.steps(1))
-        writers: list[EventWriter] = [ConsoleWriter(samples, self.max_iter)]
-        if self.config.progress_bar and sys.stdout.isatty():
-            writers.append(ProgressWriter(self.max_iter, batch_size=samples or None, file=sys.stdout))
-        return [
-            *writers,
-            JSONWriter(f"{folder}/metrics.json"),
-            CSVWriter(f"{folder}/metrics.csv"),
-            TensorBoardWriter(folder),
-        ]
+        config, samples = self.config, self._plan.samples(self._plan.steps(1))
+        return writers_for(str(config.output_dir), self.max_iter, samples, progress_bar=config.progress_bar)
 
     def before_train(self) -> None:
         self._folder.prepare(self.config)
         super().before_train()
 
     def after_train(self) -> None:
+        self.state.global_step = self._plan.steps(self.iter)  # an update that failed leaves steps that do not count
         try:
             super().after_train()
         finally:
@@ -274,7 +245,6 @@ class Trainer(TrainerBase):
         if self.start_iter == 0:
             seed_everything(self.config.seed)
         self.state.restore()
-        self.state.global_step = self._plan.steps(self.start_iter)  # not in the middle of a window that failed
         self.model.train()
         self.optimizer.zero_grad()
         self._set_batches()
@@ -292,20 +262,15 @@ class Trainer(TrainerBase):
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
         self._batches = chain([first], prepared)
-        if type(self).compute_loss is Trainer.compute_loss:  # else the user's own is called
+        points = ("train_step", "training_step", "compute_loss")
+        if all(getattr(type(self), name) is getattr(Trainer, name) for name in points):  # else the user's own decide
             self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
 
     def _settle_step(self) -> None:
         """What a step needs to know of the configuration, settled once."""
         config, model = self.config, self.model
         self._contract: Contract | None = None
-        self._criterion: Callable[..., Tensor] = parts.build_criterion(config, self.device)
-        self._own_loss: Callable[..., Tensor] | None = getattr(model, "compute_loss", None)
-        if config.mixed_precision == "bf16":
-            # Methods are replaced, no wrapper is put around the model: names in its state stay the same.
-            model.forward = parts.under_bfloat16(model.forward, self.device)
-            self._criterion = parts.under_bfloat16(self._criterion, self.device)
-            self._own_loss = self._own_loss and parts.under_bfloat16(self._own_loss, self.device)
+        self._criterion, self._own_loss = parts.losses(config, model, self.device)
         # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
         self._step_model: Any = torch.compile(model, options={"fallback_random": True}) if config.graph else model
         self._window_length = 1
@@ -322,20 +287,13 @@ class Trainer(TrainerBase):
         if losses:
             self.storage.put_scalar("total_loss", losses[0] if len(losses) == 1 else sum(losses) / len(losses))
 
-    def _passed(self, period: int) -> bool:
-        """Whether the newest update has come to, or over, a multiple of ``period`` steps."""
-        return self.state.global_step // period > self._plan.steps(self.iter) // period
-
-    def _epoch_ended(self) -> bool:
-        return self.state.global_step % self._plan.steps_per_epoch == 0
-
     def _save_is_due(self) -> bool:
         config = self.config
         if config.save_steps == 0:
             return False
-        if config.save_steps is not None and self._passed(config.save_steps):
+        if config.save_steps is not None and self.state.has_passed(config.save_steps):
             return True
-        return bool(config.save_freq) and self._epoch_ended() and self.epoch % config.save_freq == 0
+        return bool(config.save_freq) and self.state.is_epoch_end() and self.epoch % config.save_freq == 0
 
     def _save_step(self) -> None:
         name = f"{self.state.global_step:0{len(str(self.total_steps))}d}"

@@ -1,11 +1,19 @@
 """What the objects door does around its steps: as the hooks of the other door, but due by steps and epochs."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainwright.engine.run_folder import RunFolder
-from trainwright.events.writers.base import EventWriter
+from trainwright.events.writers import (
+    ConsoleWriter,
+    CSVWriter,
+    EventWriter,
+    JSONWriter,
+    ProgressWriter,
+    TensorBoardWriter,
+)
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.writers import PeriodicWriter
@@ -71,6 +79,15 @@ class WriteSteps(PeriodicWriter):
     def _write(self) -> None:
         self.trainer.storage.samples = self.trainer.consumed_samples
         super()._write()
+
+
+def writers_for(folder: str, max_iter: int, batch_size: int, *, progress_bar: bool) -> list[EventWriter]:
+    """Where metrics go. ``batch_size``: samples of an update, 0 if unknown."""
+    writers: list[EventWriter] = [ConsoleWriter(batch_size, max_iter)]
+    if progress_bar and sys.stdout.isatty():
+        writers.append(ProgressWriter(max_iter, batch_size=batch_size or None, file=sys.stdout))
+    files = [JSONWriter(f"{folder}/metrics.json"), CSVWriter(f"{folder}/metrics.csv"), TensorBoardWriter(folder)]
+    return [*writers, *files]
 
 
 class TrainerFolder(RunFolder):

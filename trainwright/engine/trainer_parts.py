@@ -1,6 +1,8 @@
 """From a TrainingConfig to the parts of a run: loaders, optimizer, schedule, criterion, and where to go on from."""
 
+import inspect
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +72,7 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
             f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad on some."
         )
     settings = {"lr": config.learning_rate, **arguments}
-    if "weight_decay" in found.__init__.__annotations__ or config.weight_decay:
+    if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
         settings.setdefault("weight_decay", config.weight_decay)
     try:
         optimizer: Optimizer = found(parameters, **settings)
@@ -117,12 +119,23 @@ def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module
     return criterion.to(device)
 
 
-def under_bfloat16(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
-    """``function`` under autocast to bfloat16."""
+def losses(
+    config: "TrainingConfig", model: nn.Module, device: torch.device
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor] | None]:
+    """The criterion, and the model's own ``compute_loss`` if it has one, in the precision of the run.
+
+    With mixed precision the model's forward is replaced by itself under autocast, for good: no wrapper is put around
+    the model, so names in its state stay the same.
+    """
+    criterion = build_criterion(config, device)
+    own_loss = getattr(model, "compute_loss", None)
+    if config.mixed_precision != "bf16":
+        return criterion, own_loss
     if device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError("TrainingConfig.mixed_precision: got 'bf16', in which this GPU does not compute; give None.")
-    wrapped: Callable[..., Tensor] = torch.autocast(device.type, dtype=torch.bfloat16)(function)
-    return wrapped
+    in_bfloat16 = torch.autocast(device.type, dtype=torch.bfloat16)
+    model.forward = in_bfloat16(model.forward)
+    return in_bfloat16(criterion.forward), own_loss and in_bfloat16(own_loss)
 
 
 def resume(config: "TrainingConfig", model: nn.Module, states: dict[str, Any]) -> Path | None:
@@ -171,6 +184,8 @@ def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> N
         faults.append("Trainer.eval_dataset: got None with TrainingConfig.eval_strategy='step'; give one, or a loader.")
     if faults:
         raise ConfigTypeError("\n".join(faults))
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError("Trainer: it trains in one process. For several, use DefaultTrainer with torchrun.")
 
 
 def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:

@@ -18,6 +18,7 @@ class TrainerState(TrainingProgress):
         super().__init__(trainer, 0)
         self._plan = plan
         self.global_step = 0
+        self.step_before = 0  # what global_step was before the newest update
 
     @property
     def epoch(self) -> int:
@@ -33,6 +34,14 @@ class TrainerState(TrainingProgress):
     def updates_done(self) -> int:
         """How many updates of the weights these steps are."""
         return self._plan.updates(self.global_step)
+
+    def has_passed(self, period: int) -> bool:
+        """Whether the newest update has come to, or over, a multiple of ``period`` steps."""
+        return self.global_step // period > self.step_before // period
+
+    def is_epoch_end(self) -> bool:
+        """Whether the newest step is the last of its epoch."""
+        return self.global_step % self._plan.steps_per_epoch == 0
 
     def __repr__(self) -> str:
         return f"TrainerState(global_step={self.global_step}, epoch={self.epoch}, epoch_step={self.epoch_step})"

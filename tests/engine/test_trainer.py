@@ -1,0 +1,280 @@
+"""The objects door does what a hand-written loop does: same weights, bit for bit, in all three contracts."""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainwright
+from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data import DataError, EpochSampler
+
+# B batch, F features, C classes.
+INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
+PACKAGE = str(Path(trainwright.__file__).parent)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.body(inputs)
+
+
+class ReturnsLosses(Net):
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+        logits = self.body(inputs)
+        return {"logits": logits, "ce_loss": F.cross_entropy(logits, labels), "z_loss": 1e-3 * logits.square().mean()}
+
+
+class HasComputeLoss(Net):
+    def forward(self, inputs: Tensor) -> Any:
+        return {"logits": self.body(inputs)}
+
+    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=0.1)
+
+
+class Named:
+    """Samples with names."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": INPUTS[index], "labels": LABELS[index]}
+
+
+PAIRS = TensorDataset(INPUTS, LABELS)
+
+
+def pair_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def returned_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    outputs = model(inputs=x, labels=y)
+    return outputs["ce_loss"] + outputs["z_loss"]
+
+
+def own_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return model.compute_loss(model(inputs=x)["logits"], y)
+
+
+CONTRACTS = {
+    "returns losses": (ReturnsLosses, Named(), returned_loss),
+    "has compute_loss": (HasComputeLoss, Named(), own_loss),
+    "has compute_loss, pairs": (HasComputeLoss, PAIRS, own_loss),
+    "criterion on pairs": (Net, PAIRS, pair_loss),
+    "criterion on names": (Net, Named(), pair_loss),
+}
+
+
+def make(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {
+        "dataloader_drop_last": False,
+        "lr_scheduler_type": None,
+        "save_freq": 0,
+        "progress_bar": False,
+        **settings,
+    }
+    return TrainingConfig(output_dir=folder, learning_rate=0.01, **given)
+
+
+def by_hand(model: nn.Module, loss_of: Any, *, accumulation: int = 1, epochs: int = 2, batch: int = 8) -> nn.Module:
+    """The loop that a user would write, over the same order of samples."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    order = iter(EpochSampler(PAIRS, batch, shuffle=True, seed=42))
+    per_epoch = math.ceil(50 / batch)
+    torch.manual_seed(42)
+    for _ in range(epochs):
+        for first in range(0, per_epoch, accumulation):
+            window = min(accumulation, per_epoch - first)
+            for _ in range(window):
+                indices = next(order)
+                (loss_of(model, INPUTS[indices], LABELS[indices]) / window).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
+    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
+        assert torch.equal(left, right), name
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])  # 7 batches an epoch: windows of 3, 3 and 1
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_the_weights_are_those_of_a_hand_written_loop(contract: str, accumulation: int, tmp_path: Path) -> None:
+    kind, data, loss_of = CONTRACTS[contract]
+    theirs = by_hand(make(kind), loss_of, accumulation=accumulation)
+    trainer = Trainer(
+        make(kind), config(tmp_path, gradient_accumulation_steps=accumulation), train_dataset=data, eval_dataset=data
+    )
+    trainer.train()
+    assert_equal_weights(trainer.model, theirs)
+    assert trainer.state.global_step == trainer.total_steps == 14
+    assert (trainer.epoch, trainer.state.epoch_step, trainer.consumed_samples) == (2, 7, 100)
+    assert trainer.iter == 2 * math.ceil(7 / accumulation)
+
+
+def test_a_given_loader_is_used_as_it_is(tmp_path: Path) -> None:
+    theirs = make(Net)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    torch.manual_seed(42)
+    for _ in range(2):
+        for x, y in DataLoader(PAIRS, 8, shuffle=True):
+            pair_loss(theirs, x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    trainer = Trainer(make(Net), config(tmp_path), train_dataloader=DataLoader(PAIRS, 8, shuffle=True))
+    trainer.train()
+    assert_equal_weights(trainer.model, theirs)
+
+
+def test_bf16_is_autocast_around_model_and_criterion(tmp_path: Path) -> None:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return pair_loss(model, x, y)
+
+    trainer = Trainer(make(Net), config(tmp_path, amp=True), train_dataset=PAIRS)
+    trainer.train()
+    assert_equal_weights(trainer.model, by_hand(make(Net), loss_of))
+
+
+def test_a_graph_gives_the_weights_of_the_eager_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch._inductor")
+    trainer = Trainer(make(Net), config(tmp_path, graph=True, batch_size=25, max_steps=3), train_dataset=PAIRS)
+    eager = Trainer(make(Net), config(tmp_path / "eager", batch_size=25, max_steps=3), train_dataset=PAIRS)
+    trainer.train()
+    eager.train()
+    for left, right in zip(trainer.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right)  # fused kernels sum in another order
+
+
+def frames_of_forward(module: nn.Module, seen: list[list[str]]) -> None:
+    forward = module.forward
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        frame, own = sys._getframe(1), []
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(PACKAGE):
+                own.append(frame.f_code.co_name)
+            frame = frame.f_back
+        seen.append(own[::-1])
+        return forward(*args, **kwargs)
+
+    module.body.forward, forward = spy, module.body.forward  # the body: the model's signature stays readable
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_five_frames_stand_between_train_and_the_model(contract: str, tmp_path: Path) -> None:
+    kind, data, _ = CONTRACTS[contract]
+    model, seen = make(kind), []
+    frames_of_forward(model, seen)
+    Trainer(model, config(tmp_path, num_epochs=1), train_dataset=data).train()
+    assert len(seen) == 7
+    assert all(frames == ["train", "run_step", "train_step", "training_step", "compute_loss"] for frames in seen)
+
+
+def test_every_override_point_is_called_where_the_document_says(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Mine(Trainer):
+        def prepare_input_batch(self, batch: Any) -> Any:
+            calls.append("prepare")
+            return super().prepare_input_batch(batch)
+
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            calls.append("train_step")
+            return super().train_step(model, inputs)
+
+        def training_step(self, batch: Any) -> Tensor:
+            calls.append("training_step")
+            return super().training_step(batch)
+
+        def optimization_step(self) -> None:
+            calls.append("optimization_step")
+            super().optimization_step()
+
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            calls.append("compute_loss")
+            return super().compute_loss(model, inputs)
+
+    trainer = Mine(make(Net), config(tmp_path, num_accumulation_steps=2, max_steps=3), train_dataset=PAIRS)
+    trainer.train()
+    step = ["prepare", "train_step", "training_step", "compute_loss"]
+    assert calls == [*step, *step, "optimization_step", *step, "optimization_step"]
+    plain = Trainer(make(Net), config(tmp_path / "b", num_accumulation_steps=2, max_steps=3), train_dataset=PAIRS)
+    plain.train()
+    assert_equal_weights(trainer.model, plain.model)
+
+
+def test_an_own_train_step_and_an_own_loss_take_any_batch(tmp_path: Path) -> None:
+    three = TensorDataset(INPUTS, LABELS, torch.ones(50))
+
+    class Weighted(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            x, y, weight = inputs
+            return (F.cross_entropy(model(x), y, reduction="none") * weight).mean()
+
+    class OwnStep(Trainer):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            x, y, _ = inputs
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            return {"step_loss": loss.detach()}
+
+    for kind in (Weighted, OwnStep):
+        trainer = kind(make(Net), config(tmp_path / kind.__name__), train_dataset=three)
+        trainer.train()
+        for left, right in zip(trainer.model.parameters(), by_hand(make(Net), pair_loss).parameters(), strict=True):
+            torch.testing.assert_close(left, right)  # weight 1: another sum, the same mean
+    assert Weighted(make(Net), config(tmp_path / "e"), train_dataset=three).evaluate(three)["loss"] > 0
+
+
+def test_what_cannot_be_trained_is_said_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match=r"(?s)Trainer.model: got int.*Trainer.config: got dict.*train_dataset"):
+        Trainer(3, {})
+    optimizer = torch.optim.SGD(make(Net).parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"TrainingConfig.learning_rate: got 0.01, but the Trainer was given its own"):
+        Trainer(make(Net), config(tmp_path), PAIRS, optimizer=optimizer)
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        Trainer(make(Net).requires_grad_(False), config(tmp_path), PAIRS)
+    with pytest.raises(DataError, match="fewer than a batch of 64"):
+        Trainer(make(Net), config(tmp_path, batch_size=64, dataloader_drop_last=True), PAIRS)
+    with pytest.raises(ConfigTypeError, match="list of 3 parts; the Trainer takes pairs"):
+        Trainer(make(Net), config(tmp_path), TensorDataset(INPUTS, LABELS, LABELS)).train()
+    with pytest.raises(ConfigTypeError, match="does not take the batch"):
+        Trainer(make(ReturnsLosses), config(tmp_path), [{"input": x, "labels": 1} for x in INPUTS]).train()
+    with pytest.raises(ConfigError, match="there is no eval_dataset"):
+        Trainer(make(Net), config(tmp_path), PAIRS).evaluate()
+    with pytest.raises(ConfigError, match="gave 2 batches, but its length is 3"):
+        Trainer(make(Net), config(tmp_path), train_dataloader=Short()).train()
+
+
+class Short:
+    """A loader that says one batch too many."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        return iter([(INPUTS, LABELS)] * 2)

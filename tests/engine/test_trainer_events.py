@@ -1,0 +1,127 @@
+"""What the objects door does around its steps: evaluations, metrics, schedules, checkpoints, each when it is due."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+
+# B batch, F features, C classes.
+INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.body(inputs)
+
+
+class ReturnsLosses(Net):
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+        logits = self.body(inputs)
+        return {"logits": logits, "ce_loss": F.cross_entropy(logits, labels), "z_loss": 1e-3 * logits.square().mean()}
+
+
+class Named:
+    """Samples with names."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": INPUTS[index], "labels": LABELS[index]}
+
+
+PAIRS = TensorDataset(INPUTS, LABELS)
+
+
+def make(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {
+        "dataloader_drop_last": False,
+        "lr_scheduler_type": None,
+        "save_freq": 0,
+        "progress_bar": False,
+        **settings,
+    }
+    return TrainingConfig(output_dir=folder, learning_rate=0.01, **given)
+
+
+def test_evaluation_is_exact_and_changes_nothing(tmp_path: Path) -> None:
+    trainer = Trainer(make(Net), config(tmp_path, eval_batch_size=16), train_dataset=PAIRS, eval_dataset=PAIRS)
+    before = torch.get_rng_state()
+    results = trainer.evaluate()
+    assert torch.equal(before, torch.get_rng_state())
+    assert trainer.model.training
+    with torch.no_grad():
+        logits = trainer.model.eval()(INPUTS)
+    assert results["accuracy"] == (logits.argmax(1) == LABELS).sum().item() / 50
+    assert results["loss"] == pytest.approx(F.cross_entropy(logits, LABELS).item(), rel=1e-6)  # float32 batches
+    assert trainer.evaluate(DataLoader(PAIRS, 50)) == pytest.approx(results)
+    assert torch.equal(trainer.predict(INPUTS), logits)
+
+
+def test_train_returns_the_last_evaluation_and_writes_it(tmp_path: Path, read_rows: Any) -> None:
+    trainer = Trainer(make(ReturnsLosses), config(tmp_path, log_steps=3), Named(), Named())
+    results = trainer.train()
+    assert results == trainer.evaluate()
+    rows = read_rows(tmp_path)
+    assert [row["iteration"] for row in rows] == [2, 5, 6, 8, 11, 13, 14]
+    assert rows[-1]["evaluation/accuracy"] == results["accuracy"]
+    assert rows[2]["evaluation/loss"] > results["loss"]
+    assert (tmp_path / "metrics.csv").is_file()
+    assert next(tmp_path.glob("events.out.tfevents.*"))
+    assert TrainingConfig.load_from_yaml(tmp_path / "training_config.yaml") == trainer.config
+
+
+def test_a_model_without_a_loss_in_evaluation_gives_its_accuracy(tmp_path: Path) -> None:
+    class Quiet(ReturnsLosses):
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+            outputs = super().forward(inputs, labels)
+            return outputs if self.training else {"logits": outputs["logits"]}
+
+    trainer = Trainer(make(Quiet), config(tmp_path), Named(), Named())
+    assert set(trainer.train()) == {"accuracy"}
+
+
+def test_the_schedule_runs_over_the_true_number_of_updates(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    class Watching(Trainer):
+        def optimization_step(self) -> None:
+            rates.append(self.optimizer.param_groups[0]["lr"])
+            super().optimization_step()
+
+    settings = {"lr_scheduler_type": "linear", "gradient_accumulation_steps": 3, "warmup_steps": 2}
+    trainer = Watching(make(Net), config(tmp_path, **settings), train_dataset=PAIRS)
+    trainer.train()
+    assert rates == pytest.approx([0.0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
+    assert trainer.lr_scheduler.get_last_lr() == [0.0]
+
+
+def test_evaluations_and_checkpoints_are_due_by_steps_at_the_end_of_their_window(tmp_path: Path) -> None:
+    evaluated: list[int] = []
+
+    class Watching(Trainer):
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:
+            evaluated.append(self.state.global_step)
+            return super().evaluate(dataset)
+
+    settings = {"eval_strategy": "step", "eval_steps": 5, "save_steps": 4, "gradient_accumulation_steps": 3}
+    Watching(make(Net), config(tmp_path, **settings), PAIRS, PAIRS).train()
+    assert evaluated == [6, 10, 14]  # windows end at 3, 6, 7, 10, 13, 14
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
+    assert names == ["06", "10", "13", "14"]

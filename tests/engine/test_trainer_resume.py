@@ -1,0 +1,167 @@
+"""StoppedError and resumed, a run of the objects door ends where the uninterrupted one does, bit for bit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError, MissingFileError
+
+INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
+DATA = TensorDataset(INPUTS, LABELS)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+class StoppedError(Exception):
+    pass
+
+
+class Stopping(Trainer):
+    """Fails when it is about to make this step."""
+
+    stop_at = 0
+
+    def training_step(self, batch: Any) -> Any:
+        if self.state.global_step == self.stop_at:
+            raise StoppedError
+        return super().training_step(batch)
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {"num_epochs": 3, "save_steps": 4, "lr": 0.01, "drop": False, "progress_bar": False, **settings}
+    return TrainingConfig(output_dir=folder, dataloader_drop_last=given.pop("drop"), **given)
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("stop_at", [8, 9, 20])
+def test_interrupted_and_resumed_is_uninterrupted(
+    stop_at: int, accumulation: int, tmp_path: Path, read_rows: Any
+) -> None:
+    settings = {"gradient_accumulation_steps": accumulation, "log_steps": 1}
+    whole = Trainer(net(), config(tmp_path / "whole", **settings), DATA, DATA)
+    results = whole.train()
+
+    stopping = Stopping(net(), config(tmp_path / "cut", **settings), DATA, DATA)
+    stopping.stop_at = stop_at
+    with pytest.raises(StoppedError):
+        stopping.train()
+    resumed = Trainer(net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA, DATA)
+    assert 0 < resumed.state.global_step < stop_at
+    assert resumed.train() == results
+    assert torch.equal(weights(resumed), weights(whole))
+    for left, right in zip(resumed.optimizer.state.values(), whole.optimizer.state.values(), strict=True):
+        assert torch.equal(left["exp_avg_sq"], right["exp_avg_sq"])
+    timeless = [
+        [{k: v for k, v in row.items() if "time" not in k} for row in read_rows(tmp_path / name)]
+        for name in ("whole", "cut")
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_a_run_goes_on_from_a_path_in_another_folder(tmp_path: Path) -> None:
+    whole = Trainer(net(), config(tmp_path / "whole"), DATA)
+    whole.train()
+    for path in (tmp_path / "whole" / "checkpoints" / "08", tmp_path / "whole"):
+        other = tmp_path / path.name
+        resumed = Trainer(net(), config(tmp_path / "b" / other.name, resume_from_checkpoint=path), DATA)
+        assert resumed.state.global_step == (8 if path.name == "08" else 21)
+        resumed.train()
+        assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_max_steps_ends_a_run_that_a_longer_one_goes_on_from(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"lr_scheduler_type": None}
+    whole = Trainer(net(), config(tmp_path / "whole", **settings), DATA)
+    whole.train()
+    Trainer(net(), config(tmp_path / "cut", max_steps=10, **settings), DATA).train()
+    resumed = Trainer(net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA)
+    resumed.train()
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_save_and_load_bring_back_the_whole_state(tmp_path: Path) -> None:
+    whole = Trainer(net(), config(tmp_path / "whole"), DATA)
+    whole.train()
+    stopping = Stopping(net(), config(tmp_path / "cut"), DATA)
+    stopping.stop_at = 11
+    with pytest.raises(StoppedError):
+        stopping.train()
+    assert stopping.state.global_step == 10
+    stopping.save(tmp_path / "saved")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        stopping.save(tmp_path / "saved", overwrite=False)
+
+    loaded = Trainer(net(), config(tmp_path / "other"), DATA)
+    loaded.load(tmp_path / "saved")
+    assert (loaded.epoch, loaded.state.epoch_step) == (2, 3)
+    loaded.train()
+    assert torch.equal(weights(loaded), weights(whole))
+
+
+def test_a_second_train_goes_on_after_a_failure(tmp_path: Path) -> None:
+    whole = Trainer(net(), config(tmp_path / "whole"), DATA)
+    whole.train()
+    stopping = Stopping(net(), config(tmp_path / "cut"), DATA)
+    stopping.stop_at = 11
+    with pytest.raises(StoppedError):
+        stopping.train()
+    stopping.stop_at = 0
+    stopping.train()
+    assert torch.equal(weights(stopping), weights(whole))
+    assert stopping.train() == {}  # nothing is left to do
+
+
+def test_a_given_loader_resumes_exactly_at_an_epochs_end(tmp_path: Path) -> None:
+    def loader() -> Any:
+        return DataLoader(DATA, 8, shuffle=True)
+
+    whole = Trainer(net(), config(tmp_path / "whole"), train_dataloader=loader())
+    whole.train()
+    stopping = Stopping(net(), config(tmp_path / "cut", save_steps=None), train_dataloader=loader())
+    stopping.stop_at = 9
+    with pytest.raises(StoppedError):
+        stopping.train()
+    again = config(tmp_path / "cut", resume_from_checkpoint=True)
+    resumed = Trainer(net(), again, train_dataloader=loader())
+    assert resumed.state.global_step == 7
+    resumed.train()
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_run_begun_anew_moves_the_earlier_one_aside(tmp_path: Path) -> None:
+    Trainer(net(), config(tmp_path), DATA).train()
+    Trainer(net(), config(tmp_path, max_steps=2), DATA).train()
+    assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["2"]
+    assert (tmp_path / "earlier_runs" / "001" / "checkpoints" / "21" / "model.safetensors").is_file()
+
+
+def test_weights_alone_begin_a_run_of_their_own(tmp_path: Path) -> None:
+    first = Trainer(net(), config(tmp_path / "a"), DATA)
+    first.train()
+    weights_of = tmp_path / "a" / "checkpoints" / "21"
+    second = Trainer(net(), config(tmp_path / "b", init_weights_from=weights_of, resume_from_checkpoint=True), DATA)
+    assert torch.equal(weights(second), weights(first))
+    assert second.state.global_step == 0
+
+
+def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -> None:
+    Trainer(net(), config(tmp_path, max_steps=10, gradient_accumulation_steps=4), DATA).train()
+    with pytest.raises(ConfigError, match="steps_per_epoch was 7 and is 13 now"):
+        Trainer(net(), config(tmp_path, resume_from_checkpoint=True, batch_size=4), DATA)
+    with pytest.raises(ConfigError, match="inside an accumulation window, at step 10"):
+        Trainer(net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)
+    with pytest.raises(MissingFileError, match="holds no checkpoint"):
+        Trainer(net(), config(tmp_path, resume_from_checkpoint=tmp_path / "nowhere"), DATA)
