@@ -1,0 +1,151 @@
+"""Two processes under torchrun do what one does: the same samples, the same figures, the same weights."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+TRAIN_NET = HERE.parents[1] / "tools" / "train_net.py"
+ITERATIONS = 12
+
+
+@dataclass
+class Run:
+    code: int
+    output: str
+    folder: Path
+    seen_folder: Path
+
+    def rows(self) -> dict[int, dict[str, float]]:
+        rows = [json.loads(line) for line in (self.folder / "metrics.json").read_text().splitlines()]
+        assert len({row["iteration"] for row in rows}) == len(rows)
+        return {row["iteration"]: row for row in rows}
+
+    def seen(self) -> dict[int, list[int]]:
+        """The sample numbers of each iteration, all ranks together, sorted."""
+        seen: dict[int, list[int]] = {}
+        for file in self.seen_folder.glob("rank*.jsonl"):
+            for line in file.read_text().splitlines():
+                iteration, numbers = json.loads(line)
+                seen.setdefault(iteration, []).extend(numbers)
+        return {iteration: sorted(numbers) for iteration, numbers in sorted(seen.items())}
+
+    def weights(self, name: str = "model_final") -> dict[str, torch.Tensor]:
+        return load_file(self.folder / name / "model.safetensors")
+
+
+def train(folder: Path, *arguments: str, processes: int = 1) -> Run:
+    seen = folder.parent / f"{folder.name}-seen-{time.monotonic_ns()}"
+    seen.mkdir(parents=True)
+    launcher = [sys.executable]
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    done = subprocess.run(
+        [*launcher, str(TRAIN_NET), "--config-file", str(HERE / "config.py"), *arguments]
+        + [f"train.output_dir={folder}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "SEEN_FOLDER": str(seen), "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    return Run(done.returncode, done.stdout, folder, seen)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def alone(base: Path) -> Run:
+    """One process: 2 micro-batches of 4 make an update of 8."""
+    run = train(base / "alone")
+    assert run.code == 0, run.output
+    return run
+
+
+@pytest.fixture(scope="module")
+def together(base: Path) -> Run:
+    """Two processes: a micro-batch of 4 each."""
+    run = train(base / "together", processes=2)
+    assert run.code == 0, run.output
+    return run
+
+
+def assert_same_weights(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-5)  # float32 gradients summed in another order
+
+
+def test_the_samples_of_each_update_are_those_of_one_process(alone: Run, together: Run) -> None:
+    assert list(alone.seen()) == list(range(ITERATIONS))
+    assert together.seen() == alone.seen()
+    assert all(len(numbers) == 8 for numbers in alone.seen().values())
+    per_rank = [len((together.seen_folder / f"rank{r}.jsonl").read_text().splitlines()) for r in (0, 1)]
+    assert per_rank == [ITERATIONS, ITERATIONS]
+
+
+def test_no_sample_is_left_out_or_repeated_in_an_epoch(together: Run) -> None:
+    stream = sorted(n for i, numbers in together.seen().items() if i < 6 for n in numbers)  # 48 of the first 50
+    assert len(set(stream)) == 48
+
+
+def test_losses_accuracy_and_weights_are_those_of_one_process(alone: Run, together: Run) -> None:
+    one, two = alone.rows(), together.rows()
+    assert list(one) == list(two) == list(range(ITERATIONS + 1))
+    for iteration in range(ITERATIONS):
+        assert one[iteration]["total_loss"] == pytest.approx(two[iteration]["total_loss"], rel=1e-4), iteration
+        assert one[iteration]["lr"] == two[iteration]["lr"]
+    assert one[ITERATIONS]["Acc@1"] == two[ITERATIONS]["Acc@1"]
+    assert_same_weights(alone.weights(), together.weights())
+
+
+def test_each_rank_has_a_log_and_only_one_writes_the_rest(together: Run) -> None:
+    names = sorted(p.name for p in together.folder.iterdir() if not p.name.startswith("."))
+    assert [n for n in names if n.startswith("log")] == ["log.txt", "log.txt.rank1"]
+    assert len([n for n in names if n.startswith("events")]) == 1
+    assert names.count("metrics.json") == 1
+
+
+def test_accumulation_on_two_processes_takes_the_samples_of_a_bigger_update(base: Path) -> None:
+    sizes = ("train.train_micro_batch_size=2", "train.num_accumulation_steps=2", "train.train_iter=4")
+    two = train(base / "accumulate2", *sizes, processes=2)
+    one = train(base / "accumulate1", sizes[0], "train.num_accumulation_steps=4", sizes[2])
+    assert (two.code, one.code) == (0, 0), two.output + one.output
+    assert two.seen() == one.seen()
+    assert_same_weights(one.weights(), two.weights())
+
+
+@pytest.mark.parametrize("processes", [2, 1])
+def test_a_run_of_two_processes_is_resumed_on_either_number(base: Path, together: Run, processes: int) -> None:
+    folder = base / f"resumed-on-{processes}"
+    first = train(folder, "train.train_iter=6", f"train.scheduler.max_iter={ITERATIONS}", processes=2)
+    assert first.code == 0, first.output
+    rest = train(folder, "--resume", processes=processes)
+    assert rest.code == 0, rest.output
+    assert list(rest.seen()) == list(range(6, ITERATIONS))
+    assert {i: n for i, n in together.seen().items() if i >= 6} == rest.seen()
+    assert list(rest.rows()) == list(range(ITERATIONS + 1))
+
+
+def test_a_rank_that_fails_ends_the_job(base: Path) -> None:
+    start = time.monotonic()
+    run = train(base / "fails", "model.fails_at=3", processes=2)
+    assert run.code != 0
+    assert time.monotonic() - start < 60
+    assert "this rank was told to fail" in run.output

@@ -1,0 +1,98 @@
+"""How many frames of ours lie between ``train()`` and the model's ``forward`` (DESIGN: the way of one batch)."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import trainwright
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import build_image_train_loader
+
+PACKAGE = str(Path(trainwright.__file__).parent)
+FRAMES: list[list[str]] = []
+
+
+class Points(Dataset):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": torch.full((2,), float(index)), "labels": index % 2}
+
+    def __len__(self) -> int:
+        return 16
+
+
+class Model(nn.Module):
+    """Notes, in each call, which functions of ours called it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        frame, ours = sys._getframe(1), []
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(PACKAGE):
+                ours.append(frame.f_code.co_name)
+            frame = frame.f_back
+        FRAMES.append(ours[::-1])
+        return {"loss": F.cross_entropy(self.blocks(inputs), labels)}
+
+
+def config(folder: Path, **train: Any) -> Any:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+    cfg.train.update({"output_dir": str(folder), "train_iter": 3, "train_micro_batch_size": 4, **train})
+    return cfg
+
+
+def frames_of(trainer: Any) -> list[str]:
+    FRAMES.clear()
+    trainer.train()
+    assert len(FRAMES) >= 3
+    assert all(frames == FRAMES[0] for frames in FRAMES)
+    return FRAMES[0]
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"num_accumulation_steps": 2},
+        {"amp": {"enabled": True}},
+        {"activation_checkpoint": {"enabled": True}},
+    ],
+    ids=["plain", "accumulation", "amp", "recompute"],
+)
+def test_the_config_door_spends_two(tmp_path: Path, train: dict[str, Any]) -> None:
+    assert frames_of(DefaultTrainer(config(tmp_path, **train))) == ["train", "run_step"]
+
+
+def test_a_users_own_run_step_spends_no_more_of_ours(tmp_path: Path) -> None:
+    class Own(DefaultTrainer):
+        def run_step(self) -> None:
+            self._trainer.run_step(self.get_batch, self.device)
+
+    assert frames_of(Own(config(tmp_path))) == ["train", "run_step"]  # and the user's, between the two
+
+
+def test_a_base_run_step_called_by_the_users_own_adds_one(tmp_path: Path) -> None:
+    class Own(DefaultTrainer):
+        def run_step(self) -> None:
+            super().run_step()
+
+    assert frames_of(Own(config(tmp_path))) == ["train", "run_step", "run_step"]
+
+
+def test_the_objects_door_spends_five(tmp_path: Path) -> None:
+    trainer = Trainer(
+        Model(),
+        TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, progress_bar=False),
+        train_dataset=Points(),
+    )
+    assert frames_of(trainer) == ["train", "run_step", "train_step", "training_step", "compute_loss"]
