@@ -54,8 +54,7 @@ def train(folder: Path, *arguments: str, processes: int = 1) -> Run:
         launcher += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
         launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     done = subprocess.run(
-        [*launcher, str(TRAIN_NET), "--config-file", str(HERE / "config.py"), *arguments]
-        + [f"train.output_dir={folder}"],
+        [*launcher, str(TRAIN_NET), "--config-file", str(HERE / "config.py"), *arguments, f"train.output_dir={folder}"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "SEEN_FOLDER": str(seen), "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -26,9 +26,7 @@ _CAUSED_BY_THE_USER = (UserError, ValueError, TypeError, LookupError, AttributeE
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Parse the command line, train or evaluate, and return the exit code: 0, 1 (failed) or 2 (to be put right by
-    the user).
-    """
+    """Train or evaluate as the command line says; returns 0, 1 (failed) or 2 (to be put right by the user)."""
     parser = default_argument_parser()
     if prog is not None:
         parser.prog = prog
@@ -44,7 +42,13 @@ def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     try:
-        start = _prepare(args)
+        cfg = _load(args)
+    except (
+        Exception
+    ) as error:  # a configuration file is the user's program: whatever it raises is to be put right there
+        return _say(error, args)
+    try:
+        start = _prepare(cfg, args)
     except _CAUSED_BY_THE_USER as error:
         return _say(error, args)
     try:
@@ -57,9 +61,8 @@ def _run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _prepare(args: argparse.Namespace) -> Callable[[], object]:
+def _prepare(cfg: "DictConfig", args: argparse.Namespace) -> Callable[[], object]:
     """Everything before the first step; returns what is left to do."""
-    cfg = _load(args)
     from trainwright.engine import (
         DefaultTrainer,
         default_setup,

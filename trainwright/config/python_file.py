@@ -12,6 +12,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,10 +62,16 @@ def _run(path: Path) -> dict[str, Any]:
     try:
         exec(code, namespace)
     except Exception as error:
-        error.add_note(f"while running the configuration file {path}")
+        error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
         raise
     del namespace["__builtins__"]
     return namespace
+
+
+def _line_in(path: Path, error: Exception) -> str:
+    """Where in the file it went wrong, as ", line 12"."""
+    steps = traceback.extract_tb(error.__traceback__)
+    return next((f", line {step.lineno}" for step in reversed(steps) if step.filename == str(path)), "")
 
 
 def _compile(path: Path) -> CodeType:

@@ -75,9 +75,7 @@ def build_image_test_loader(
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     **loader_options: Any,
 ) -> BatchLoader:
-    """A loader of one pass in the data set's order. The default sampler is ``SingleRoundSampler``, without
-    shuffling.
-    """
+    """A loader of one pass in the data set's order, by default with ``SingleRoundSampler``, unshuffled."""
     return _test_loader(
         _joined(dataset, dataset_mixer),
         test_batch_size,

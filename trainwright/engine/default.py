@@ -147,9 +147,7 @@ class DefaultTrainer(TrainerBase):
 
     @classmethod
     def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
-        """The training loader that ``cfg.dataloader.train`` describes; of a tuple (train, valid, test) the first is
-        trained on.
-        """
+        """What ``cfg.dataloader.train`` describes: the training loader, or a tuple of which it is the first."""
         given = {
             "train_batch_size": cfg.train.train_micro_batch_size,
             "test_batch_size": cfg.train.test_micro_batch_size,
@@ -212,16 +210,15 @@ class DefaultTrainer(TrainerBase):
     def build_writers(self) -> list[EventWriter]:
         """Where metrics go: the console, ``metrics.json``, TensorBoard."""
         train = self.cfg.train
-        writers: list[EventWriter] = [ConsoleWriter(train.global_batch_size, self.max_iter)]
-        if sys.stdout.isatty():
+        writers: list[EventWriter] = []
+        if sys.stdout.isatty():  # first, since the console's lines are left out while the bar is there
             writers.append(ProgressWriter(self.max_iter, batch_size=train.global_batch_size, file=sys.stdout))
+        writers.append(ConsoleWriter(train.global_batch_size, self.max_iter))
         return [*writers, JSONWriter(f"{train.output_dir}/metrics.json"), TensorBoardWriter(train.output_dir)]
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
-        """The arguments of the model: the fields of ``data`` as tensors on the device; ``mixup_func(images,
-        labels)`` applied.
-        """
+        """The model's arguments: the fields of ``data`` on the device, ``mixup_func(images, labels)`` applied."""
         batch: dict[str, Any] = to_batch(data, "cpu" if input_placement_device is None else input_placement_device)
         if mixup_func is not None:
             batch["images"], batch["labels"] = mixup_func(batch["images"], batch["labels"])
@@ -240,9 +237,7 @@ class DefaultTrainer(TrainerBase):
         model: nn.Module,
         evaluator: DatasetEvaluator | None = None,
     ) -> dict[str, Any]:
-        """Evaluate ``model`` on each loader. One loader gives its results; several give them by the data set's
-        class name.
-        """
+        """Evaluate ``model`` on each loader: the results of the only one, or of several by data set class."""
         results: dict[str, Any] = {}
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         for loader in test_loaders:
@@ -265,9 +260,7 @@ class DefaultTrainer(TrainerBase):
         return next(iter(results.values())) if len(results) == 1 else results
 
     def resume_or_load(self, resume: bool = True) -> None:
-        """Continue from the newest checkpoint of the output folder, or begin with the weights of
-        ``train.load_weight``.
-        """
+        """Continue from the newest checkpoint of the folder, or begin with the weights of ``train.load_weight``."""
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
 
     # How they work together.

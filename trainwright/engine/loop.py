@@ -18,10 +18,11 @@ class TrainerBase:
     """Iterations with hooks around them. A subclass says in ``run_step`` what an iteration does.
 
     Attributes:
-        iter: the 0-based iteration that runs. After a training without failure it equals ``max_iter``; after a
-        failure it
-            is the iteration that failed.
+        iter: the 0-based iteration that runs. After a training without failure it equals ``max_iter``, after a
+            failure it is the iteration that failed.
         start_iter, max_iter: iterations run from the first to before the second.
+        iterations_done: updates that the weights have had; a checkpoint taken now goes on from there. Between two
+            iterations it is ``iter`` already, in ``after_step`` it is ``iter + 1``.
         samples_per_iter: samples that one iteration consumes; 0 where nobody knows.
         storage: the metrics of this training, an :class:`~trainwright.events.EventStorage`.
         last_eval_results: what the newest evaluation gave.
@@ -31,7 +32,7 @@ class TrainerBase:
 
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
-        self.iter = self.start_iter = self.max_iter = 0
+        self.iter = self.start_iter = self.max_iter = self.iterations_done = 0
         self.samples_per_iter = 0
         self.last_eval_results: dict[str, Any] = {}
 
@@ -52,6 +53,7 @@ class TrainerBase:
         and an error of the training itself is the one that is raised.
         """
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
+        self.iterations_done = self.start_iter
         self.max_iter = self.max_iter if max_iter is None else max_iter
         if self.start_iter >= self.max_iter:
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
@@ -68,7 +70,8 @@ class TrainerBase:
                     for call in before_step:
                         call()
                     run_step()
-                    self.storage.samples = (self.iter + 1) * self.samples_per_iter
+                    self.iterations_done = self.iter + 1
+                    self.storage.samples = self.iterations_done * self.samples_per_iter
                     for call in after_step:
                         call()
                     self.iter += 1
@@ -114,9 +117,7 @@ class TrainerBase:
             raise first_error
 
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
-        """Who makes the steps (its ``iter`` is kept up to date) and the call that makes one, settled once per
-        training.
-        """
+        """Who makes the steps (its ``iter`` is kept up to date), and the call that makes one; settled once."""
         return self, self.run_step
 
     def _before_first_step(self) -> None:

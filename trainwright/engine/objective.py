@@ -42,9 +42,8 @@ def write_forward_help(error: TypeError, model: nn.Module, batch: Any) -> None:
     """Raise a clear error in place of ``error`` when it came from calling ``model`` with a batch it does not fit."""
     if not isinstance(batch, Mapping):
         raise ConfigTypeError(
-            f"The loader gives {type(batch).__name__}; this door needs named fields, an Instance or a dict for"
-            f" each sample."
-            f" {WRONG_FIELDS_HELP}"
+            f"The loader gives {type(batch).__name__}; this door needs named fields: an Instance or a dict for each"
+            f" sample. {WRONG_FIELDS_HELP}"
         ) from error
     signature = inspect.signature(model.forward)
     try:

@@ -32,11 +32,8 @@ class TrainingProgress:
         self.consumed_samples = 0
 
     def state_dict(self) -> dict[str, Any]:
-        iteration = self._trainer.storage.iter
-        # Checkpoints are taken between iterations: storage.iter is still the last iteration done, or max_iter at
-        # the end.
-        done = min(iteration, self._trainer.max_iter - 1) + 1
-        first = self._trainer.start_iter
+        # Not of the storage's iteration: when a due checkpoint is taken, that is the coming one already.
+        done, first = self._trainer.iterations_done, self._trainer.start_iter
         return {
             "iterations_done": done,
             "consumed_samples": self.consumed_samples + (done - first) * self._global_batch_size,

@@ -53,9 +53,7 @@ class RunFolder:
             self.open()
 
     def open(self) -> None:
-        """Move an earlier run aside (unless it is resumed), write ``config.yaml``, and log to ``log.txt`` from now
-        on.
-        """
+        """Move an earlier run aside (unless it is resumed), write ``config.yaml``, and begin ``log.txt``."""
         if self.is_open:
             return
         self.is_open = True

@@ -20,11 +20,9 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
     length = num_samples(data_loader, train.train_micro_batch_size)
     if length is not None and length < train.global_batch_size:
         raise ConfigError(
-            f"train.global_batch_size: got {train.global_batch_size}, but the training set has {length}"
-            f" samples; it must be"
-            f" at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
-            f" {train.num_accumulation_steps}"
-            f" num_accumulation_steps x {get_data_parallel_size()} processes)"
+            f"train.global_batch_size: got {train.global_batch_size}, but the training set has {length} samples; it"
+            f" must be at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
+            f" {train.num_accumulation_steps} num_accumulation_steps x {get_data_parallel_size()} processes)"
         )
     train.train_iter = total_iterations(train, length, train.global_batch_size)
     train.warmup_iter = warmup_iterations(train.train_iter, train.warmup_ratio)

@@ -55,6 +55,7 @@ def log_to_console() -> None:
     """
     library = logging.getLogger("trainwright")
     library.setLevel(logging.INFO)
+    logging.getLogger("libai").parent = library  # the documents' examples log under that name: shown where ours are
     if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
         return
     handler = ProgressAwareHandler(sys.stdout)

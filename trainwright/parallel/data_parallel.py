@@ -14,9 +14,7 @@ _wrapped: WeakSet[DistributedDataParallel] = WeakSet()
 
 
 def wrap_data_parallel(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model in torch's DistributedDataParallel, which averages gradients over the ranks; itself when there is
-    one rank.
-    """
+    """The model in torch's DistributedDataParallel, which averages gradients; itself when there is one rank."""
     if get_world_size() == 1:
         return model
     device_ids = None if device.type == "cpu" else [device]
