@@ -1,5 +1,7 @@
 """The defaults that come with the library."""
 
+from pathlib import Path
+
 import pytest
 
 from trainwright.config import ConfigTypeError, MissingFileError, get_config, instantiate
@@ -64,3 +66,11 @@ def test_the_default_evaluator_is_built_from_its_dotted_path():
     assert isinstance(instantiate(get_config("common/train.py").train.evaluation.evaluator), evaluation.ClsEvaluator)
     with pytest.raises(ConfigTypeError, match="optimizer"):
         instantiate(get_config("common/train.py").train.scheduler)  # the optimizer comes later
+
+
+def test_a_path_is_a_file_of_ones_own_read_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("train = dict(seed=7)\n")
+    get_config("train.py").train.seed = 8
+    assert get_config("train.py").train.seed == 7
+    assert get_config(str(tmp_path / "train.py")).train.seed == 7

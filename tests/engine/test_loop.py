@@ -64,6 +64,17 @@ def test_iter_equals_max_iter_after_a_training_without_failure() -> None:
     assert (trainer.iter, trainer.start_iter, trainer.max_iter, trainer.storage.iter) == (4, 0, 4, 4)
 
 
+def test_iterations_done_is_where_a_checkpoint_taken_now_goes_on() -> None:
+    seen: list[tuple[str, int]] = []
+    moments = ("before_train", "before_step", "after_step", "after_train")
+    calls = {m: lambda t, m=m: seen.append((m, t.iterations_done)) for m in moments}
+    trainer = Trainer([])
+    trainer.register_hooks([CallbackHook(**calls)])
+    trainer.train(3, 5)
+    steps = [("before_step", 3), ("after_step", 4), ("before_step", 4), ("after_step", 5)]
+    assert seen == [("before_train", 3), *steps, ("after_train", 5)]
+
+
 def test_a_failure_runs_after_train_and_is_raised_with_iter_where_it_failed(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[str] = []
     trainer = Trainer(calls, fails_at=2)

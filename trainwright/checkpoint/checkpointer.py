@@ -23,7 +23,7 @@ from trainwright.checkpoint.contents import (
     state_names,
 )
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.files import PathLike, Writer, remove_stale
+from trainwright.checkpoint.files import PathLike, Writer, named, remove_stale
 from trainwright.checkpoint.folder import (
     Committed,
     check_name,
@@ -119,12 +119,15 @@ class Checkpointer:
             if self._is_writer:
                 self._write(name, writers, extra.get("iteration"), tag_last=tag_last and name != "model_best")
 
-    def load(self, path: PathLike, checkpointables: Iterable[str] | None = None) -> dict[str, Any]:
+    def load(
+        self, path: PathLike, checkpointables: Iterable[str] | None = None, *, strict: bool = False
+    ) -> dict[str, Any]:
         """Verify a checkpoint and take the model and the checkpointables from it; returns the extras of `save`.
 
         Args:
             path: a checkpoint folder, or for weights alone a ``.safetensors``, ``.pt`` or ``.pth`` file; "" is none.
             checkpointables: None loads all and everything must agree; [] loads the weights that fit, and no more.
+            strict: every weight must fit, also where weights alone are loaded.
 
         Raises:
             MissingFileError: ``path`` does not exist.
@@ -146,11 +149,13 @@ class Checkpointer:
             if path.is_dir():
                 manifest = verify(path) if dist.is_main_process() else None
             elif is_weights_only:
-                load_weights(self.model, read_weights(path), str(path), strict=False)
+                load_weights(self.model, read_weights(path), str(path), strict=strict)
             else:
                 raise CheckpointError(f"{path}: a file has weights and no other state; give checkpointables=[].")
         manifest = dist.broadcast_object(manifest)
-        return {} if manifest is None else self._load_folder(path, manifest, wanted, strict=not is_weights_only)
+        return (
+            {} if manifest is None else self._load_folder(path, manifest, wanted, strict=strict or not is_weights_only)
+        )
 
     def has_checkpoint(self) -> bool:
         """Whether ``save_dir`` holds something to resume from, whole or not."""
@@ -215,9 +220,9 @@ class Checkpointer:
             if tag_last:
                 write_pointer(save_dir, name)
         except OSError as error:
-            error.filename, error.filename2 = str(save_dir / name), None  # not the temporary name it had
-            error.add_note(f"Saving {name!r} failed; earlier checkpoints are as they were.")
-            raise
+            known = named(error, save_dir / name)
+            known.add_note(f"Saving {name!r} failed; earlier checkpoints are as they were.")
+            raise known from error
         finally:
             remove_unlinked(save_dir)
 
@@ -240,7 +245,7 @@ class Checkpointer:
                     f"{path}: has no state of {', '.join(missing)}; it holds {', '.join(held) or 'only the model'}. "
                     "For the weights alone, load it with checkpointables=[]."
                 )
-            if strict and len(held) > len(wanted) == len(self.checkpointables):
+            if strict and len(held) > len(wanted) == len(self.checkpointables) > 0:
                 unused = ", ".join(name for name in held if name not in wanted)
                 logger.warning("%s: holds state that nothing here takes: %s.", path, unused)
             extra: dict[str, Any] = read_state(path, manifest, EXTRA)

@@ -53,7 +53,7 @@ def atomic_write(path: PathLike, content: bytes | Writer) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(path), None  # the name the user knows, not the temporary one
+            raise named(error, path) from error
         raise
     sync_folder(path.parent)
 
@@ -103,7 +103,7 @@ def replace_link(link: PathLike, target: PathLike) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(link), None
+            raise named(error, link) from error
         raise
     sync_folder(link.parent)
 
@@ -131,6 +131,11 @@ def remove_stale(folder: PathLike) -> list[Path]:
             entry.unlink(missing_ok=True)
         removed.append(entry)
     return removed
+
+
+def named(error: OSError, path: PathLike) -> OSError:
+    """The same failure with the name that the user knows, where the system told the temporary one."""
+    return type(error)(error.errno, error.strerror, str(path)) if error.errno is not None else error
 
 
 def sync_file(path: PathLike) -> None:

@@ -16,62 +16,71 @@ from trainwright.config.trust import allow_module, use_project
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from trainwright.engine import DefaultTrainer
+
 logger = logging.getLogger("trainwright.cli")
 
 DONE, FAILED, TO_BE_PUT_RIGHT = 0, 1, 2
+INTERRUPTED = 130  # what shells give for Ctrl-C
 
 # Raised while a run is put together, these tell of something in the configuration or the data, not of a fault in a
 # program.
 _CAUSED_BY_THE_USER = (UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError)
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Train or evaluate as the command line says; returns 0, 1 (failed) or 2 (to be put right by the user)."""
-    parser = default_argument_parser()
-    if prog is not None:
-        parser.prog = prog
+def main(
+    argv: Sequence[str] | None = None, *, trainer_class: "type[DefaultTrainer] | None" = None, prog: str | None = None
+) -> int:
+    """Train or evaluate as the command line says, with ``trainer_class`` (a DefaultTrainer) if one is given.
+
+    Returns the exit code: 0, 1 (failed), 2 (to be put right by the user) or 130 (interrupted by Ctrl-C).
+    """
+    parser = default_argument_parser(prog=prog)
+    if prog is not None:  # the installed command, which takes the file by itself
+        parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]"
     args = parser.parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, which may stand anywhere among the overrides
         args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
         args.opts = [text for text in args.opts if text != args.config_file]
     try:
-        return _run(args)
+        return _run(args, trainer_class)
     finally:
         _leave_the_other_ranks()
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None") -> int:
     try:
         cfg = _load(args)
-    except (
-        Exception
-    ) as error:  # a configuration file is the user's program: whatever it raises is to be put right there
+    except Exception as error:  # a configuration file is the user's program: what it raises is to be put right there
         return _say(error, args)
     try:
-        start = _prepare(cfg, args)
+        start = _prepare(cfg, args, trainer_class)
     except _CAUSED_BY_THE_USER as error:
         return _say(error, args)
     try:
         start()
     except UserError as error:
         return _say(error, args)
+    except KeyboardInterrupt:
+        print(f"Interrupted. --resume goes on from the newest checkpoint in {cfg.train.output_dir}.", file=sys.stderr)
+        return INTERRUPTED
     except Exception:
         traceback.print_exc()
         return FAILED
     return DONE
 
 
-def _prepare(cfg: "DictConfig", args: argparse.Namespace) -> Callable[[], object]:
+def _prepare(
+    cfg: "DictConfig", args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None"
+) -> Callable[[], object]:
     """Everything before the first step; returns what is left to do."""
-    from trainwright.engine import (
-        DefaultTrainer,
-        default_setup,
-    )  # here, so that a wrong key is told before torch is loaded
+    from trainwright.engine import DefaultTrainer, default_setup  # here: a wrong key is told before torch is loaded
 
+    trainer_class = trainer_class or DefaultTrainer
     default_setup(cfg, args)
     if args.eval_only:
-        return _evaluation(cfg, args)
-    return DefaultTrainer(cfg).train
+        return _evaluation(cfg, args, trainer_class)
+    return trainer_class(cfg).train
 
 
 def _load(args: argparse.Namespace) -> "DictConfig":
@@ -109,10 +118,11 @@ def _shorten(cfg: "DictConfig") -> None:
     LazyConfig.apply_overrides(cfg, quick)
 
 
-def _evaluation(cfg: "DictConfig", args: argparse.Namespace) -> Callable[[], object]:
+def _evaluation(
+    cfg: "DictConfig", args: argparse.Namespace, trainer_class: "type[DefaultTrainer]"
+) -> Callable[[], object]:
     """Build the model with its weights and what it is tested on."""
     from trainwright.checkpoint.checkpointer import Checkpointer
-    from trainwright.engine import DefaultTrainer
     from trainwright.parallel.launch import setup_dist_util
     from trainwright.parallel.precision import apply_autocast
 
@@ -123,18 +133,18 @@ def _evaluation(cfg: "DictConfig", args: argparse.Namespace) -> Callable[[], obj
             f" output folder."
         )
     device = setup_dist_util(cfg.train.dist)
-    loaders = DefaultTrainer.build_test_loader(cfg)
+    loaders = trainer_class.build_test_loader(cfg)
     if not loaders:
         raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list of at least one.")
-    model = DefaultTrainer.build_model(cfg).to(device)
+    model = trainer_class.build_model(cfg).to(device)
     checkpointer = Checkpointer(model, cfg.train.output_dir)
     weights = cfg.train.load_weight if not args.resume else checkpointer.get_checkpoint_file()
     if not weights:
         raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
-    checkpointer.load(weights, checkpointables=[])
+    checkpointer.load(weights, checkpointables=[], strict=True)
     if cfg.train.amp.enabled:
         apply_autocast(model, device)  # as in the evaluations of the training, so that figures agree
-    return lambda: DefaultTrainer.test(cfg, loaders, model)
+    return lambda: trainer_class.test(cfg, loaders, model)
 
 
 def _say(error: BaseException, args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).parent / "defaults"
 
 
 def get_config(name: str) -> DictConfig:
-    """A packaged configuration, such as ``get_config("common/train.py").train``, or a file of your own.
+    """A packaged configuration, such as ``get_config("common/train.py").train``, or a ``.py`` file of your own.
 
     Fresh at each call, so it may be edited. The packaged ones come first; any other name is a path.
 
@@ -19,7 +19,7 @@ def get_config(name: str) -> DictConfig:
         MissingFileError: there is none of that name; the message lists those that there are.
     """
     there = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*.py"))
-    if name not in there and Path(name).is_file():
+    if name not in there and name.endswith(".py") and Path(name).is_file():
         own: DictConfig = LazyConfig.load(name)
         return own
     if name not in there:

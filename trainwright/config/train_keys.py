@@ -110,6 +110,7 @@ TRAIN: Table = {
         "pipeline_num_layers": optional(whole(1)),
         "custom_pipeline_stage_id": optional(STAGES),
         "device_type": DEVICE,
+        "find_unused_parameters": BOOL,
         # Recorded by a run, so they are in the config.yaml of one.
         "num_nodes": optional(whole(1)),
         "num_gpus_per_node": optional(whole(0)),

@@ -11,9 +11,9 @@ from trainwright.config.instantiate import instantiate, locate_target
 
 
 def bind_step(stepper: Any, get_batch: Callable[..., Any], device: Any) -> tuple[Any, Callable[[], None]]:
-    """``stepper.run_step`` with its arguments bound: it may take ``(get_batch, input_placement_device)``,"
-    " ``(get_batch)`` or none.
+    """``stepper.run_step`` with its arguments bound.
 
+    It may take ``(get_batch, input_placement_device)``, ``(get_batch)`` or none.
     A partial of the method itself: no Python frame is added to the way of a batch.
     """
     run_step = stepper.run_step

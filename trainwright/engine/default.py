@@ -1,6 +1,7 @@
 """The config-file door: a trainer built from a lazy configuration."""
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from trainwright.engine.run_folder import OpenRunFolder, RunFolder
 from trainwright.engine.scale import scale_to_data
 from trainwright.engine.setup import log_to_console
 from trainwright.engine.steps import EagerTrainer
-from trainwright.evaluation.evaluator import DatasetEvaluator
+from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import inference_on_dataset
 from trainwright.evaluation.report import print_csv_format
 from trainwright.events.writers import ConsoleWriter, EventWriter, JSONWriter, ProgressWriter, TensorBoardWriter
@@ -67,6 +68,7 @@ class DefaultTrainer(TrainerBase):
         self.cfg = cfg = complete(
             as_given
         )  # a copy: below, what follows from the data and the ranks is written into it
+        cfg.train.output_dir = os.path.expanduser(cfg.train.output_dir)
         log_to_console()
         self.device = setup_dist_util({**cfg.train.dist, **_device_type(cfg)})
         seed_everything(cfg.train.seed)  # alike on all ranks, so that all begin with the same weights
@@ -88,18 +90,15 @@ class DefaultTrainer(TrainerBase):
         seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws its own numbers
 
         self._trainer: Any = self._build_stepper(cfg, grad_scaler)
-        self._progress = TrainingProgress(self, cfg.train.global_batch_size)
-        states: dict[str, Any] = {
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
-            "trainer": self._progress,
-        }
+        states: dict[str, Any] = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
         if grad_scaler is not None:
             states["grad_scaler"] = grad_scaler
+        self._progress = TrainingProgress(self, states)
+        states = {"trainer": self._progress, **states}  # first: it finds out whether the others can be taken over
         self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, save_to_disk=is_main_process(), **states)
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
-        self._progress.consumed_samples = cfg.train.consumed_train_samples
+        self.samples_done = cfg.train.consumed_train_samples
         self.resume_or_load(resume)
         self._set_data_position()
 
@@ -183,7 +182,13 @@ class DefaultTrainer(TrainerBase):
     @classmethod
     def build_evaluator(cls, cfg: DictConfig) -> DatasetEvaluator:
         """The evaluator that ``cfg.train.evaluation.evaluator`` describes."""
-        evaluator: DatasetEvaluator = instantiate(cfg.train.evaluation.evaluator)
+        evaluator = instantiate(cfg.train.evaluation.evaluator)
+        if isinstance(evaluator, list):
+            evaluator = DatasetEvaluators(evaluator)
+        if not isinstance(evaluator, DatasetEvaluator):
+            raise ConfigTypeError(
+                f"train.evaluation.evaluator: got {type(evaluator).__name__}; it must be a DatasetEvaluator."
+            )
         return evaluator
 
     def build_hooks(self) -> list[HookBase | None]:
@@ -261,6 +266,8 @@ class DefaultTrainer(TrainerBase):
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the newest checkpoint of the folder, or begin with the weights of ``train.load_weight``."""
+        if resume and not self.checkpointer.has_checkpoint():
+            logger.warning("%s holds no checkpoint to resume from: beginning anew.", self.cfg.train.output_dir)
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
 
     # How they work together.
@@ -279,11 +286,16 @@ class DefaultTrainer(TrainerBase):
     def _before_first_step(self) -> None:
         self._progress.restore()
 
+    def before_train(self) -> None:
+        self._folder.lock()
+        super().before_train()
+
     def after_train(self) -> None:
         try:
             super().after_train()
         finally:
             self._folder.close()
+            self.start_iter = self.iterations_done  # a further train() goes on from here
 
     def _get_batch(self, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
         """``get_batch`` with what this run knows: its device, and the mixing that the loader carries."""
@@ -297,7 +309,8 @@ class DefaultTrainer(TrainerBase):
         return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:
-        model = wrap_data_parallel(self.model, self.device)
+        unused = bool(try_get_key(cfg, "train.dist.find_unused_parameters"))
+        model = wrap_data_parallel(self.model, self.device, find_unused_parameters=unused)
         grad_acc_steps = cfg.train.num_accumulation_steps
         if cfg.graph.enabled:
             graph = self.build_graph(cfg, model, self.optimizer, self.lr_scheduler)
@@ -316,7 +329,7 @@ class DefaultTrainer(TrainerBase):
         return loaders[0] if isinstance(loaders, tuple | list) else loaders
 
     def _set_data_position(self) -> None:
-        consumed = self._progress.consumed_samples
+        consumed = self.samples_done
         set_position = getattr(getattr(self.train_loader, "batch_sampler", None), "set_consumed_samples", None)
         if set_position is not None:
             set_position(consumed)

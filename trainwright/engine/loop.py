@@ -24,6 +24,7 @@ class TrainerBase:
         iterations_done: updates that the weights have had; a checkpoint taken now goes on from there. Between two
             iterations it is ``iter`` already, in ``after_step`` it is ``iter + 1``.
         samples_per_iter: samples that one iteration consumes; 0 where nobody knows.
+        samples_done: samples consumed so far.
         storage: the metrics of this training, an :class:`~trainwright.events.EventStorage`.
         last_eval_results: what the newest evaluation gave.
     """
@@ -33,7 +34,8 @@ class TrainerBase:
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
         self.iter = self.start_iter = self.max_iter = self.iterations_done = 0
-        self.samples_per_iter = 0
+        self.samples_per_iter = self.samples_done = 0
+        self._is_training = False
         self.last_eval_results: dict[str, Any] = {}
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
@@ -52,6 +54,8 @@ class TrainerBase:
         Returns the results of the last evaluation. Whatever ends the training, ``after_train`` of every hook runs,
         and an error of the training itself is the one that is raised.
         """
+        if self._is_training:
+            raise RuntimeError("train() was called while this trainer trains, from a hook perhaps; let it end first.")
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         self.iterations_done = self.start_iter
         self.max_iter = self.max_iter if max_iter is None else max_iter
@@ -62,6 +66,7 @@ class TrainerBase:
         stepper, run_step = self._bind_run_step()
         with EventStorage(self.start_iter) as self.storage:
             try:
+                self._is_training = True
                 self.before_train()
                 self._before_first_step()
                 before_step, after_step = self._calls_of("before_step"), self._calls_of("after_step")
@@ -71,7 +76,8 @@ class TrainerBase:
                         call()
                     run_step()
                     self.iterations_done = self.iter + 1
-                    self.storage.samples = self.iterations_done * self.samples_per_iter
+                    self.samples_done += self.samples_per_iter
+                    self.storage.samples = self.samples_done
                     for call in after_step:
                         call()
                     self.iter += 1
@@ -80,6 +86,8 @@ class TrainerBase:
             except BaseException as error:
                 self._after_failure(error)
                 raise
+            finally:
+                self._is_training = False
             self.after_train()
         return self.last_eval_results
 
@@ -133,7 +141,7 @@ class TrainerBase:
 
     def _after_failure(self, error: BaseException) -> None:
         # For log.txt alone: whoever catches the error shows it.
-        cause = None if isinstance(error, UserError) else error
+        cause = None if isinstance(error, UserError | KeyboardInterrupt) else error
         logger.error(
             "Training failed in iteration %d: %s",
             self.iter,

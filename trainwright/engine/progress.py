@@ -1,5 +1,6 @@
 """How far a training is: what a checkpoint holds beside model, optimizer and schedule."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from trainwright.config.errors import ConfigError
@@ -18,25 +19,24 @@ class Stateful(Protocol):
 
 
 class TrainingProgress:
-    """The trainer's position, the randomness of every rank, the memory of the hooks and the metrics' windows,"
-    " as one state.
+    """The trainer's position, every rank's randomness, the hooks' memory and the metrics' windows, as one state.
 
     Loading sets ``trainer.start_iter`` at once; randomness, hooks and metrics are set by :meth:`restore`, which the
     trainer calls when it is about to make the first step, since building its parts draws random numbers.
     """
 
-    def __init__(self, trainer: TrainerBase, global_batch_size: int) -> None:
+    def __init__(self, trainer: TrainerBase, parts: Mapping[str, object]) -> None:
+        """``parts``: the other things in the checkpoints, by name. A resume must find them of the same class."""
         self._trainer = trainer
-        self._global_batch_size = global_batch_size
+        self._classes = {name: type(part).__name__ for name, part in parts.items() if part is not None}
         self._loaded: dict[str, Any] | None = None
-        self.consumed_samples = 0
 
     def state_dict(self) -> dict[str, Any]:
-        # Not of the storage's iteration: when a due checkpoint is taken, that is the coming one already.
-        done, first = self._trainer.iterations_done, self._trainer.start_iter
         return {
-            "iterations_done": done,
-            "consumed_samples": self.consumed_samples + (done - first) * self._global_batch_size,
+            # Not the storage's iteration: when a due checkpoint is taken, that is the coming one already.
+            "iterations_done": self._trainer.iterations_done,
+            "consumed_samples": self._trainer.samples_done,
+            "classes": self._classes,
             "random": all_gather_object(random_state()),
             "hooks": [
                 {"class": type(hook).__name__, "state": hook.state_dict()}
@@ -47,9 +47,15 @@ class TrainingProgress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, there in state["classes"].items():
+            if (here := self._classes.get(name)) not in (None, there):
+                raise ConfigError(
+                    f"The checkpoint holds the state of {name} {there}; this run has {here}, which cannot take it over."
+                    f" Go on with {there}, or begin anew with its weights alone."
+                )
         self._loaded = state
-        self._trainer.start_iter = state["iterations_done"]
-        self.consumed_samples = state["consumed_samples"]
+        self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
+        self._trainer.samples_done = state["consumed_samples"]
 
     def restore(self) -> None:
         """Bring back, for a resumed training, what only counts from its first step on."""

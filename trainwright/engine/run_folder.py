@@ -8,12 +8,14 @@ aside first.
 import copy
 import logging
 import logging.handlers
+import os
 import weakref
 from pathlib import Path
 from typing import Any
 
 from omegaconf import open_dict
 
+from trainwright.config.errors import ConfigError
 from trainwright.config.lazy import LazyConfig
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, is_main_process, synchronize
@@ -38,6 +40,7 @@ class RunFolder:
         self.resume = resume
         self.is_open = False
         self._config: Any = None
+        self._lock: int | None = None
         self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
         logging.getLogger("trainwright").addHandler(self._early_records)
         weakref.finalize(self, _detach, self._early_records)  # a trainer that is dropped untrained logs no more
@@ -46,9 +49,31 @@ class RunFolder:
         """Whether an earlier run has left metrics or checkpoints here."""
         return any(next(self.path.glob(sign), None) is not None for sign in self.signs_of_a_run)
 
+    def check_free(self) -> None:
+        """Raise if another process trains in this folder."""
+        if self.path.is_dir():
+            self.lock()
+            self._unlock()
+
+    def lock(self) -> None:
+        """Keep the folder for this process until ``close``.
+
+        Raises:
+            ConfigError: another process trains in it.
+        """
+        if self._lock is not None or not is_main_process():
+            return
+        self._lock = lock_folder(self.path)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
     def prepare(self, config: Any) -> None:
         """Take the configuration to be written, and open the folder now if nothing is in it."""
         self._config = config
+        self.check_free()
         if not self.holds_a_run():
             self.open()
 
@@ -75,6 +100,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Stop logging here. What was logged before the folder was opened is dropped if it never was."""
+        self._unlock()
+        self._unlock()
         _detach(self._early_records)
 
     def _move_earlier_run_aside(self) -> None:
@@ -84,7 +111,7 @@ class RunFolder:
         place.mkdir(parents=True)
         for entry in self._entries_of_the_run():
             entry.rename(place / entry.name)  # links among them are relative, so they keep pointing at their neighbours
-        logger.info("%s held an earlier run, which is now in %s. (--resume would have continued it.)", self.path, place)
+        logger.info("%s held an earlier run, which is now in %s. (Resuming would have continued it.)", self.path, place)
 
     def _entries_of_the_run(self) -> list[Path]:
         entries = [entry for pattern in self.written_by_a_run for entry in self.path.glob(pattern)]
@@ -99,6 +126,30 @@ class RunFolder:
         self._early_records.setTarget(handler)
         self._early_records.flush()
         self._early_records.capacity = 1  # each record goes through at once
+
+
+def lock_folder(path: Path) -> int | None:
+    """Lock a folder against other processes; returns what is closed to free it, None where locks do not exist.
+
+    Raises:
+        ConfigError: another process holds the lock.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system however the process ends
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"train.output_dir: another run is training in {path}. Wait for it to end, or give another folder."
+        ) from error
+    except OSError:  # a filesystem without locks
+        logger.debug("%s: this filesystem has no locks.", path)
+    return descriptor
 
 
 def _detach(handler: logging.handlers.MemoryHandler) -> None:

@@ -1,10 +1,12 @@
 """Settle what depends on the data: iterations, warm-up, milestones, periods given in epochs."""
 
+import inspect
 from typing import Any
 
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError
+from trainwright.config.instantiate import locate_target
 from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import milestone_iterations, total_iterations, warmup_iterations
 from trainwright.parallel.dist import get_data_parallel_size
@@ -43,10 +45,12 @@ def num_samples(data_loader: Any, batch_size: int) -> int | None:
 
 def _scale_scheduler(train: DictConfig) -> None:
     scheduler = train.scheduler
-    if not isinstance(scheduler, DictConfig):
+    if not (isinstance(scheduler, DictConfig) and "_target_" in scheduler):
         return
-    scheduler.max_iter = train.train_iter
-    scheduler.warmup_iter = train.warmup_iter
+    taken = inspect.signature(locate_target(scheduler)).parameters  # torch's own schedulers take neither
+    for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
+        if name in taken:
+            scheduler[name] = value
     if (milestones := try_get_key(scheduler, "milestones")) is not None:
         scheduler.milestones = milestone_iterations(milestones, train.train_iter)
 

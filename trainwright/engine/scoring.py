@@ -75,7 +75,9 @@ def batch_size(inputs: Any) -> int:
 
 
 def _scores(outputs: Any) -> Any:
-    return outputs.get("logits") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(outputs, Mapping):
+        return outputs
+    return outputs.get("logits", outputs.get("prediction_scores"))  # the second is what our evaluators read
 
 
 def _are_classes(logits_BC: Any, labels_B: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, open_dict
 
 from trainwright.config.sections import complete, validate
-from trainwright.config.trust import project_root
+from trainwright.config.trust import project_roots
 from trainwright.engine.run_folder import LOG_FORMAT, RunFolder
 from trainwright.events.writers.progress import ProgressAwareHandler
 from trainwright.parallel.dist import get_rank, is_main_process
@@ -31,25 +31,27 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     overrides: Sequence[str] = getattr(args, "opts", None) or ()
     whole = complete(cfg)
     validate(whole, source=source, overrides=overrides)
+    whole.train.output_dir = os.path.expanduser(whole.train.output_dir)
     with open_dict(cfg):
         for section in whole:
             cfg[section] = whole[section]
-        cfg.train.resume = bool(getattr(args, "resume", False))
+        cfg.train.resume = bool(cfg.train.get("resume", False)) or bool(getattr(args, "resume", False))
         if source is not None:
             # A path relative to the output folder: the saved configuration finds the project's modules by it.
-            root = project_root(source)
+            root = project_roots(source, cfg)[0]
             cfg.project_root = os.path.relpath(root, Path(cfg.train.output_dir).resolve())
 
     setup_dist_util(cfg.train.dist)
     log_to_console()
     folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
-    if is_main_process() and not folder.holds_a_run():
-        folder.write_config(cfg)
+    if is_main_process():
+        folder.check_free()
+        if not folder.holds_a_run():
+            folder.write_config(cfg)
 
 
 def log_to_console() -> None:
-    """Show the log lines of this library: all of rank 0, warnings of the others. Lines stand above a progress"
-    " bar, if any.
+    """Show the log lines of this library: all of rank 0, warnings of the others; above a progress bar, if any.
 
     Where the program has set up logging itself (the root logger has a handler), that is left to decide.
     """

@@ -98,8 +98,7 @@ class EagerTrainer(TrainerBase):
         self.optimizer.zero_grad()
 
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
-        """Put ``total_loss`` (the sum of what is named "loss"), each entry if there are several, and"
-        " ``data_time`` (seconds).
+        """Put ``total_loss`` (the sum of what is named "loss"), each entry if there are several, and ``data_time``.
 
         Losses are means over the ranks. Nothing is read from the device here.
         """

@@ -96,12 +96,9 @@ class Trainer(TrainerBase):
         self.lr_scheduler = lr_scheduler or parts.build_lr_scheduler(config, self.optimizer, self.max_iter)
         self._settle_step()
         self.storage = EventStorage()
-        self.state = TrainerState(self, self._plan)
-        self._states: dict[str, Any] = {
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
-            "trainer": self.state,
-        }
+        made = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        self.state = TrainerState(self, self._plan, made)
+        self._states: dict[str, Any] = {"trainer": self.state, **made}
         self.checkpointer = Checkpointer(model, Path(config.output_dir, parts.CHECKPOINTS), **self._states)
         source = parts.resume(config, model, self._states)
         is_same_run = source is not None and Path(config.output_dir).resolve() in source.resolve().parents
@@ -231,6 +228,7 @@ class Trainer(TrainerBase):
 
     def before_train(self) -> None:
         self._folder.prepare(self.config)
+        self._folder.lock()
         super().before_train()
 
     def after_train(self) -> None:

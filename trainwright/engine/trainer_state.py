@@ -1,5 +1,6 @@
 """Where a run of the objects door is, and what its checkpoints hold of it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from trainwright.config.errors import ConfigError
@@ -14,8 +15,8 @@ class TrainerState(TrainingProgress):
     While a step runs it is counted already. A checkpoint also holds what the base class does.
     """
 
-    def __init__(self, trainer: TrainerBase, plan: StepPlan) -> None:
-        super().__init__(trainer, 0)
+    def __init__(self, trainer: TrainerBase, plan: StepPlan, parts: Mapping[str, object]) -> None:
+        super().__init__(trainer, parts)
         self._plan = plan
         self.global_step = 0
         self.step_before = 0  # what global_step was before the newest update

@@ -65,6 +65,7 @@ def inference_on_dataset(
     num_rounds = max(all_gather_object(limit))
     if num_rounds == 0:
         raise ConfigError("evaluation: the data loader is empty. Give it samples, or turn the evaluation off.")
+    _share_buffers(model)
     progress = _Progress(num_rounds, batch_size)
 
     with evaluation_mode(model), kept_randomness(device):
@@ -85,6 +86,16 @@ def inference_on_dataset(
             results = evaluators.evaluate() if is_main_process() else {}
     progress.close()
     return broadcast_object(results)
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Evaluate with rank 0's buffers on every rank: its checkpoints hold these, and training goes on from them.
+
+    Batch norms count different batches on each rank; data parallelism takes rank 0's at its next forward, too.
+    """
+    if get_world_size() > 1:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer.detach(), src=0)
 
 
 def _as_one(evaluator: DatasetEvaluator | Iterable[DatasetEvaluator] | None) -> DatasetEvaluators:

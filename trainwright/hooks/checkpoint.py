@@ -75,8 +75,9 @@ class PeriodicCheckpointer(HookBase):
 
 
 class BestCheckpointer(HookBase):
-    """Save ``file_prefix`` whenever ``val_metric`` is better than ever before: larger for mode "max", smaller"
-    " for "min".
+    """Save ``file_prefix`` whenever ``val_metric`` is better than ever before.
+
+    Better is larger for mode "max", smaller for "min".
 
     Looks at the metric after each evaluation, so it stands after the :class:`EvalHook`. NaN and infinity are never
     best. The best value so far survives a resume.

@@ -77,7 +77,9 @@ def _check_is_lazy(cfg: object, where: str, what: str) -> None:
 def _params(params: Any, model: nn.Module) -> list[Any]:
     if params is None:
         return list(get_default_optimizer_params(model))
-    if isinstance(params, Mapping) and "_target_" in params:
+    if isinstance(params, Mapping) and "_target_" not in params:  # settings of the groups alone
+        return list(get_default_optimizer_params(model, **{str(name): params[name] for name in params}))
+    if isinstance(params, Mapping):
         params = instantiate(params, model=model) if _takes(locate_target(params), "model") else instantiate(params)
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise ConfigTypeError(

@@ -13,12 +13,15 @@ from trainwright.parallel.dist import get_world_size
 _wrapped: WeakSet[DistributedDataParallel] = WeakSet()
 
 
-def wrap_data_parallel(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model in torch's DistributedDataParallel, which averages gradients; itself when there is one rank."""
+def wrap_data_parallel(model: nn.Module, device: torch.device, *, find_unused_parameters: bool = False) -> nn.Module:
+    """The model in torch's DistributedDataParallel, which averages gradients; itself when there is one rank.
+
+    ``find_unused_parameters``: some parameters take no part in some steps. Costs a walk through the graph in each.
+    """
     if get_world_size() == 1:
         return model
     device_ids = None if device.type == "cpu" else [device]
-    wrapped = DistributedDataParallel(model, device_ids=device_ids)
+    wrapped = DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=find_unused_parameters)
     _wrapped.add(wrapped)
     return wrapped
 

@@ -19,7 +19,7 @@ class MnistDataSet(Dataset):
     def __getitem__(self, idx):
         sample = Instance(
             inputs=DistTensorData(
-                # Where the page copies it once more by tensor(...): torch warns of that, for a tensor.
+                # A copy: the picture may be shared with the data set.
                 self.data[idx][0].clone().detach()
             ),
             labels=DistTensorData(

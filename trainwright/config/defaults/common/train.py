@@ -61,6 +61,8 @@ train = dict(
         pipeline_num_layers=None,
         custom_pipeline_stage_id=None,
         device_type=None,
+        # For models of which some parameters take no part in some steps; several processes would wait for their gradients.
+        find_unused_parameters=False,
     ),
     # Must be positive.
     seed=1234,

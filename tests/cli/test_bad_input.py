@@ -1,0 +1,202 @@
+"""What a user can get wrong: one message with the facts in it, exit code 2, and nothing written over."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+CONFIG = "configs/config.py"
+MODEL = "modeling/model.py"
+DATASET = "dataset/dataset.py"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one file of the project, or arguments, and what the message must say."""
+
+    facts: list[str]
+    arguments: list[str] = field(default_factory=list)
+    file: str = CONFIG
+    old: str = ""
+    new: str = ""
+
+
+def in_file(file: str, old: str, new: str, *facts: str) -> Fault:
+    return Fault(list(facts), file=file, old=old, new=new)
+
+
+def on_command_line(argument: str, *facts: str) -> Fault:
+    return Fault(list(facts), arguments=argument.split())
+
+
+FAULTS = {
+    "a misspelt key in the file": in_file(
+        CONFIG, "log_period=20", "log_perid=20", "train.log_perid", "config.py", "Did you mean 'log_period'?"
+    ),
+    "a misspelt key on the command line": on_command_line(
+        "train.log_perid=5", "train.log_perid", "command line", "Did you mean 'log_period'?"
+    ),
+    "an unknown key deep down": on_command_line(
+        "train.evaluation.eval_metrik=x", "train.evaluation.eval_metrik", "Did you mean 'eval_metric'?"
+    ),
+    "a misspelt section": in_file(
+        CONFIG, "dataloader", "datalaoder", "datalaoder", "no such section", "Did you mean 'dataloader'?"
+    ),
+    "a wrong type in the file": in_file(
+        CONFIG, "train_epoch=40", "train_epoch='forty'", "train.train_epoch", "'forty'", "number >= 0", "config.py"
+    ),
+    "a wrong type on the command line": on_command_line(
+        "train.log_period=often", "train.log_period", "'often'", "whole number >= 1", "command line"
+    ),
+    "a value out of range": on_command_line("train.warmup_ratio=1.5", "train.warmup_ratio", "1.5", "[0, 1)"),
+    "an impossible combination of batch sizes": on_command_line(
+        "train.global_batch_size=100",
+        "train.global_batch_size",
+        "train_micro_batch_size",
+        "100",
+        "32",
+    ),
+    "three batch sizes that disagree": on_command_line(
+        "train.global_batch_size=64 train.num_accumulation_steps=3",
+        "global_batch_size",
+        "num_accumulation_steps",
+        "64",
+        "3",
+    ),
+    "no data": on_command_line("dataloader.train.dataset.0.path=/nowhere/data", "/nowhere/data"),
+    "a batch larger than the data": on_command_line(
+        "train.train_micro_batch_size=2000", "train.global_batch_size", "2000", "1437"
+    ),
+    "an empty data set": in_file(
+        DATASET, "return len(self.data)", "return 0", "dataloader.train", "MnistDataSet", "empty"
+    ),
+    "fields that the model does not take": in_file(
+        DATASET, "inputs=DistTensorData", "images=DistTensorData", "NeuralNetwork.forward", "images", "inputs, labels"
+    ),
+    "a model without a loss": in_file(
+        MODEL, '{"losses": losses}', '{"cost": losses}', "'cost'", "must contain 'loss'", "forward"
+    ),
+    "a model that returns a tensor": in_file(MODEL, '{"losses": losses}', "losses", "Tensor", "dict"),
+    "a syntax error": in_file(
+        CONFIG, "dataloader = OmegaConf.create()", "dataloader = = 1", "config.py", "line", "= ="
+    ),
+    "a config that raises": in_file(
+        CONFIG, "optim.lr = 1e-3", "optim.lr = 1 / 0", "config.py, line 42", "ZeroDivisionError: division by zero"
+    ),
+    "a config that imports what is not there": in_file(
+        CONFIG, "from modeling.model", "from modelling.model", "config.py", "modelling"
+    ),
+    "tensor parallelism": on_command_line("train.dist.tensor_parallel_size=2", "train.dist.tensor_parallel_size", "2"),
+    "sharded optimizer state": on_command_line(
+        "train.zero_optimization.enabled=True", "train.zero_optimization.enabled"
+    ),
+    "a misspelt argument of a target": in_file(
+        CONFIG, "num_classes=10", "num_clases=10", "model.num_clases", "num_classes", "config.py"
+    ),
+    "a misspelt argument on the command line": on_command_line("optim.lrr=0.1", "optim.lrr", "Did you mean 'lr'?"),
+    "an optimizer that does not exist": on_command_line(
+        "optim._target_=torch.optim.AdamV", "optim._target_", "torch.optim.AdamV", "Did you mean 'Adam'?"
+    ),
+    "an optimizer that may not be called": on_command_line("optim._target_=os.system", "optim._target_", "os.system"),
+    "two names of one setting with two values": on_command_line(
+        "train.evaluation.eval_period=50", "train.eval_period is 100", "train.evaluation.eval_period is 50"
+    ),
+    "a sweep": on_command_line("optim.lr=1e-3,1e-4", "optim.lr", "sweep", "[1e-3,1e-4]"),
+    "an override of a leaf's inside": on_command_line("train.seed.x=1", "train.seed.x=1", "train.seed"),
+    "the deletion of what is not there": on_command_line("~train.sed", "train.sed", "Did you mean 'seed'?"),
+    "weights that are not there": on_command_line("train.load_weight=/nowhere/model", "/nowhere/model"),
+    "a test loader that is no list": in_file(
+        CONFIG,
+        "dataloader.test = [",
+        "dataloader.test = LazyCall(build_image_test_loader)(dataset=None)\n_unused = [",
+        "dataloader.test",
+        "list",
+    ),
+}
+
+
+@pytest.fixture
+def project(mnist_project: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "mnist"
+    shutil.copytree(mnist_project, copy, symlinks=True)
+    return copy
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_one_message_and_leaves_the_earlier_run_alone(
+    name: str, project: Path, train: Callable, finished, contents: Callable, tmp_path: Path
+) -> None:
+    fault = FAULTS[name]
+    if fault.old:
+        file = project / fault.file
+        text = file.read_text()
+        assert fault.old in text
+        file.write_text(text.replace(fault.old, fault.new))
+    folder = tmp_path / "output"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    before = contents(folder)
+
+    done = train(project / CONFIG, f"train.output_dir={folder}", *fault.arguments, cwd=tmp_path, code=2)
+
+    for fact in fault.facts:
+        assert fact in done.stderr, done.stderr
+    assert done.stderr.startswith("trainwright: ")
+    assert "Traceback" not in done.stderr + done.stdout
+    assert contents(folder) == before
+
+
+def test_several_faults_are_told_together(mnist_project: Path, train: Callable, tmp_path: Path) -> None:
+    faults = ["train.log_perid=5", "train.seed=0", "train.dist.tensor_parallel_size=2", "optim.lrr=1"]
+    done = train(mnist_project / CONFIG, *faults, cwd=tmp_path, code=2)
+    for fact in ("4 faults", "train.log_perid", "train.seed", "train.dist.tensor_parallel_size", "optim.lrr"):
+        assert fact in done.stderr
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_missing_config_file_is_named(train: Callable, tmp_path: Path) -> None:
+    done = train("configs/confg.py", cwd=tmp_path, code=2)
+    assert "configs/confg.py" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_traceback_is_there_for_who_asks(mnist_project: Path, train: Callable, tmp_path: Path) -> None:
+    done = train(mnist_project / CONFIG, "train.seed=0", "--traceback", cwd=tmp_path, code=2)
+    assert "Traceback" in done.stderr
+    assert "train.seed" in done.stderr
+
+
+def test_resume_from_nothing_but_damaged_checkpoints_is_an_error(
+    train: Callable, finished, short, contents: Callable, tmp_path: Path
+) -> None:
+    folder = tmp_path / "output"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    for weights in folder.glob(".model_*/model.safetensors"):
+        weights.write_bytes(b"damaged")
+    for weights in folder.glob("model_0*/model.safetensors"):
+        weights.write_bytes(b"damaged")
+    before = contents(folder)
+    done = train(finished.config, *short, f"train.output_dir={folder}", "--resume", cwd=tmp_path, code=2)
+    for fact in ("none is good", "model_final", "model_0000044", "model.safetensors"):
+        assert fact in done.stderr
+    assert "Traceback" not in done.stderr
+    assert contents(folder) == before
+
+
+def test_a_failure_in_the_middle_exits_1_and_keeps_the_checkpoints(
+    project: Path, train: Callable, short, tmp_path: Path
+) -> None:
+    model = project / MODEL
+    raising = "if self.training and (step := getattr(self, 'step', 0)) == 40:\n            1 / 0\n        self.step"
+    text = model.read_text().replace(
+        "        inputs = self.flatten(inputs)\n",
+        f"        {raising} = getattr(self, 'step', 0) + self.training\n        inputs = self.flatten(inputs)\n",
+    )
+    model.write_text(text)
+    done = train(project / CONFIG, *short, "train.output_dir=output", cwd=tmp_path, code=1)
+    assert "ZeroDivisionError" in done.stderr
+    folder = tmp_path / "output"
+    assert (folder / "last_checkpoint").read_text().strip() == "model_0000029"
+    assert not (folder / "model_final").exists()
+    assert "iteration 40" in (folder / "log.txt").read_text()

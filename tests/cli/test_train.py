@@ -1,0 +1,291 @@
+"""``trainwright train`` on the example project, as a user runs it."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+TIMINGS = {"time", "data_time"}  # seconds: the only figures that differ between two equal runs
+
+
+def without_timings(rows: list[dict]) -> list[dict]:
+    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in rows]
+
+
+def accuracy_printed(output: str) -> float:
+    return float(re.findall(r"copypaste: ([\d.]+)", output)[-1])
+
+
+# What a run leaves.
+
+
+def test_a_run_leaves_its_files(finished) -> None:
+    names = {path.name for path in finished.folder.iterdir() if not path.name.startswith(".")}
+    events = {name for name in names if name.startswith("events.out.tfevents.")}
+    assert len(events) == 1
+    # Of 14, 29, 44 and 59 the newest three stay.
+    assert names - events == {
+        "config.yaml",
+        "log.txt",
+        "metrics.json",
+        "last_checkpoint",
+        "model_0000029",
+        "model_0000044",
+        "model_0000059",
+        "model_best",
+        "model_final",
+    }
+    assert (finished.folder / "last_checkpoint").read_text().strip() == "model_final"
+    assert "Traceback" not in finished.done.stdout + finished.done.stderr
+
+
+def test_metrics_json_holds_each_iteration_once_and_ends_with_the_final_evaluation(finished, read_rows) -> None:
+    rows = read_rows(finished.folder)
+    lines = (finished.folder / "metrics.json").read_text().splitlines()
+    assert [json.dumps(row, sort_keys=True) for row in rows] == lines
+    assert [row["iteration"] for row in rows] == [9, 19, 29, 39, 49, 59, 60]
+    assert [row["iteration"] for row in rows if "Acc@1" in row] == [19, 39, 60]
+    assert rows[-1].keys() == {"Acc@1", "iteration"}
+    assert rows[-2]["total_loss"] < rows[0]["total_loss"] / 2
+    assert {"lr", "data_time", "time", "total_loss"} <= rows[1].keys()
+
+
+def test_log_txt_holds_what_the_console_showed(finished) -> None:
+    messages = [re.sub(r"^\[.*? INFO\] ", "", line) for line in finished.done.stdout.splitlines()]
+    logged = (finished.folder / "log.txt").read_text()
+    assert len(messages) > 10
+    for message in messages:
+        assert message in logged
+
+
+def test_in_a_pipe_lines_are_plain(finished) -> None:
+    assert "\r" not in finished.done.stdout + finished.done.stderr
+    assert "\x1b" not in finished.done.stdout + finished.done.stderr
+    assert re.search(r"iteration: 20/60 .*total_loss: [\d.]+ .*samples/s .*lr: [\d.]+e-\d+", finished.done.stdout)
+
+
+def test_on_a_terminal_a_bar_shows_the_progress(config: Path, environment, short, tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))  # rows and columns
+    command = [sys.executable, "-m", "trainwright.cli.main", "train", config, *short, "train.output_dir=output"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**environment, "TERM": "xterm"}, stdout=terminal, stderr=terminal, stdin=terminal
+    )
+    os.close(terminal)
+    shown = b""
+    try:
+        while chunk := os.read(controller, 65536):
+            shown += chunk
+    except OSError:  # how Linux tells that the other end of a terminal is closed
+        pass
+    finally:
+        os.close(controller)
+    assert process.wait(timeout=60) == 0
+    text = shown.decode()
+    assert re.search(r"\rtrain: +\d+%\|", text)
+    assert "60/60" in text
+    assert "Acc@1" in text
+    assert "\r" not in (tmp_path / "output" / "log.txt").read_text()
+    assert "total_loss" not in "".join(line for line in text.split("\r\n") if "%|" not in line), (
+        "the bar stands for the lines"
+    )
+
+
+# Doing it again.
+
+
+def test_config_yaml_makes_the_same_run_bit_for_bit(finished, train, sha, read_rows, tmp_path: Path) -> None:
+    project = finished.config.parents[1]  # its modules are found from here
+    train(finished.folder / "config.yaml", f"train.output_dir={tmp_path}/again", cwd=project)
+    assert sha(tmp_path / "again" / "model_final") == sha(finished.folder / "model_final")
+    assert without_timings(read_rows(tmp_path / "again")) == without_timings(read_rows(finished.folder))
+
+
+def test_tools_train_net_is_the_same_program(finished, run_python, short, sha, tmp_path: Path) -> None:
+    script = REPOSITORY / "tools" / "train_net.py"
+    run_python(script, "--config-file", finished.config, *short, "train.output_dir=output", cwd=tmp_path)
+    assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
+
+
+def test_a_fresh_run_moves_the_earlier_one_aside(finished, train, contents, tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    (folder / "notes.md").write_text("mine")
+    arguments = [finished.config, "train.train_epoch=0", "train.train_iter=5", f"train.output_dir={folder}"]
+    train(*arguments, cwd=tmp_path)
+    assert contents(folder / "earlier_runs" / "001") == contents(finished.folder)
+    assert (folder / "notes.md").read_text() == "mine"
+    assert not (folder / "model_0000059").exists()
+    train(*arguments, cwd=tmp_path)
+    assert sorted(path.name for path in (folder / "earlier_runs").iterdir()) == ["001", "002"]
+    assert contents(folder / "earlier_runs" / "001") == contents(finished.folder)
+
+
+# Going on.
+
+
+def test_resuming_a_finished_run_says_that_it_is_done(finished, train, short, contents, tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    done = train(finished.config, *short, f"train.output_dir={folder}", "--resume", cwd=tmp_path)
+    assert "60 of 60 iterations are done" in done.stdout
+    unchanged = contents(finished.folder)
+    now = contents(folder)
+    unchanged.pop("log.txt"), now.pop("log.txt")
+    assert {name: value for name, value in now.items() if name in unchanged} == unchanged
+
+
+def test_resuming_with_more_iterations_goes_on(finished, train, short, read_rows, tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    more = [*short, "train.train_iter=80", f"train.output_dir={folder}"]
+    done = train(finished.config, "--resume", *more, cwd=tmp_path)
+    assert "Iterations 60 to 80" in done.stdout
+    rows = read_rows(folder)
+    assert [row["iteration"] for row in rows] == [9, 19, 29, 39, 49, 59, 69, 79, 80]
+    assert without_timings(rows[:6]) == without_timings(read_rows(finished.folder)[:6])
+    assert (folder / "last_checkpoint").read_text().strip() == "model_final"
+    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["train_iter"] == 80
+
+
+KILLER = """
+import os, signal
+from trainwright.hooks import HookBase
+from trainwright import DefaultTrainer
+
+class Kill(HookBase):
+    def after_step(self):
+        if self.trainer.iter == {iteration}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+build_hooks = DefaultTrainer.build_hooks
+DefaultTrainer.build_hooks = lambda self: [*build_hooks(self), Kill()]
+from trainwright.cli.train import main
+main({arguments!r})
+"""
+
+
+@pytest.mark.parametrize("iteration", [17, 44, 58])
+def test_killed_and_resumed_is_as_never_killed(
+    finished, run_python, train, short, sha, read_rows, tmp_path: Path, iteration: int
+) -> None:
+    arguments = [str(finished.config), *short, f"train.output_dir={tmp_path}/output"]
+    killed = run_python("-c", KILLER.format(iteration=iteration, arguments=arguments), cwd=tmp_path, code=None)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "output" / "model_final").exists()
+
+    done = train(*arguments, "--resume", cwd=tmp_path)
+    # A checkpoint is written when the iteration after it begins, so the one of 44 was not yet.
+    assert f"Iterations {iteration // 15 * 15} to 60" in done.stdout
+    assert without_timings(read_rows(tmp_path / "output")) == without_timings(read_rows(finished.folder))
+    for name in ("model_final", "model_best"):
+        assert sha(tmp_path / "output" / name) == sha(finished.folder / name)
+
+
+def test_resume_without_a_checkpoint_begins_the_run(finished, train, short, sha, tmp_path: Path) -> None:
+    train("--resume", finished.config, *short, "train.output_dir=output", cwd=tmp_path)
+    assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
+
+
+# Evaluating only, and a quick look.
+
+
+def test_eval_only_gives_the_accuracy_of_the_checkpoint(finished, train, read_rows, tmp_path: Path) -> None:
+    arguments = [f"train.load_weight={finished.folder}/model_final", "train.output_dir=output"]
+    done = train(finished.config, "--eval-only", *arguments, cwd=tmp_path)
+    assert accuracy_printed(done.stdout) == pytest.approx(read_rows(finished.folder)[-1]["Acc@1"], abs=1e-4)
+    assert not list((tmp_path / "output").glob("model_*"))
+
+
+def test_eval_only_leaves_the_runs_folder_alone(finished, train, contents, tmp_path: Path) -> None:
+    before = contents(finished.folder)
+    train(
+        "--eval-only",
+        finished.config,
+        f"train.load_weight={finished.folder}/model_best",
+        f"train.output_dir={finished.folder}",
+        cwd=tmp_path,
+    )
+    assert contents(finished.folder) == before
+
+
+def test_eval_only_without_weights_is_an_error(finished, train, tmp_path: Path) -> None:
+    done = train(finished.config, "--eval-only", "train.output_dir=output", cwd=tmp_path, code=2)
+    assert "train.load_weight" in done.stderr
+    assert "output/model_best" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_fast_dev_run_goes_through_everything_beside_the_real_run(
+    finished, train, contents, read_rows, tmp_path: Path
+) -> None:
+    folder = tmp_path / "output"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    train(finished.config, "--fast-dev-run", f"train.output_dir={folder}", cwd=tmp_path)
+    rows = read_rows(folder / "fast_dev_run")
+    assert [row["iteration"] for row in rows] == list(range(21))
+    assert [row["iteration"] for row in rows if "Acc@1" in row] == [9, 20]
+    assert (folder / "fast_dev_run" / "model_final").is_dir()
+    shutil.rmtree(folder / "fast_dev_run")
+    assert contents(folder) == contents(finished.folder)
+
+
+# Overrides.
+
+
+def test_overrides_of_every_kind_reach_the_run(mnist_project: Path, train, tmp_path: Path) -> None:
+    train(
+        "train.train_epoch=0",
+        "--traceback",
+        mnist_project / "configs" / "config.py",
+        "train.train_iter=3",
+        "optim.lr=5e-3",
+        "optim.betas=[0.8,0.95]",
+        "train.amp={enabled: false}",
+        "train.checkpointer.max_to_keep=null",
+        "~train.scheduler.alpha",
+        "--resume",
+        "train.output_dir='out put'",
+        "dataloader.test.0.num_workers=1",
+        "+note='a: b, c'",
+        cwd=tmp_path,
+    )
+    saved = yaml.safe_load((tmp_path / "out put" / "config.yaml").read_text())
+    assert saved["optim"]["lr"] == 5e-3
+    assert saved["optim"]["betas"] == [0.8, 0.95]
+    assert saved["train"]["amp"] == {"enabled": False}
+    assert saved["train"]["checkpointer"]["max_to_keep"] is None
+    assert saved["train"]["checkpointer"]["period"] == 500
+    assert saved["dataloader"]["test"][0]["num_workers"] == 1
+    assert saved["note"] == "a: b, c"
+    assert "resume" not in saved["train"]
+    rows = (tmp_path / "out put" / "metrics.json").read_text()
+    assert '"iteration": 3' in rows
+
+
+def test_a_deleted_key_is_gone_and_its_default_holds(mnist_project: Path, train, tmp_path: Path) -> None:
+    arguments = ["train.train_epoch=0", "train.train_iter=2", "train.output_dir=output", "~train.warmup_ratio"]
+    train(mnist_project / "configs" / "config.py", *arguments, cwd=tmp_path)
+    assert yaml.safe_load((tmp_path / "output" / "config.yaml").read_text())["train"]["warmup_ratio"] == 0
+
+
+def test_flags_may_stand_before_between_and_after_overrides(finished, train, tmp_path: Path) -> None:
+    weights = f"train.load_weight={finished.folder}/model_final"
+    for arguments in (
+        ["--eval-only", finished.config, weights, "train.output_dir=a"],
+        [finished.config, weights, "--eval-only", "train.output_dir=a"],
+        [weights, "train.output_dir=a", "--config-file", finished.config, "--eval-only"],
+    ):
+        assert "Acc@1" in train(*arguments, cwd=tmp_path).stdout

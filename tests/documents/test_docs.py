@@ -1,0 +1,97 @@
+"""The documents do not rot: their programs run, their commands are accepted, their links lead somewhere."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, list[str]]]:
+    """The number of the first line of each fenced block, from 0, and its lines."""
+    found, lines, inside = [], page.read_text(encoding="utf-8").splitlines(), False
+    for number, line in enumerate(lines):
+        if not inside and line.strip() == f"```{language}":
+            found.append((number + 1, []))
+            inside = True
+        elif inside and line.strip() == "```":
+            inside = False
+        elif inside:
+            found[-1][1].append(line)
+    return found
+
+
+def as_program(page: Path) -> str:
+    """All blocks of a page, in order, each on the lines where it stands there: so a traceback tells the page's line."""
+    lines: list[str] = []
+    for start, block in blocks(page, "python"):
+        lines += [""] * (start - len(lines)) + block
+    return "\n".join(lines) + "\n"
+
+
+COMMANDS = [
+    (page_name(page), line)
+    for page in PAGES
+    for _, block in blocks(page, "bash")
+    for line in block
+    if line.startswith("trainwright ")
+]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=page_name)
+def test_the_programs_of_a_page_run(page: Path, run_python: Callable, tmp_path: Path) -> None:
+    program = tmp_path / f"{page.stem}.md.py"
+    program.write_text(as_program(page), encoding="utf-8")
+    (tmp_path / "work").mkdir()
+    done = run_python("-W", "error", program, cwd=tmp_path / "work")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def project(mnist_project: Path, train: Callable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that has run, with the configuration under the names that pages give it."""
+    folder = tmp_path_factory.mktemp("documents") / "mnist"
+    shutil.copytree(mnist_project, folder, symlinks=True)
+    config = (folder / "configs" / "config.py").read_text()
+    (folder / "configs" / "my_project.py").write_text(config)
+    (folder / "config.py").write_text(config.replace("parents[1]", "parent"))
+    train("config.py", "train.output_dir=output", "train.train_epoch=0", "train.train_iter=5", cwd=folder)
+    (folder / "examples").mkdir()
+    (folder / "examples" / "mnist").symlink_to(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}-{command}" for page, command in COMMANDS])
+def test_the_commands_of_a_page_run(page: str, command: str, project: Path, train: Callable, tmp_path: Path) -> None:
+    shutil.copytree(project, tmp_path / "mnist", symlinks=True)
+    trainwright, train_command, *arguments = command.partition("  #")[0].split()
+    assert (trainwright, train_command) == ("trainwright", "train")
+    shortened = [argument.strip("'\"") for argument in arguments] + ["train.train_epoch=0", "train.train_iter=5"]
+    train(*shortened, cwd=tmp_path / "mnist")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page if not path else page.parent / path
+        assert target.exists(), f"{page_name(page)}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page_name(page)}: {link}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
