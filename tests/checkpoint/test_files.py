@@ -111,5 +111,6 @@ def test_only_entries_of_dead_processes_of_this_machine_are_stale(tmp_path):
 
 
 def test_the_file_room_imports_nothing_of_ours():
-    code = "import sys, runpy; runpy.run_path(sys.argv[1]); assert not [m for m in sys.modules if m.split('.')[0] == 'trainwright']"
+    loads = "import sys, runpy; runpy.run_path(sys.argv[1])"
+    code = f"{loads}; assert not [m for m in sys.modules if m.split('.')[0] == 'trainwright']"
     subprocess.run([sys.executable, "-c", code, files.__file__], check=True)

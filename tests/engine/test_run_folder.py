@@ -1,11 +1,14 @@
 """A run's folder is opened only when nothing can be lost by it."""
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from trainwright.config.errors import ConfigError
 from trainwright.engine.run_folder import EARLIER_RUNS, RunFolder
 
 CONFIG = OmegaConf.create({"train": {"resume": True, "seed": 1}})
@@ -104,3 +107,33 @@ def test_a_folder_that_is_dropped_stops_logging(tmp_path: Path) -> None:
     folder.prepare(CONFIG)
     del folder
     assert logging.getLogger("trainwright").handlers == handlers
+
+
+HOLD = """
+import sys, time
+from trainwright.config.errors import ConfigError
+from trainwright.engine.run_folder import lock_folder
+from pathlib import Path
+lock_folder(Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        folder = RunFolder(tmp_path, resume=True)
+        with pytest.raises(ConfigError, match="another run is training"):
+            folder.prepare(CONFIG)
+        folder.close()
+        other.kill()  # however it ends, the folder is free then
+    folder = RunFolder(tmp_path, resume=True)
+    folder.prepare(CONFIG)
+    folder.lock()
+    folder.close()

@@ -67,7 +67,7 @@ class RunFolder:
 
     def _unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            unlock_folder(self._lock)
             self._lock = None
 
     def prepare(self, config: Any) -> None:
@@ -100,7 +100,6 @@ class RunFolder:
 
     def close(self) -> None:
         """Stop logging here. What was logged before the folder was opened is dropped if it never was."""
-        self._unlock()
         self._unlock()
         _detach(self._early_records)
 
@@ -150,6 +149,14 @@ def lock_folder(path: Path) -> int | None:
     except OSError:  # a filesystem without locks
         logger.debug("%s: this filesystem has no locks.", path)
     return descriptor
+
+
+def unlock_folder(descriptor: int) -> None:
+    """Free what :func:`lock_folder` locked, also where a forked worker of a loader still has it open."""
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _detach(handler: logging.handlers.MemoryHandler) -> None:
