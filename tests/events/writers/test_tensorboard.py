@@ -1,4 +1,6 @@
+import itertools
 import math
+import time
 
 import pytest
 import torch
@@ -6,6 +8,13 @@ import torch
 from trainwright.events import EventStorage, TensorBoardWriter
 
 pytest.importorskip("tensorboard")
+
+
+@pytest.fixture(autouse=True)
+def _each_look_at_the_clock_is_a_second_later(monkeypatch):
+    """TensorBoard reads files in the order of their names: the second, then a count of this process that sorts as text."""
+    seconds = itertools.count(int(time.time()))
+    monkeypatch.setattr("time.time", lambda: float(next(seconds)))
 
 
 def read(folder):
