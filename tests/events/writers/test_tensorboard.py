@@ -12,7 +12,7 @@ pytest.importorskip("tensorboard")
 
 @pytest.fixture(autouse=True)
 def _each_look_at_the_clock_is_a_second_later(monkeypatch):
-    """TensorBoard reads files in the order of their names: the second, then a count of this process that sorts as text."""
+    """TensorBoard reads files by name: by second, then by a count of this process that sorts as text."""
     seconds = itertools.count(int(time.time()))
     monkeypatch.setattr("time.time", lambda: float(next(seconds)))
 

@@ -61,7 +61,7 @@ train = dict(
         pipeline_num_layers=None,
         custom_pipeline_stage_id=None,
         device_type=None,
-        # For models of which some parameters take no part in some steps; several processes would wait for their gradients.
+        # For models of which some parameters take no part in some steps: else the processes wait for their gradients.
         find_unused_parameters=False,
     ),
     # Must be positive.
