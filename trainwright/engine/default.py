@@ -18,18 +18,17 @@ from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import complete, settle_batch_sizes, validate
 from trainwright.data.collate import to_batch
 from trainwright.engine.binding import bind_step, call_with_known
+from trainwright.engine.evaluating import evaluate_loaders
 from trainwright.engine.graph import GraphBase, GraphTrainer
 from trainwright.engine.header import log_header, log_recomputed
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.progress import TrainingProgress
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_folder import OpenRunFolder, RunFolder
-from trainwright.engine.scale import scale_to_data
+from trainwright.engine.scale import num_samples, scale_to_data
 from trainwright.engine.setup import log_to_console
 from trainwright.engine.steps import EagerTrainer
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from trainwright.evaluation.loop import inference_on_dataset
-from trainwright.evaluation.report import print_csv_format
 from trainwright.events.writers import ConsoleWriter, EventWriter, JSONWriter, ProgressWriter, TensorBoardWriter
 from trainwright.hooks import (
     BestCheckpointer,
@@ -104,7 +103,7 @@ class DefaultTrainer(TrainerBase):
 
         self._folder.prepare(as_given)
         self.register_hooks([OpenRunFolder(self._folder), *self.build_hooks()])
-        log_header(self)
+        log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
     # What a subclass may build differently.
 
@@ -243,26 +242,15 @@ class DefaultTrainer(TrainerBase):
         evaluator: DatasetEvaluator | None = None,
     ) -> dict[str, Any]:
         """Evaluate ``model`` on each loader: the results of the only one, or of several by data set class."""
-        results: dict[str, Any] = {}
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        for loader in test_loaders:
-            dataset_name = name = type(getattr(loader, "dataset", loader)).__name__
-            number = 1
-            while name in results:  # two data sets of one class
-                number += 1
-                name = f"{dataset_name}_{number}"
-            results[name] = inference_on_dataset(
-                model,
-                loader,
-                cfg.train.test_micro_batch_size * get_data_parallel_size(),
-                cfg.train.evaluation.eval_iter,
-                cls.get_batch,
-                device,
-                cls.build_evaluator(cfg) if evaluator is None else evaluator,
-            )
-            if is_main_process():
-                print_csv_format(results[name])
-        return next(iter(results.values())) if len(results) == 1 else results
+        settings = cfg.train
+        return evaluate_loaders(
+            model,
+            test_loaders,
+            cls.build_evaluator(cfg) if evaluator is None else evaluator,
+            batch_size=settings.test_micro_batch_size * get_data_parallel_size(),
+            eval_iter=settings.evaluation.eval_iter,
+            get_batch=cls.get_batch,
+        )
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the newest checkpoint of the folder, or begin with the weights of ``train.load_weight``."""
@@ -327,6 +315,9 @@ class DefaultTrainer(TrainerBase):
     @staticmethod
     def _first_loader(loaders: Any) -> Any:
         return loaders[0] if isinstance(loaders, tuple | list) else loaders
+
+    def _num_samples(self) -> int | None:
+        return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)
 
     def _set_data_position(self) -> None:
         consumed = self.samples_done

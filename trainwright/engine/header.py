@@ -2,43 +2,35 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from trainwright.engine.scale import num_samples
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
 from trainwright.parallel.dist import get_data_parallel_size
-
-if TYPE_CHECKING:
-    from trainwright.engine.default import DefaultTrainer
 
 logger = logging.getLogger("trainwright.engine")
 
 
-def log_header(trainer: "DefaultTrainer") -> None:
-    """Model, device and mode; iterations and batch sizes."""
-    train, model, ranks = trainer.cfg.train, trainer.model, get_data_parallel_size()
+def log_header(
+    cfg: DictConfig, model: nn.Module, device: torch.device, *, first_iter: int, num_samples: int | None
+) -> None:
+    """Model, device and mode; iterations and batch sizes. ``num_samples`` of the training set, None if unknown."""
+    train, ranks = cfg.train, get_data_parallel_size()
     parameters = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = "" if trainable == parameters else f" ({trainable:,} trainable)"
-    mode = "graph mode" if trainer.cfg.graph.enabled else "eager mode"
+    mode = "graph mode" if cfg.graph.enabled else "eager mode"
     logger.info(
-        "%s: %s parameters%s, on %d x %s, %s.",
-        type(model).__name__,
-        f"{parameters:,}",
-        frozen,
-        ranks,
-        trainer.device.type,
-        mode,
+        "%s: %s parameters%s, %d x %s, %s.", type(model).__name__, f"{parameters:,}", frozen, ranks, device.type, mode
     )
-    length = num_samples(trainer.train_loader, train.train_micro_batch_size)
-    epochs = (
-        ""
-        if not length
-        else f" ({train.train_iter * train.global_batch_size / length:.1f} epochs of {length:,} samples)"
-    )
+    epochs = ""
+    if num_samples:
+        epochs = f" ({train.train_iter * train.global_batch_size / num_samples:.1f} epochs of {num_samples:,} samples)"
     logger.info(
         "Iterations %d to %d%s, each of %d samples = %d (micro-batch) x %d (accumulation) x %d (processes).",
-        trainer.start_iter,
-        trainer.max_iter,
+        first_iter,
+        train.train_iter,
         epochs,
         train.global_batch_size,
         train.train_micro_batch_size,
