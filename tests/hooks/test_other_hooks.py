@@ -147,3 +147,15 @@ def test_callback_hook_calls_the_functions_it_has() -> None:
     )
     trainer.train(0, 1)
     assert calls == ["before_train", "before_step 0", "after_step 0", "after_train"]
+
+
+def test_a_loss_that_is_not_finite_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    def put(trainer: Any) -> None:
+        trainer.storage.put_scalar("total_loss", float("nan") if trainer.iter >= 3 else 1.0)
+
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(after_step=put), PeriodicWriter([Memory()], period=2)])
+    trainer.train(0, 8)
+    assert [r.getMessage()[:32] for r in caplog.records if "is nan" in r.message] == [
+        "total_loss is nan in iteration 3"
+    ]
