@@ -100,8 +100,12 @@ FAULTS = {
         "optim._target_=torch.optim.AdamV", "optim._target_", "torch.optim.AdamV", "Did you mean 'Adam'?"
     ),
     "an optimizer that may not be called": on_command_line("optim._target_=os.system", "optim._target_", "os.system"),
-    "two names of one setting with two values": on_command_line(
-        "train.evaluation.eval_period=50", "train.eval_period is 100", "train.evaluation.eval_period is 50"
+    "two names of one setting with two values": in_file(
+        CONFIG,
+        "evaluation=dict(",
+        "evaluation=dict(eval_period=50,",
+        "train.eval_period is 100",
+        "train.evaluation.eval_period is 50",
     ),
     "a sweep": on_command_line("optim.lr=1e-3,1e-4", "optim.lr", "sweep", "[1e-3,1e-4]"),
     "an override of a leaf's inside": on_command_line("train.seed.x=1", "train.seed.x=1", "train.seed"),

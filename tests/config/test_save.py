@@ -29,6 +29,20 @@ class Part:
         self.kw = kw
 
 
+class Mode(enum.Enum):
+    FAST = "fast"
+    PAIR = (1, 2)
+
+
+class _Hidden:
+    pass
+
+
+class TakesPath:
+    def __init__(self, root: str | Path, other: Path | None = None):
+        self.root, self.other = root, other
+
+
 def collate(batch):
     return batch
 
@@ -104,6 +118,77 @@ def test_values_near_to_plain_ones_are_written_plainly(tmp_path, caplog):
     LazyConfig.save(cfg, tmp_path / "c.yaml")
     assert LazyConfig.load(tmp_path / "c.yaml").given == {"a": 0.5, "b": 3, "c": 2, "d": "/x", "e": "RED", "f": b"\x00"}
     assert not caplog.records
+
+
+def again(cfg, folder):
+    LazyConfig.save(cfg, folder / "c.yaml")
+    return LazyConfig.load(folder / "c.yaml")
+
+
+def test_enums_dtypes_devices_and_functions_of_torch_among_arguments_are_built_again(tmp_path, caplog):
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    given = {
+        "mode": Mode.FAST,
+        "modes": [Mode.FAST, {"a": Colour.RED}],
+        "dtype": torch.float16,
+        "device": torch.device("cuda", 1),
+        "cpu": torch.device("cpu"),
+        "act": functional.gelu,
+        "pool": functional.max_pool2d,
+    }
+    cfg = OmegaConf.create({"part": LazyCall(Part)(**given)}, flags={"allow_objects": True})
+    loaded = again(cfg, tmp_path)
+    kw = instantiate(loaded.part).kw
+    assert kw["modes"][1]["a"] is Colour.RED
+    assert kw["modes"][0] is kw["mode"] is Mode.FAST
+    assert {name: kw[name] for name in ("dtype", "device", "cpu", "act", "pool")} == {
+        name: given[name] for name in ("dtype", "device", "cpu", "act", "pool")
+    }
+    assert not caplog.records
+
+
+def test_lazy_calls_of_plain_containers_are_built_again(tmp_path, caplog):
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.part = LazyCall(Part)(options=LazyCall(dict)(a=1, b=LazyCall(list)()))
+    options = instantiate(again(cfg, tmp_path).part).kw["options"]
+    assert type(options) is dict
+    assert options == {"a": 1, "b": []}
+    assert not caplog.records
+
+
+def test_a_path_is_text_in_the_file_and_said_once_where_the_target_may_not_take_text(tmp_path, caplog):
+    cfg = OmegaConf.create({"folder": Path("/a")}, flags={"allow_objects": True})
+    cfg.part = LazyCall(TakesPath)(root=Path("/b"))
+    assert instantiate(again(cfg, tmp_path).part).root == "/b"
+    assert not caplog.records
+
+    cfg.part.other = Path("/c")
+    again(cfg, tmp_path)
+    (record,) = caplog.records
+    assert "part.other" in record.getMessage()
+    assert "part.root" not in record.getMessage()
+
+
+def test_what_the_file_cannot_bring_back_is_named(tmp_path, caplog):
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.part = LazyCall(Part)(pair=Mode.PAIR, cls=_Hidden, kind=LazyCall(dict)(_partial_=True))
+    cfg.hidden = LazyCall(_Hidden)()
+    cfg.path = LazyCall(Path)()
+    with caplog.at_level(logging.WARNING, logger="trainwright.config"):
+        again(cfg, tmp_path)
+    (record,) = caplog.records
+    for where in ("part.pair", "part.cls", "part.kind", "hidden._target_", "path._target_"):
+        assert where in record.getMessage()
+
+
+def test_saving_data_imports_nothing_that_it_names(tmp_path, monkeypatch):
+    (tmp_path / "named_by_data_xyz.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "c.yaml").write_text("x: {_target_: named_by_data_xyz.Net, a: 1}\n")
+    cfg = LazyConfig.load(tmp_path / "c.yaml")
+    cfg.x.path = Path("/a")
+    LazyConfig.save(cfg, tmp_path / "d.yaml")
 
 
 def test_a_failed_write_leaves_the_file_that_was_there(cfg, tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """What data may call."""
 
 import copy
+import importlib
 import logging
 import sys
+import threading
 
 import pytest
 from omegaconf import OmegaConf
@@ -18,7 +20,15 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "project/own_parts_xyz.py").write_text(
         "import os, subprocess\nfrom collections import Counter\n"
-        "class Net:\n    def __init__(self, width=1): self.width = width\n"
+        "import torch\n"
+        "from trainwright.config import instantiate\n"
+        "class Net:\n    def __init__(self, width=1): self.width = width\n    apply = torch.nn.Module.apply\n"
+        "    def _make(): pass\n"
+        "def _hidden(): pass\n"
+        "def pair(name, path=None): return {'_target_': name, 'path': path}\n"
+        "def listed(name, path=None): return [pair(name, path)]\n"
+        "def fails(**_): raise RuntimeError('on the way')\n"
+        "class Builds:\n    def __init__(self, parts): self.parts = instantiate(parts)\n"
     )
     (tmp_path / "elsewhere/stranger_xyz.py").write_text("raise SystemExit('a stranger was imported')\n")
     monkeypatch.chdir(tmp_path / "project")
@@ -59,7 +69,24 @@ def test_the_projects_own_modules_torch_and_trainwright_may_be_named(project):
         "torch.device",
         "torch.einsum",
         "torch.manual_seed",
-        "trainwright.events.EventStorage",
+        "torch.nn.functional.max_pool2d",
+        "torch.nn.utils.rnn.pad_sequence",
+        "torch.utils.data.default_collate",
+        "torch.utils.data.random_split",
+        "torch.linalg.norm",
+        "trainwright.data.build_image_train_loader",
+        "trainwright.data.CyclicSampler",
+        "trainwright.data.sampler.CyclicSampler",
+        "trainwright.data.Instance",
+        "trainwright.data.collate",
+        "trainwright.data.datasets.MNIST",
+        "trainwright.data.transforms.ToTensor",
+        "trainwright.evaluation.ClsEvaluator",
+        "trainwright.optim.WarmupCosineLR",
+        "trainwright.optim.get_default_optimizer_params",
+        "trainwright.optim.configure_constant_scheduler",
+        "trainwright.engine.GraphBase",
+        "builtins.dict",
     ],
 )
 def test_the_building_blocks_are_allowed(name):
@@ -110,6 +137,40 @@ def test_the_building_blocks_are_allowed(name):
         "trainwright.config.trust.allow_module",
         "trainwright.config.LazyConfig.load",
         "trainwright.config.LazyCall",
+        "trainwright.checkpoint.Checkpointer",
+        "trainwright.checkpoint.files.remove_folder",
+        "trainwright.checkpoint.files.atomic_write",
+        "trainwright.checkpoint.keep_newest",
+        "trainwright.checkpoint.state._Decoder.decode",
+        "trainwright.data.loaders._instantiated",
+        "trainwright.data.to_batch",
+        "trainwright.data.datasets.write_idx",
+        "trainwright.data.Instance.stack",
+        "trainwright.engine.run_folder.RunFolder",
+        "trainwright.events.EventStorage",
+        "trainwright.events.JSONWriter",
+        "trainwright.hooks.CallbackHook",
+        "trainwright.optim.build_optimizer",
+        "trainwright.DefaultTrainer",
+        "trainwright.instantiate",
+        "torch.nn.Module.apply",
+        "torch.nn.Module.register_module",
+        "torch.nn.Linear.load_state_dict",
+        "torch.nn.parallel.data_parallel",
+        "torch.nn.utils.parametrize.register_parametrization",
+        "torch.nn.utils.skip_init",
+        "torch.nn.utils.stateless.functional_call",
+        "torch.nn.functional.boolean_dispatch",
+        "torch.optim.swa_utils.update_bn",
+        "torch.distributions.kl.register_kl",
+        "torch.Tensor.register_hook",
+        "torch.Tensor.apply_",
+        "torch.frombuffer",
+        "torch.random.fork_rng",
+        "torch._C._nn.gelu",
+        "own_parts_xyz.Net.apply",
+        "own_parts_xyz._hidden",
+        "own_parts_xyz.Net._make",
         "trainwright.cli.main.main",
         "own_parts_xyz.os.system",
         "own_parts_xyz.subprocess.run",
@@ -148,6 +209,66 @@ def test_a_refused_target_is_not_called_wherever_it_is_put(project):
         with pytest.raises(ConfigError, match="refused"):
             build_all(cfg.x)
         assert not marker.exists()
+
+
+@pytest.mark.parametrize("launder", ["pair", "listed"])
+@pytest.mark.parametrize("outer", ["own_parts_xyz.Builds", "trainwright.data.build_image_test_loader"])
+def test_data_stays_data_when_a_function_hands_it_on_as_a_plain_dict(project, launder, outer):
+    marker = project / "marker"
+    inner = f"{{_target_: own_parts_xyz.{launder}, name: os.mkdir, path: {marker}}}"
+    key = "parts" if "Builds" in outer else "test_batch_size: 1, num_workers: 0, dataset"
+    cfg = from_yaml(project, f"x: {{_target_: {outer}, {key}: {inner}}}\n")
+    with pytest.raises(ConfigError, match=r"'os\.mkdir' is refused"):
+        instantiate(cfg.x)
+    assert not marker.exists()
+
+    (project / "c.py").write_text(
+        "from own_parts_xyz import Builds\nfrom trainwright.config import LazyCall\nx = LazyCall(Builds)(parts=None)\n"
+    )
+    mixed = LazyConfig.apply_overrides(LazyConfig.load(project / "c.py"), [f"x.parts={inner.replace(': ', ':')}"])
+    with pytest.raises(ConfigError, match=r"'os\.mkdir' is refused"):
+        instantiate(mixed.x)
+    assert not marker.exists()
+
+
+def test_plain_dicts_are_codes_again_after_data_was_built_or_failed(project):
+    cfg = from_yaml(project, "a: {_target_: own_parts_xyz.Net}\nb: {_target_: own_parts_xyz.fails, x: 1}\n")
+    instantiate(cfg.a)
+    with pytest.raises(RuntimeError, match="on the way"):
+        instantiate(cfg.b)
+    assert instantiate({"_target_": "os.getcwd"}) == str(project)
+
+
+def test_another_thread_that_builds_what_code_wrote_is_not_hindered(project):
+    inside, done = threading.Event(), threading.Event()
+    (project / "waits_xyz.py").write_text("EVENTS = []\ndef wait(): EVENTS[0].set(); EVENTS[1].wait(10)\n")
+    cfg = from_yaml(project, "x: {_target_: waits_xyz.wait}")
+    importlib.import_module("waits_xyz").EVENTS.extend([inside, done])
+    thread = threading.Thread(target=instantiate, args=(cfg.x,))
+    thread.start()
+    try:
+        assert inside.wait(10)
+        assert instantiate({"_target_": "os.getcwd"}) == str(project)
+    finally:
+        done.set()
+        thread.join()
+        sys.modules.pop("waits_xyz")
+
+
+def test_what_builds_nodes_may_be_called_but_not_handed_on_by_data(project):
+    for name in ("trainwright.data.build_image_train_loader", "builtins.dict"):
+        cfg = from_yaml(project, f"x: {{_target_: own_parts_xyz.Net, width: {{_target_: {name}, _partial_: true}}}}")
+        with pytest.raises(ConfigError, match="refused"):
+            instantiate(cfg.x)
+
+
+def test_data_may_describe_plain_containers(project):
+    assert instantiate(from_yaml(project, "x: {_target_: builtins.dict, a: {_target_: builtins.list}}").x) == {"a": []}
+
+
+def test_a_private_name_is_refused_with_the_reason(project):
+    with pytest.raises(ConfigError, match=r"public.*'_'"):
+        locate_untrusted("own_parts_xyz._hidden")
 
 
 def test_the_mark_of_data_survives_copies_merges_and_moves(project):

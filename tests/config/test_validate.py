@@ -46,7 +46,9 @@ def test_the_defaults_and_a_small_run_have_no_faults():
 
 def test_the_packaged_targets_exist_and_take_their_arguments():
     pytest.importorskip("trainwright.optim")
-    cfg = complete({"model": {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}, "dataloader": {}})
+    cfg = complete(
+        {"model": {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}, "dataloader": {"test": []}}
+    )
     validate(cfg)
 
 
@@ -90,6 +92,15 @@ def test_keys_that_the_documents_readers_use_are_accepted():
         ("train.dist.pipeline_parallel_size", 4, ConfigError, "not supported yet in this version"),
         ("train.amp", True, ConfigTypeError, r"a section, for example amp=dict\(enabled"),
         ("train.output_dir", "", ConfigError, "not empty"),
+        ("train.input_placement_device", "foo", ConfigError, "'cpu', 'cuda'.*got|got 'foo'.*'cpu', 'cuda'"),
+        ("train.dist.device_type", "cuda:x", ConfigError, r"got 'cuda:x'.*'cuda:0'"),
+        ("train.dist.device_type", 0, ConfigTypeError, r"got 0 \(int\)"),
+        ("optim", True, ConfigTypeError, "must be a section, for example optim = LazyCall"),
+        ("model", 5, ConfigTypeError, "must be a section"),
+        ("model", [1], ConfigTypeError, "must be a section"),
+        ("graph", "on", ConfigTypeError, r"for example graph = dict\(enabled"),
+        ("optim", LazyCall(Anything), ConfigTypeError, "forget the second call"),
+        ("dataloader", {"tets": []}, ConfigKeyError, "missing, and so is dataloader.test. The section has tets"),
         ("train.evaluation", None, ConfigTypeError, "a section"),
         ("graph", True, ConfigTypeError, "a section"),
         ("graph.enabled", "yes", ConfigTypeError, "True or False"),
@@ -191,6 +202,11 @@ def test_what_has_no_meaning_on_torch_is_said_once(caplog):
         validate(cfg)
         validate(cfg)
     assert sorted(record.args[0] for record in caplog.records) == ["graph.debug", "train.nccl_fusion_max_ops"]
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cuda", "cuda:1", "mps", "xpu:0"])
+def test_devices_are_named_by_type_and_number(device):
+    validate(whole(input_placement_device=device, dist={"device_type": device}))
 
 
 def test_ready_made_objects_need_no_description():

@@ -234,6 +234,8 @@ def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(
     ("change", "error", "message"),
     [
         ({"model": LazyCall(Points)()}, ConfigTypeError, r"model: got Points.*torch\.nn\.Module"),
+        ({"model": {"width": 4}}, ConfigTypeError, r"model: has no _target_.*LazyCall\(Net\)"),
+        ({"dataloader.train": None}, ConfigError, "dataloader.train: missing"),
         ({"train.evaluation.evaluator": LazyCall(Points)()}, ConfigTypeError, "evaluator: got Points"),
         ({"train.global_batch_size": 64}, ConfigError, "got 64, but the training set has 32 samples"),
         ({"train.global_batch_size": 9}, ConfigError, "divisible"),

@@ -113,8 +113,6 @@ def _shorten(cfg: "DictConfig") -> None:
         "train.evaluation.eval_period=10",
         f"train.output_dir='{folder}/fast_dev_run'",
     ]
-    if try_get_key(cfg, "train.eval_period") is not None:
-        quick.append("train.eval_period=10")
     LazyConfig.apply_overrides(cfg, quick)
 
 

@@ -14,7 +14,8 @@ from trainwright.config.errors import (
     UserError,
 )
 from trainwright.config.instantiate import instantiate
-from trainwright.config.lazy import LazyCall, LazyConfig
+from trainwright.config.lazy import LazyConfig
+from trainwright.config.lazy_call import LazyCall
 from trainwright.config.lookup import try_get_key
 from trainwright.config.packaged import get_config
 

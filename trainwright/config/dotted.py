@@ -9,6 +9,8 @@ from typing import Any
 
 from trainwright.config.errors import ConfigImportError, did_you_mean
 
+_TORCH_HOMES = ("torch.nn.functional", "torch.linalg", "torch.special", "torch.fft")
+
 
 def locate(path: str) -> Any:
     """The object at ``path``, importing what is needed on the way.
@@ -36,10 +38,17 @@ def is_taken_apart(obj: Any) -> bool:
 
 
 def dotted_path(obj: Any) -> str | None:
-    """The shortest dotted path that leads to the class or function ``obj``.
+    """The shortest dotted path that leads to the class or function ``obj``, a public one if there is one.
 
     None if none does (a lambda, a local class).
     """
+    path = _path_by_name(obj)
+    if path is not None and "._" not in path:
+        return path
+    return _torch_path(obj) or path
+
+
+def _path_by_name(obj: Any) -> str | None:
     module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if not isinstance(name, str):
         return None
@@ -52,6 +61,17 @@ def dotted_path(obj: Any) -> str | None:
         candidate = f"{'.'.join(parts[:length])}.{name}"
         if _leads_to(sys.modules.get(".".join(parts[:length])), name, obj):
             return candidate
+    return None
+
+
+def _torch_path(obj: Any) -> str | None:
+    """The public path of a function of torch that says it lives elsewhere: gelu in torch._C._nn, or nowhere."""
+    if not inspect.isroutine(obj):
+        return None
+    for home in _TORCH_HOMES:
+        for name, value in vars(sys.modules.get(home, object)).items():
+            if value is obj and not name.startswith("_"):
+                return f"{home}.{name}"
     return None
 
 

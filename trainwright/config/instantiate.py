@@ -10,7 +10,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.dotted import locate, short_name
 from trainwright.config.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
-from trainwright.config.provenance import is_trusted, origin_file, origin_of, raw_children, shown
+from trainwright.config.provenance import (
+    building_data,
+    holds_data,
+    is_trusted,
+    origin_file,
+    origin_of,
+    raw_children,
+    shown,
+)
 from trainwright.config.signatures import argument_fault
 from trainwright.config.trust import locate_untrusted
 
@@ -62,7 +70,8 @@ def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
         if is_trusted(node) and not _is_interpolation(raw):
             target = locate(target)
         else:
-            target = locate_untrusted(target, config_file=origin_file(node))
+            partial = bool(node.get(PARTIAL, False))
+            target = locate_untrusted(target, config_file=origin_file(node), partial=partial)
     elif isinstance(target, Mapping | DictConfig):
         target = _build(target)
     if not callable(target):
@@ -106,10 +115,12 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any]) -> 
     target = locate_target(node)
     recursive = replaced.get(RECURSIVE, node.get(RECURSIVE, True))
     kwargs: dict[str, Any] = {}
-    for key in node:
-        if key not in SPECIAL_KEYS and key not in replaced:
-            child = _child(node, key)
-            kwargs[str(key)] = _build(child) if recursive else child
+    is_data = not is_trusted(node)
+    with building_data(is_data):
+        for key in node:
+            if key not in SPECIAL_KEYS and key not in replaced:
+                child = _child(node, key)
+                kwargs[str(key)] = _build(child) if recursive else child
     kwargs.update({key: value for key, value in replaced.items() if key not in SPECIAL_KEYS})
 
     partial = bool(node.get(PARTIAL, False))
@@ -119,7 +130,9 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any]) -> 
     if partial:
         return functools.partial(target, **kwargs) if kwargs else target
     try:
-        return target(**kwargs)
+        # A function of code's may build what its arguments hold, and these may be data's.
+        with building_data(is_data or holds_data(node)):
+            return target(**kwargs)
     except Exception as error:
         if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
             where = f"{path}: " if (path := _path(node)) else ""

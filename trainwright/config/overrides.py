@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from trainwright.config.aliases import make_way
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.interpolation import check_interpolations
 from trainwright.config.provenance import distrust, distrust_only, raw_children
@@ -25,7 +26,8 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
     ``a.b=1`` sets (``+a.b`` and ``++a.b`` are the same), a dict is merged into the one that is there, ``~a.b`` deletes,
     ``a=`` sets the empty string, ``a.0.b=1`` reaches into a list. Parents that are not there are made. All are parsed
-    before the first is applied.
+    before the first is applied. Of two names of one setting (``train.eval_period``) the one that is set here
+    replaces the other.
 
     Raises:
         ConfigError: not an override, or several values at once (a sweep).
@@ -37,8 +39,11 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         keys = override.key_or_group.split(".")
         try:
             if override.is_delete():
-                _delete(cfg, keys, override, text)
+                if not (_is_absent(cfg, override.key_or_group) and make_way(cfg, override.key_or_group, delete=True)):
+                    _delete(cfg, keys, override, text)
+                    make_way(cfg, override.key_or_group, delete=True)
             else:
+                make_way(cfg, override.key_or_group, override.value())
                 _set(cfg, keys, override.value(), text)
         except OmegaConfBaseException as error:
             raise ConfigTypeError(f"override {text!r}: {str(error).splitlines()[0]}") from error
@@ -156,6 +161,10 @@ def _own_key(node: Any, keys: list[str], text: str) -> Any:
     if last.isdigit() and last not in raw_children(node) and int(last) in raw_children(node):
         return int(last)
     return last
+
+
+def _is_absent(cfg: DictConfig, key: str) -> bool:
+    return OmegaConf.select(cfg, key, throw_on_resolution_failure=False) is None
 
 
 def _nearest(name: str, there: Iterable[Any]) -> str:

@@ -2,12 +2,15 @@
 
 Both are kept in omegaconf's own metadata of a node, so they travel with copies and never show in a saved file. A node
 written by code is trusted; one read from YAML, a checkpoint or the command line is not, and neither is what is below
-it.
+it. What has no mark, such as a plain dict, can only come from code, except while something that data describes is being
+built: then it may be data that a function handed on.
 """
 
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from omegaconf import DictConfig, ListConfig
 
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
+_building_data: ContextVar[bool] = ContextVar("trainwright_building_data", default=False)  # one for each thread
 _LINE_NUMBER = re.compile(r":\d+$")
 
 
@@ -70,8 +74,31 @@ def distrust_only(node: DictConfig) -> None:
 
 
 def is_trusted(node: Any) -> bool:
-    """Whether code wrote ``node``. Plain dicts and lists can only come from code."""
-    return not (isinstance(node, DictConfig | ListConfig) and node._get_flag(_UNTRUSTED))
+    """Whether code wrote ``node``: by its mark, or, without one, if nothing that data describes is being built."""
+    mark = node._get_flag(_UNTRUSTED) if isinstance(node, DictConfig | ListConfig) else None
+    return not (_building_data.get() if mark is None else mark)
+
+
+def holds_data(value: Any) -> bool:
+    """Whether ``value`` or anything in it is a node, a mapping with a target, that data wrote."""
+    if isinstance(value, DictConfig | ListConfig):
+        children = raw_children(value)
+        if "_target_" in children and not is_trusted(value):
+            return True
+        return any(holds_data(child._maybe_dereference_node(False)) for child in children.values())
+    if isinstance(value, dict):
+        return any(holds_data(child) for child in value.values())
+    return isinstance(value, list | tuple) and any(holds_data(child) for child in value)
+
+
+@contextmanager
+def building_data(active: bool = True) -> Iterator[None]:
+    """While this is open, what has no mark is data. ``active=False`` changes nothing."""
+    token = _building_data.set(active or _building_data.get())
+    try:
+        yield
+    finally:
+        _building_data.reset(token)
 
 
 def _containers(node: Any) -> Iterator[DictConfig | ListConfig]:

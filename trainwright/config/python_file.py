@@ -12,10 +12,10 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 import traceback
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
@@ -35,8 +35,11 @@ def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(os.path.abspath(filename))
     if not path.is_file():
         raise MissingFileError(f"{filename}: there is no such configuration file (working folder: {Path.cwd()}).")
-    with _config_imports(path.parent):
-        return _run(path)
+    load = _Load(path.parent)
+    try:
+        return load.run(path)
+    finally:
+        load.finish()
 
 
 def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
@@ -50,22 +53,6 @@ def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
             f"{file}: the dict {name!r} cannot be a section of a configuration: {str(error).splitlines()[0]} "
             f"If it is not meant to be one, call it '_{name}'."
         ) from error
-
-
-def _run(path: Path) -> dict[str, Any]:
-    namespace: dict[str, Any] = {
-        "__file__": str(path),
-        "__name__": f"{_PACKAGE}{uuid.uuid4().hex[:8]}.{path.stem}",
-    }
-    namespace["__package__"] = namespace["__name__"].partition(".")[0]
-    code = _compile(path)
-    try:
-        exec(code, namespace)
-    except Exception as error:
-        error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
-        raise
-    del namespace["__builtins__"]
-    return namespace
 
 
 def _line_in(path: Path, error: Exception) -> str:
@@ -84,79 +71,114 @@ def _compile(path: Path) -> CodeType:
         ) from error
 
 
-@contextmanager
-def _config_imports(folder: Path) -> Iterator[None]:
-    """Imports of configuration files, as this module describes them, until the block is left."""
-    python_import = builtins.__import__
-    fresh: set[str] = set()  # modules of settings that this load imported from its own folder
+class _Load:
+    """One load of a configuration file, with the imports of the files that it runs, as this module describes them.
 
-    def config_import(
+    The files get builtins of their own with another ``__import__``. Python's own stays as it is, so loads in several
+    threads do not meet, and a function of a file imports alike when it is called after the load.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fresh: set[str] = set()  # modules of settings that this load imported from its own folder
+        self._is_running = True
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def run(self, path: Path) -> dict[str, Any]:
+        namespace: dict[str, Any] = {
+            "__builtins__": self._builtins,
+            "__file__": str(path),
+            "__name__": f"{_PACKAGE}{uuid.uuid4().hex[:8]}.{path.stem}",
+        }
+        namespace["__package__"] = namespace["__name__"].partition(".")[0]
+        code = _compile(path)
+        try:
+            exec(code, namespace)
+        except Exception as error:
+            error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
+            raise
+        del namespace["__builtins__"]  # the file's functions hold on to them
+        return namespace
+
+    def finish(self) -> None:
+        self._is_running = False
+        _forget(self._fresh)
+
+    def _import(
+        self,
         name: str,
         globals: Mapping[str, Any] | None = None,
         locals: Mapping[str, Any] | None = None,
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
-        importer = str((globals or {}).get("__name__", ""))
-        is_config = importer.startswith(_PACKAGE)
-        if level and is_config:
+        if level and str((globals or {}).get("__name__", "")).startswith(_PACKAGE):
             assert globals is not None
-            return SimpleNamespace(**_import_by_path(Path(globals["__file__"]), name, level, fromlist or ()))
-        if level or not (is_config or importer in fresh) or name.partition(".")[0] in sys.stdlib_module_names:
-            return python_import(name, globals, locals, fromlist or (), level)
+            importer = Path(globals["__file__"])
+            return SimpleNamespace(**self._import_by_path(importer, name, level, fromlist or ()))
+        if level or not self._is_running or name.partition(".")[0] in sys.stdlib_module_names:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
         known = set(sys.modules)
-        with _no_bytecode():
-            module = python_import(name, globals, locals, fromlist or (), level)
-        new = {m for m in set(sys.modules) - known if (m == name or name.startswith(m + ".")) and _lies_in(m, folder)}
-        fresh.update(m for m in new if _holds_only_settings(sys.modules[m]))
-        if fromlist and name not in fresh and _lies_in(name, folder):
+        with _no_bytecode:
+            module = builtins.__import__(name, globals, locals, fromlist or (), level)
+        new = {m for m in set(sys.modules) - known if m == name or name.startswith(m + ".")}
+        self._fresh.update(m for m in new if _lies_in(m, self._folder) and _holds_only_settings(sys.modules[m]))
+        if fromlist and name not in self._fresh and _lies_in(name, self._folder):
             return _with_copied_settings(module)
         return module
 
-    builtins.__import__ = config_import
-    try:
-        yield
-    finally:
-        builtins.__import__ = python_import
-        _forget(fresh)
+    def _import_by_path(self, importer: Path, name: str, level: int, fromlist: Sequence[str]) -> dict[str, Any]:
+        statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
+        place = importer.parent
+        for _ in range(level - 1):
+            place = place.parent
+        place = place.joinpath(*name.split(".")) if name else place
+        file = place.with_name(place.name + ".py")
+        if not name or (place.is_dir() and not file.is_file()):
+            raise ConfigImportError(
+                f"{importer}: {statement!r} names the folder {place}. Relative import of folders is not allowed in a "
+                "configuration file: import from the .py file itself."
+            )
+        if not file.is_file():
+            raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} does not exist.", path=str(file))
+        values = self.run(file)
+        for key in fromlist:
+            if key in values:
+                values[key] = as_node(values[key], key, file)
+            elif key != "*":
+                raise ConfigImportError(
+                    f"{importer}: cannot do {statement!r}: {file} defines no {key!r}.", path=str(file)
+                )
+        return values
 
 
-def _import_by_path(importer: Path, name: str, level: int, fromlist: Sequence[str]) -> dict[str, Any]:
-    statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
-    place = importer.parent
-    for _ in range(level - 1):
-        place = place.parent
-    place = place.joinpath(*name.split(".")) if name else place
-    file = place.with_name(place.name + ".py")
-    if not name or (place.is_dir() and not file.is_file()):
-        raise ConfigImportError(
-            f"{importer}: {statement!r} names the folder {place}. Relative import of folders is not allowed in a "
-            "configuration file: import from the .py file itself."
-        )
-    if not file.is_file():
-        raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} does not exist.", path=str(file))
-    values = _run(file)
-    for key in fromlist:
-        if key in values:
-            values[key] = as_node(values[key], key, file)
-        elif key != "*":
-            raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} defines no {key!r}.", path=str(file))
-    return values
-
-
-@contextmanager
-def _no_bytecode() -> Iterator[None]:
+class _NoBytecode:
     """Python takes a cached compilation for current if the file's size and second of change agree.
 
-    Settings change faster.
+    Settings change faster. The switch belongs to the whole process, so the last thread that leaves puts it back.
     """
-    before = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = sys.dont_write_bytecode
+                sys.dont_write_bytecode = True
+            self._inside += 1
+        importlib.invalidate_caches()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                sys.dont_write_bytecode = self._before
+
+
+_no_bytecode = _NoBytecode()
 
 
 def _lies_in(module: str, folder: Path) -> bool:
@@ -198,7 +220,7 @@ def _copy(value: Any) -> Any:
 
 def _forget(names: set[str]) -> None:
     for name in sorted(names, key=lambda name: -name.count(".")):
-        if any(other.startswith(name + ".") for other in sys.modules):
+        if any(other.startswith(name + ".") for other in list(sys.modules)):
             continue  # the package of a module that stays
         module = sys.modules.pop(name, None)
         parent, _, last = name.rpartition(".")

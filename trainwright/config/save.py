@@ -2,16 +2,21 @@
 
 import dataclasses
 import enum
+import inspect
 import logging
 import os
+import re
 from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig
 
-from trainwright.config.dotted import dotted_path
-from trainwright.config.provenance import raw_children
+from trainwright.config.dotted import dotted_path, locate
+from trainwright.config.errors import ConfigImportError
+from trainwright.config.provenance import is_trusted, raw_children
+from trainwright.config.signatures import signature_of
+from trainwright.config.trust import PLAIN_CONTAINERS, is_never_named
 from trainwright.config.yaml_file import Dumper
 
 logger = logging.getLogger("trainwright.config")
@@ -23,9 +28,10 @@ def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.P
     """Write ``cfg`` to a YAML file, whole or not at all; a file that is there is replaced.
 
     Interpolations stay as they are. A target is written as its shortest dotted path, another class or function as a
-    node that builds to it. Objects that have no such path are written as text, which one warning names: a run with them
-    is started from its Python configuration. ``project_root`` is written as a top-level key, relative to the file's
-    folder.
+    node that builds to it, and so are the members of an enum and torch's dtypes and devices among the arguments of a
+    call. What is not restored from the file is named in one warning: objects without a path, which are written as text,
+    and targets that data may not name. A run with them is started from its Python configuration. ``project_root`` is
+    written as a top-level key, relative to the file's folder.
     """
     plain, left_out = to_plain(cfg)
     path = Path(filename)
@@ -45,80 +51,151 @@ def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.P
         temporary.unlink(missing_ok=True)
     if left_out:
         logger.warning(
-            "%s: written as text, since no dotted path leads to it: %s. To start from this file, move functions and "
-            "classes into an importable module, and describe objects by LazyCall.",
+            "%s: not restored when a run is started from this file: %s. Move functions and classes into an importable "
+            "module, describe objects by LazyCall, and let targets take text for paths; or start from the Python file.",
             filename,
             "; ".join(left_out),
         )
 
 
 def to_plain(cfg: Any) -> tuple[Any, list[str]]:
-    """``cfg`` in the types of YAML, and the places where text had to stand for an object."""
-    left_out: list[str] = []
-    return _plain(cfg, "", left_out), left_out
+    """``cfg`` in the types of YAML, and the places that a run started from it would have otherwise."""
+    writer = _Writer()
+    return writer.plain(cfg, ""), writer.left_out
 
 
-def _plain(value: Any, path: str, left_out: list[str]) -> Any:
-    if isinstance(value, DictConfig):
-        return _plain_mapping(value, path, left_out)
-    if isinstance(value, ListConfig):
-        children = raw_children(value)
-        return (
-            [_plain(child, f"{path}[{index}]", left_out) for index, child in children.items()]
-            if isinstance(value._value(), list)
-            else value._value()
-        )
-    if hasattr(value, "_is_interpolation"):  # a leaf of a config
-        value = value._value()
-    if isinstance(value, dict):
-        return {_key(key): _plain(child, f"{path}.{key}", left_out) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(child, f"{path}[{index}]", left_out) for index, child in enumerate(value)]
-    return _plain_leaf(value, path, left_out)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Argument:
+    target: Any
+    name: str
+    is_code: bool  # data's targets are not imported to look at them
 
 
-def _plain_mapping(cfg: DictConfig, path: str, left_out: list[str]) -> Any:
-    if not isinstance(cfg._value(), dict):
-        return cfg._value()
-    plain: dict[Any, Any] = {}
-    object_type = cfg._metadata.object_type
-    if dataclasses.is_dataclass(object_type) and "_target_" not in cfg and (name := dotted_path(object_type)):
-        plain["_target_"] = name  # fields of a dataclass: building the node gives the dataclass again
-    for key, child in raw_children(cfg).items():
-        where = f"{path}.{key}" if path else str(key)
+class _Writer:
+    """Walks a configuration and collects in ``left_out`` what YAML cannot hold."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
+    def plain(self, value: Any, path: str, argument: _Argument | None = None) -> Any:
+        """``argument``: what of a call ``value`` is for, or is a part of; None in plain settings."""
+        if isinstance(value, DictConfig):
+            return self._mapping(value, path, argument)
+        if isinstance(value, ListConfig):
+            children = raw_children(value)
+            return (
+                [self.plain(child, f"{path}[{index}]", argument) for index, child in children.items()]
+                if isinstance(value._value(), list)
+                else value._value()
+            )
+        if hasattr(value, "_is_interpolation"):  # a leaf of a config
+            value = value._value()
+        if isinstance(value, dict):
+            return {_key(key): self.plain(child, f"{path}.{key}", argument) for key, child in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.plain(child, f"{path}[{index}]", argument) for index, child in enumerate(value)]
+        return self._leaf(value, path, argument)
+
+    def _mapping(self, cfg: DictConfig, path: str, argument: _Argument | None) -> Any:
+        if not isinstance(cfg._value(), dict):
+            return cfg._value()
+        plain: dict[Any, Any] = {}
+        children = raw_children(cfg)
+        target = children["_target_"]._value() if "_target_" in children else None
+        object_type = cfg._metadata.object_type
+        if dataclasses.is_dataclass(object_type) and target is None and (name := dotted_path(object_type)):
+            plain["_target_"] = name  # fields of a dataclass: building the node gives the dataclass again
+            target = object_type
+        for key, child in children.items():
+            where = f"{path}.{key}" if path else str(key)
+            if key == "_target_":
+                plain[key] = self._target(child, where)
+            else:
+                own = None if target is None else _Argument(target, str(key), is_code=is_trusted(cfg))
+                plain[_key(key)] = self.plain(child, where, own or argument)
+        if plain.get("_target_") in PLAIN_CONTAINERS and plain.get("_partial_"):
+            self._refused(plain["_target_"], path)
+        return plain
+
+    def _target(self, child: Any, where: str) -> Any:
         raw = child._value() if not isinstance(child, DictConfig | ListConfig) else child
-        if key == "_target_" and callable(raw) and dotted_path(raw):
-            plain[key] = dotted_path(raw)
-        else:
-            plain[_key(key)] = _plain(child, where, left_out)
-    return plain
+        if callable(raw) and (name := dotted_path(raw)):
+            raw = name
+        if not isinstance(raw, str):
+            return self.plain(child, where)
+        if "${" not in raw and is_never_named(raw):
+            self._refused(raw, where)
+        return raw
+
+    def _leaf(self, value: Any, path: str, argument: _Argument | None) -> Any:
+        if value is None or type(value) in (bool, int, float, str, bytes):
+            return value
+        if isinstance(value, enum.Enum):
+            return self._member(value, path) if argument else value.name
+        if isinstance(value, PurePath):
+            if argument and not _takes_text(argument):
+                self.left_out.append(f"{path} = {value!r}, written as text, which is what its target will get")
+            return str(value)
+        for plain_type in (int, float, str):  # subclasses, such as numpy.float64
+            if isinstance(value, plain_type):
+                return plain_type(value)
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+            return self._leaf(value.item(), path, argument)
+        if argument and (node := _torch_node(value)):
+            return node
+        if callable(value) and (name := dotted_path(value)):
+            if is_never_named(name):
+                self._refused(name, path)
+            return {"_target_": name, "_partial_": True}
+        return self._text(value, path)
+
+    def _member(self, member: enum.Enum, path: str) -> Any:
+        """A call of the enum with the member's value gives the member."""
+        name = dotted_path(type(member))
+        if name is None or is_never_named(name) or type(member.value) not in (bool, int, float, str):
+            self.left_out.append(f"{path} = {member!r}, written as its name")
+            return member.name
+        return {"_target_": name, "value": member.value}
+
+    def _refused(self, name: str, path: str) -> None:
+        self.left_out.append(f"{path} = {name}, which a YAML file may not name")
+
+    def _text(self, value: Any, path: str) -> str:
+        try:
+            text = repr(value)
+        except Exception as error:  # a repr is the object's own code and may fail
+            text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+        text = text[:_MAX_SHOWN]
+        self.left_out.append(f"{path or 'the configuration'} = {text}, written as text")
+        return text.replace("${", "$ {")  # it must not be taken for an interpolation
 
 
-def _plain_leaf(value: Any, path: str, left_out: list[str]) -> Any:
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    if isinstance(value, enum.Enum):
-        return value.name
-    if isinstance(value, PurePath):
-        return str(value)
-    for plain_type in (int, float, str):  # subclasses, such as numpy.float64
-        if isinstance(value, plain_type):
-            return plain_type(value)
-    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
-        return _plain_leaf(value.item(), path, left_out)
-    if callable(value) and (name := dotted_path(value)):
-        return {"_target_": name, "_partial_": True}
-    return _text(value, path, left_out)
+def _torch_node(value: Any) -> dict[str, Any] | None:
+    """The call that gives this dtype or device."""
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    if kind == "torch.dtype":
+        return {"_target_": "trainwright.config.torch_names.torch_dtype", "name": str(value).removeprefix("torch.")}
+    if kind == "torch.device":
+        index = {} if value.index is None else {"index": value.index}
+        return {"_target_": kind, "type": value.type, **index}
+    return None
 
 
-def _text(value: Any, path: str, left_out: list[str]) -> str:
-    try:
-        text = repr(value)
-    except Exception as error:  # a repr is the object's own code and may fail
-        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
-    text = text[:_MAX_SHOWN]
-    left_out.append(f"{path or 'the configuration'} = {text}")
-    return text.replace("${", "$ {")  # it must not be taken for an interpolation
+def _takes_text(argument: _Argument) -> bool:
+    """Whether the parameter's annotation says so."""
+    target = argument.target
+    if isinstance(target, str):
+        try:
+            target = locate(target) if argument.is_code else None
+        except ConfigImportError:
+            return False
+    signature = signature_of(target) if target is not None else None
+    parameter = signature.parameters.get(argument.name) if signature else None
+    if parameter is None:
+        return False
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.search(r"\b(str|StrPath|PathLike|Any|object)\b", text) is not None
 
 
 def _key(key: Any) -> Any:

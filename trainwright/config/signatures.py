@@ -1,5 +1,6 @@
 """Whether a callable takes the arguments that a configuration has for it."""
 
+import enum
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -40,10 +41,12 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
 
 
 def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspect.Signature | None:
-    """None for built-in callables that have none.
+    """None for built-in callables that have none, and for enums, whose call gives a member.
 
     A decorator may take more than the function it wraps, so this does not look through it, except through our own.
     """
+    if inspect.isclass(target) and issubclass(target, enum.Enum):
+        return None
     try:
         return inspect.signature(target, follow_wrapped=is_configurable(target) and "cfg" not in names)
     except (ValueError, TypeError):

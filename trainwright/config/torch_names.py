@@ -1,10 +1,13 @@
-"""Optimizers and losses by the names that torch gives them. Torch is imported when a name is looked up."""
+"""Optimizers, losses and dtypes by the names that torch gives them. Torch is imported when a name is looked up."""
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trainwright.config.errors import did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
 
 _SET_BY_TRAINER = {"optimizer": ("params",), "loss": ()}
 
@@ -38,6 +41,17 @@ def arguments_fault(kind: str, value: str | Mapping[str, Any]) -> str | None:
     if arguments.get("reduction", "mean") != "mean":
         return f"got reduction={arguments['reduction']!r}; the loss of a batch must be the mean over it."
     return None
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """The type of numbers that torch calls ``name``: how a saved configuration spells ``torch.float16``."""
+    import torch
+
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        known = [key for key, value in vars(torch).items() if isinstance(value, torch.dtype)]
+        raise ConfigError(f"torch_dtype: got {name!r}; it must be a torch.dtype. {did_you_mean(str(name), known)}")
+    return found
 
 
 def _classes(kind: str) -> dict[str, type[Any]]:

@@ -1,6 +1,7 @@
 """Every key of the train and graph sections, with what it may hold."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -55,7 +56,8 @@ LAZY = Rule(
     lambda value: not isinstance(value, str | int | float | ListConfig | None) and _is_lazy(value),
 )
 DEVICE = Rule(
-    "the name of a device such as 'cpu' or 'cuda', or None for the one there is", lambda v: v is None or NAME.holds(v)
+    "'cpu', 'cuda', 'mps' or 'xpu', with or without a number ('cuda:0'), or None for the one there is",
+    lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", v) is not None),
 )
 ONLY_ONE = Rule("1: more is not supported yet in this version", lambda value: _is_whole(value) and value == 1)
 OFF = Rule("False: True is not supported yet in this version", lambda value: value is False)

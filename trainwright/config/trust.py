@@ -1,8 +1,8 @@
-"""What data may call: a string target from YAML, a checkpoint or the command line resolves only inside trusted modules.
+"""What data may call: a string target from YAML, a checkpoint or the command line resolves only to trusted objects.
 
 The module of the *resolved* object decides, not the path walked: ``torch.os.system`` is a function of ``posix``.
-Trusted are trainwright, the building blocks of torch, the project's own files, and what ``allow_module`` adds. A Python
-configuration file is code, so what it names is not asked about.
+Trusted are the building blocks of trainwright and torch, the project's own files, and what ``allow_module`` adds; names
+that begin with ``_`` never are. A Python configuration file is code, so what it names is not asked about.
 """
 
 import importlib.util
@@ -18,35 +18,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from trainwright.config.building_blocks import is_below, is_own_block, is_torch_block
 from trainwright.config.dotted import locate
 from trainwright.config.errors import ConfigError
 from trainwright.config.lookup import try_get_key
 
 logger = logging.getLogger("trainwright.config")
 
-# torch as a whole is no safe ground: torch.load and torch.hub run pickles, torch.utils.cpp_extension runs compilers,
-# torch.utils.benchmark.Timer runs strings. These are the parts that a run is built of.
-_TORCH = (
-    "torch.nn",
-    "torch.optim",
-    "torch.utils.data.dataset",
-    "torch.utils.data.dataloader",
-    "torch.utils.data.sampler",
-    "torch.utils.data.distributed",
-    "torch.utils.data._utils.collate",
-    "torch.distributions",
-    "torch.functional",
-    "torch.random",
-    "torch._C._nn",
-    "torch._C._linalg",
-    "torch._C._special",
-    "torch._C._fft",
-)
-# Plain functions and classes of the top module; torch.compile and the like are not among them.
-_TORCH_TOP = frozenset({"Tensor", "Size", "device", "Generator", "tensor", "as_tensor"})
-_TORCH_FILES = frozenset({"from_file", "from_buffer"})
-# Rooms of trainwright that load files of code or widen this very rule.
-_OWN_EXCEPT = ("trainwright.config", "trainwright.cli")
 # Modules whose functions reach the system, run code or read pickles. Nothing allows them.
 _NEVER_WORDS = """
     _ctypes _frozen_importlib _frozen_importlib_external _imp _io _operator _pickle _posixsubprocess _socket
@@ -58,6 +36,8 @@ _NEVER_WORDS = """
     webbrowser xmlrpc zipapp zipimport
 """
 _NEVER = frozenset(_NEVER_WORDS.split())
+# Called with what a node holds, these give that and nothing else.
+PLAIN_CONTAINERS: dict[str, Any] = {f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, frozenset)}
 _THIRD_PARTY = ("site-packages", "dist-packages")
 
 _allowed_modules: set[str] = set()
@@ -120,56 +100,57 @@ def use_project(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Pa
     return roots
 
 
-def locate_untrusted(path: str, *, config_file: Path | None = None) -> Any:
+def locate_untrusted(path: str, *, config_file: Path | None = None, partial: bool = False) -> Any:
     """The object at ``path`` if data may name it. No module outside the trusted ones is imported to find out.
+
+    ``partial`` says that it is to be called later, by whoever gets it, rather than now.
 
     Raises:
         ConfigError: data may not name it.
         ConfigImportError: there is no such object.
     """
+    if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could turn data into what looks like code's
+        return PLAIN_CONTAINERS[path]
     folders = {Path.cwd().resolve(), *_allowed_folders}
     if config_file is not None:
         folders.add(project_root(config_file))
     first = path.split(".")[0]
-    if first in _NEVER or any(part.startswith("__") and part != "__main__" for part in path.split(".")):
+    if is_never_named(path):
         raise _refusal(path)
     if not (first in {"trainwright", "torch"} or _is_allowed(first) or _is_of_project(first, folders)):
         raise _refusal(path)
     target = locate(path)
-    if isinstance(target, ModuleType) or not _may_be_called(target, folders):
+    above = path.rpartition(".")[0]
+    parent = locate(above) if above else None
+    if isinstance(target, ModuleType) or not _may_be_called(target, parent, folders, partial=partial):
         raise _refusal(path)
     return target
 
 
-def _may_be_called(target: Any, folders: Iterable[Path]) -> bool:
+def is_never_named(path: str) -> bool:
+    """Whether data may not name ``path`` whatever is allowed: a private name, or one of a module that runs anything."""
+    first, *rest = path.split(".")
+    if path in PLAIN_CONTAINERS:
+        return False
+    is_private = any(part.startswith("_") for part in (first, *rest) if part != "__main__" or part is not first)
+    return first in _NEVER or is_private
+
+
+def _may_be_called(target: Any, parent: Any, folders: Iterable[Path], *, partial: bool) -> bool:
     module = getattr(target, "__module__", None)
     if inspect.isbuiltin(target) and module is None and isinstance(target.__self__, ModuleType):
         module = target.__self__.__name__
-    name = getattr(target, "__qualname__", "")
-    if not isinstance(module, str):
-        # torch.zeros and its like: built-in, without a module, owned by one class of torch's.
-        return name.startswith("_VariableFunctionsClass.") and name.rpartition(".")[2] not in _TORCH_FILES
+    if not isinstance(module, str):  # torch.zeros and its like have none
+        return is_torch_block(target, parent)
     if module.split(".")[0] in _NEVER:
         return False
-    if any(_is_below(module, allowed) for allowed in _allowed_modules):
+    if is_below(module, *_allowed_modules):
         return True
-    if _is_below(module, "trainwright"):
-        return not any(_is_below(module, room) for room in _OWN_EXCEPT)
-    if _is_below(module, "torch"):
-        return _is_building_block(module, name)
+    if is_below(module, "trainwright"):
+        return is_own_block(target, partial=partial)
+    if is_below(module, "torch"):
+        return is_torch_block(target, parent)
     return _is_of_project(module, folders)
-
-
-def _is_building_block(module: str, name: str) -> bool:
-    if module in {"torch", "torch._C"}:
-        owner, _, last = name.rpartition(".")
-        is_function_on_tensors = owner == "_VariableFunctionsClass" and last not in _TORCH_FILES
-        return name in _TORCH_TOP or is_function_on_tensors
-    return any(_is_below(module, part) for part in _TORCH)
-
-
-def _is_below(module: str, root: str) -> bool:
-    return module == root or module.startswith(root + ".")
 
 
 def _is_allowed(first: str) -> bool:
@@ -209,10 +190,15 @@ def _refusal(path: str) -> ConfigError:
             f"target {path!r} is refused: data may never name a function of that module, which could run anything. "
             "Name the target in a Python configuration file instead."
         )
+    if is_never_named(path):
+        return ConfigError(
+            f"target {path!r} is refused: data may name only what is public, and a part of this begins with '_'. Give "
+            "it a public name, or name the target in a Python configuration file."
+        )
     return ConfigError(
-        f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may name only trainwright, "
-        "the building blocks of torch (nn, optim, utils.data, functions on tensors) and the project's own modules. "
-        "If you trust its module, pass --allow-module NAME (in code: trainwright.config.trust.allow_module), or "
-        "name the "
-        "target in a Python configuration file."
+        f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may name only what a run is "
+        "built of: trainwright's loaders, samplers, data sets, transforms, schedules and evaluators, torch's classes "
+        "(nn, optim, utils.data, distributions) and functions on tensors, and the project's own modules. If you trust "
+        "its module, pass --allow-module NAME (in code: trainwright.config.trust.allow_module), or name the target in "
+        "a Python configuration file."
     )

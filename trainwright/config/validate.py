@@ -16,13 +16,13 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeErr
 from trainwright.config.instantiate import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.overrides import override_key
 from trainwright.config.provenance import origin_of, raw_children, shown
+from trainwright.config.section_values import SECTIONS, section_fault
 from trainwright.config.signatures import unknown_arguments
 from trainwright.config.train_keys import GRAPH, GRAPH_WITHOUT_MEANING, TRAIN, TRAIN_WITHOUT_MEANING, Rule, Table
 
 logger = logging.getLogger("trainwright.config")
 
 _REQUIRED = ("model", "dataloader")
-_SECTIONS = (*_REQUIRED, "train", "optim", "graph", "tokenization")
 # Where a run builds objects from.
 _BUILT = ("model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator")
 # Another backend's argument of its AdamW; the optimizer's builder knows what to do with it.
@@ -75,7 +75,7 @@ def _touches(key: str, path: str) -> bool:
 
 
 def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
-    own = [str(key) for key in cfg if str(key) not in _SECTIONS]
+    own = [str(key) for key in cfg if str(key) not in SECTIONS]
     for name in _REQUIRED:
         node = raw_children(cfg).get(name)
         if node is None or node._is_none():
@@ -87,13 +87,29 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 yield Fault(name, "this section is missing.", f"A run needs {' and '.join(_REQUIRED)}.", ConfigKeyError)
     for name in own:
         # Sections of the user's own are welcome, so only a slip of one letter counts.
-        for known in _SECTIONS:
+        for known in SECTIONS:
             if _one_slip_apart(name, known):
                 yield Fault(name, "no such section.", f"Did you mean {known!r}?", ConfigKeyError)
+    for name in SECTIONS:
+        if (what := section_fault(name, _get(cfg, name))) is not None:
+            yield Fault(name, what, kind=ConfigTypeError)
+    yield from _loader_faults(cfg)
+
+
+def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
     loaders = _get(cfg, "dataloader")
-    if loaders is not None and not isinstance(loaders, DictConfig):
+    if loaders is None or section_fault("dataloader", loaders) is not None:
+        return
+    if not isinstance(loaders, DictConfig):
         yield Fault("dataloader", f"{_came(loaders)}; it must be a section with train and test.", kind=ConfigTypeError)
-    elif loaders is not None and (test := _get(loaders, "test")) is not None and isinstance(test, DictConfig):
+        return
+    # Training asks for `train` when it builds it: an evaluation needs `test` alone.
+    given = [str(key) for key, child in raw_children(loaders).items() if not child._is_none()]
+    if not {"train", "test", TARGET} & set(given):
+        has = f" The section has {', '.join(given)}." if given else ""
+        yield Fault("dataloader.train", f"missing, and so is dataloader.test.{has}", kind=ConfigKeyError)
+    test = _get(loaders, "test")
+    if isinstance(test, DictConfig):
         yield Fault(
             "dataloader.test",
             "got one loader; it must be a list of them.",
@@ -105,7 +121,6 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
 def _train_faults(cfg: DictConfig) -> Iterator[Fault]:
     train = _get(cfg, "train")
     if not isinstance(train, DictConfig):
-        yield Fault("train", f"{_came(train)}; it must be a section.", kind=ConfigTypeError)
         return
     yield from _table_faults(train, TRAIN, "train", also=tuple(CANONICAL))
     if _get(train, "train_iter") == 0 and _get(train, "train_epoch") == 0:
@@ -123,9 +138,6 @@ def _train_faults(cfg: DictConfig) -> Iterator[Fault]:
 def _graph_faults(cfg: DictConfig) -> Iterator[Fault]:
     graph = _get(cfg, "graph")
     if not isinstance(graph, DictConfig):
-        yield Fault(
-            "graph", f"{_came(graph)}; it must be a section, for example dict(enabled=True).", kind=ConfigTypeError
-        )
         return
     yield from _table_faults(graph, GRAPH, "graph", also=GRAPH_WITHOUT_MEANING)
     for key in GRAPH_WITHOUT_MEANING:

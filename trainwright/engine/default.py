@@ -12,7 +12,7 @@ from omegaconf import DictConfig, ListConfig
 from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.config.errors import ConfigTypeError
+from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config.instantiate import instantiate
 from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import complete, settle_batch_sizes, validate
@@ -127,6 +127,11 @@ class DefaultTrainer(TrainerBase):
     def build_model(cls, cfg: DictConfig) -> nn.Module:
         """The model that ``cfg.model`` describes."""
         model = instantiate(cfg.model)
+        if isinstance(model, DictConfig | dict) and "_target_" not in cfg.model:
+            raise ConfigTypeError(
+                "model: has no _target_, so there is nothing to call. Describe the model by "
+                "model = LazyCall(Net)(...), or override build_model."
+            )
         if not isinstance(model, nn.Module):
             raise ConfigTypeError(f"model: got {type(model).__name__}; it must be a torch.nn.Module.")
         return model
@@ -146,6 +151,11 @@ class DefaultTrainer(TrainerBase):
     @classmethod
     def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
         """What ``cfg.dataloader.train`` describes: the training loader, or a tuple of which it is the first."""
+        if try_get_key(cfg, "dataloader.train") is None:
+            raise ConfigKeyError(
+                "dataloader.train: missing. A training needs its loader, for example "
+                "dataloader.train = LazyCall(build_image_train_loader)(dataset=...)."
+            )
         given = {
             "train_batch_size": cfg.train.train_micro_batch_size,
             "test_batch_size": cfg.train.test_micro_batch_size,

@@ -13,7 +13,7 @@ logger = logging.getLogger("trainwright.hooks")
 class PeriodicWriter(HookBase):
     """Write every ``period`` iterations, after the last one, and at the end of training, whatever ended it.
 
-    Stands last in the list of hooks, so that it writes what the others have put. A loss that is not finite is a warning,
+    Stands last in the list of hooks, so that it writes what the others have put. A loss that is not finite is warned of
     once.
     """
 
@@ -43,8 +43,8 @@ class PeriodicWriter(HookBase):
             if "loss" in name and not math.isfinite(value):
                 self._warned = True
                 logger.warning(
-                    "%s is %s in iteration %d, so the weights may be spoilt from some iteration before it on. Checkpoints"
-                    " saved since then hold them too; a smaller learning rate or clipped gradients may help.",
+                    "%s is %s in iteration %d, so the weights may be spoilt since some iteration before it, and so are"
+                    " the checkpoints saved since. A smaller learning rate or clipped gradients may help.",
                     name,
                     value,
                     iteration,

@@ -1,0 +1,58 @@
+"""Loading Python files leaves the process as it was."""
+
+import builtins
+import sys
+import threading
+
+from trainwright.config import LazyConfig, get_config
+
+
+def test_threads_that_load_at_once_leave_imports_as_they_were():
+    before = builtins.__import__, sys.dont_write_bytecode
+    failures = []
+
+    def load():
+        try:
+            for _ in range(10):
+                assert get_config("common/defaults.py").train.seed == 1234
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert (builtins.__import__, sys.dont_write_bytecode) == before
+
+
+def test_pythons_own_import_is_not_replaced_while_a_file_runs(tmp_path):
+    (tmp_path / "c.py").write_text("import builtins\nseen = [builtins.__import__]\n")
+    assert LazyConfig.load(tmp_path / "c.py", "seen")[0] is builtins.__import__
+
+
+def test_a_function_of_a_file_imports_by_path_also_after_the_load(tmp_path):
+    (tmp_path / "base.py").write_text("train = dict(seed=7)\n")
+    (tmp_path / "c.py").write_text(
+        "def late():\n"
+        "    import json\n"
+        "    from .base import train\n"
+        "    def inner():\n"
+        "        from .base import train\n"
+        "        return train\n"
+        "    return train, inner(), json\n"
+    )
+    first, second, module = LazyConfig.load(tmp_path / "c.py", "late")()
+    assert first == second == {"seed": 7}
+    assert first is not second
+    assert module is sys.modules["json"]
+
+
+def test_what_a_function_imports_after_the_load_stays_imported(tmp_path, monkeypatch):
+    (tmp_path / "late_settings_xyz.py").write_text("value = [1]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "c.py").write_text("def late():\n    from late_settings_xyz import value\n    return value\n")
+    late = LazyConfig.load(tmp_path / "c.py", "late")
+    assert late() is late()
+    del sys.modules["late_settings_xyz"]
