@@ -64,9 +64,8 @@ class DefaultTrainer(TrainerBase):
         super().__init__()
         as_given = complete(cfg)
         validate(as_given)
-        self.cfg = cfg = complete(
-            as_given
-        )  # a copy: below, what follows from the data and the ranks is written into it
+        # A copy: what follows from the data and the ranks is written into it below.
+        self.cfg = cfg = complete(as_given)
         cfg.train.output_dir = os.path.expanduser(cfg.train.output_dir)
         log_to_console()
         self.device = setup_dist_util({**cfg.train.dist, **_device_type(cfg)})
