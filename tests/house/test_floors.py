@@ -1,6 +1,4 @@
-"""The house of DESIGN.md: a file imports only from floors below its own, and no two files import each other in a
-circle.
-"""
+"""A file imports only from floors below its own, and no two files import each other in a circle."""
 
 import ast
 from pathlib import Path

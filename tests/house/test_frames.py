@@ -1,4 +1,4 @@
-"""How many frames of ours lie between ``train()`` and the model's ``forward`` (DESIGN: the way of one batch)."""
+"""How many frames of ours lie between ``train()`` and the model's ``forward``."""
 
 import sys
 from pathlib import Path
