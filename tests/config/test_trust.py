@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
 from trainwright.config import ConfigError, ConfigImportError, LazyCall, LazyConfig, instantiate
@@ -354,3 +355,30 @@ def test_use_project_makes_the_folders_importable_and_trusted(project, monkeypat
     assert sys.path.count(str(other)) == 1
     assert locate_untrusted("far_parts_xyz.Far").__name__ == "Far"
     sys.modules.pop("far_parts_xyz")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '${oc.select:foo,{_target_:os.system,command:"touch PWNED"}}',
+        "${oc.select:foo,[{_target_:os.system,command:${n}}]}",
+        "${oc.env:HOME}",
+        "${own.resolver:1}",
+        "${oc.create:1}",
+        "${oc.${n}:1}",
+    ],
+)
+def test_interpolations_in_data_only_read_other_keys(tmp_path, text):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"n": "select", "model": text}))
+    with pytest.raises(ConfigError, match="is refused"):
+        LazyConfig.load(file)
+    with pytest.raises(ConfigError):
+        LazyConfig.apply_overrides(OmegaConf.create({"n": "select", "model": 1}), [f"model='{text}'"])
+
+
+def test_interpolations_in_data_may_read_other_keys(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("a: {x: 3}\nb: ${a.x}\nc: ${oc.select:a.y,7}\nd: ${oc.dict.keys:a}\n")
+    loaded = LazyConfig.load(file)
+    assert (loaded.b, loaded.c, list(loaded.d)) == (3, 7, ["x"])

@@ -137,3 +137,16 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
     folder.prepare(CONFIG)
     folder.lock()
     folder.close()
+
+
+def test_another_config_of_that_name_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("precious: 1\n")
+    for seed in (1, 1, 2):
+        folder = RunFolder(tmp_path, resume=True)
+        folder.prepare(OmegaConf.create({"train": {"seed": seed}}))
+        folder.close()
+    texts = {p.name: p.read_text() for p in tmp_path.glob("*.yaml")}
+    assert sorted(texts) == ["config.1.yaml", "config.2.yaml", "config.yaml"]
+    assert texts["config.1.yaml"] == "precious: 1\n"
+    assert OmegaConf.create(texts["config.2.yaml"]).train.seed == 1
+    assert OmegaConf.create(texts["config.yaml"]).train.seed == 2

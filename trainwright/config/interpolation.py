@@ -1,17 +1,20 @@
-"""What ``${...}`` may do in text that is data: point at other keys and read values, but not build nodes."""
+"""What ``${...}`` may do in text that is data: point at other keys and read them, but not build nodes."""
 
 from typing import Any
 
 from trainwright.config.errors import ConfigError
 
-# These turn text into config nodes, so a target could be hidden in a string.
-_BUILDERS = ("oc.create", "oc.decode")
+# An allow-list: what a resolver of the program's own does with its arguments, nobody here knows.
+_ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")
+# A dict or a list written inside ${...}, as a resolver's default say, arrives as if code had written it.
+_LITERALS = ("DictContainerContext", "ListContainerContext")
 
 
 def check_interpolations(value: Any, where: str) -> None:
-    """Refuse in ``value`` (text, or plain lists and dicts of it) the resolvers that build nodes out of text."""
+    """Refuse in ``value`` (text, or plain lists and dicts of it) interpolations that do more than read other keys."""
     if isinstance(value, dict):
-        for child in value.values():
+        for key, child in value.items():
+            check_interpolations(key, where)
             check_interpolations(child, where)
     elif isinstance(value, list | tuple):
         for child in value:
@@ -28,16 +31,19 @@ def _check_text(text: str, where: str) -> None:
         tree = parse(text)
     except GrammarParseError as error:
         raise ConfigError(f"{where}: {text!r} is not a valid interpolation: {error}") from error
-    for name in _resolver_names(tree):
-        # A name that is itself put together from other values could become any of the builders.
-        if name in _BUILDERS or "${" in name:
+    for part in _parts(tree):
+        if type(part).__name__ in _LITERALS:
+            raise ConfigError(f"{where}: {text!r} is refused: a dict or list inside ${{...}} could be a node. {_CURE}")
+        if hasattr(part, "resolverName") and (name := part.resolverName().getText()) not in _ALLOWED:
             raise ConfigError(
-                f"{where}: {text!r} is refused: the resolver {name!r} could build a config node out of text. Write the "
-                "value itself, or use a Python configuration file."
+                f"{where}: {text!r} is refused: the resolver {name!r} may not be used here, only"
+                f" {', '.join(_ALLOWED)}. {_CURE}"
             )
 
 
-def _resolver_names(tree: Any) -> list[str]:
-    own = [tree.resolverName().getText()] if hasattr(tree, "resolverName") else []
-    count = tree.getChildCount()
-    return own + [name for index in range(count) for name in _resolver_names(tree.getChild(index))]
+_CURE = "Write the value itself, or use a Python configuration file."
+
+
+def _parts(tree: Any) -> list[Any]:
+    below = [part for index in range(tree.getChildCount()) for part in _parts(tree.getChild(index))]
+    return [tree, *below]

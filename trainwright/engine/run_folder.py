@@ -10,6 +10,8 @@ import logging
 import logging.handlers
 import os
 import weakref
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,14 @@ logger = logging.getLogger("trainwright.engine")
 
 EARLIER_RUNS = "earlier_runs"
 # What a run writes. The folder may hold other things of the user's, and these are not ours to move.
-_WRITTEN_BY_A_RUN = ("config.yaml", "log.txt*", "metrics.json*", "last_checkpoint", "events.out.tfevents.*")
+_WRITTEN_BY_A_RUN = (
+    "config.yaml",
+    "config.*.yaml",
+    "log.txt*",
+    "metrics.json*",
+    "last_checkpoint",
+    "events.out.tfevents.*",
+)
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
 
 
@@ -96,7 +105,7 @@ class RunFolder:
         config = copy.deepcopy(config)  # objects in it are shared, not copied
         with open_dict(config):
             config.train.pop("resume", None)
-        LazyConfig.save(config, str(self.path / "config.yaml"))
+        keep_other_version(self.path / "config.yaml", lambda path: LazyConfig.save(config, path))
 
     def close(self) -> None:
         """Stop logging here. What was logged before the folder was opened is dropped if it never was."""
@@ -125,6 +134,16 @@ class RunFolder:
         self._early_records.setTarget(handler)
         self._early_records.flush()
         self._early_records.capacity = 1  # each record goes through at once
+
+
+def keep_other_version(path: Path, save: Callable[[Path], object]) -> None:
+    """Save a file whole; one of other content that has the name already is kept as ``name.1.suffix``, ``.2``, …"""
+    written = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    save(written)
+    if path.exists() and path.read_bytes() != written.read_bytes():
+        number = next(n for n in count(1) if not path.with_name(f"{path.stem}.{n}{path.suffix}").exists())
+        path.rename(path.with_name(f"{path.stem}.{number}{path.suffix}"))
+    written.replace(path)
 
 
 def lock_folder(path: Path) -> int | None:
