@@ -215,3 +215,13 @@ def test_ready_made_objects_need_no_description():
     cfg.optim = Anything()
     cfg.train.scheduler = Anything()
     validate(cfg)
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "eps"])
+def test_a_rate_that_is_no_number_is_told_with_the_override_that_set_it(name):
+    cfg = complete({"model": LazyCall(dict)(), "dataloader": {"test": []}})
+    cfg.optim[name] = "abc"
+    with pytest.raises(
+        ConfigTypeError, match=rf"optim\.{name} .*'optim\.{name}=abc'.*got 'abc' \(str\); it must be a number"
+    ):
+        validate(cfg, overrides=[f"optim.{name}=abc"])

@@ -25,6 +25,7 @@ logger = logging.getLogger("trainwright.config")
 _REQUIRED = ("model", "dataloader")
 # Where a run builds objects from.
 _BUILT = ("model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator")
+_NUMBERS_OF_OPTIMIZERS = ("lr", "weight_decay", "eps", "momentum")
 # Another backend's argument of its AdamW; the optimizer's builder knows what to do with it.
 _TAKEN_ELSEWHERE = {"optim": {"do_bias_correction"}}
 
@@ -48,7 +49,7 @@ def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[
         ConfigError: the message lists every fault with key path, value, what is allowed and the nearest right name. It
             is a ConfigKeyError or ConfigTypeError if all faults are of that kind.
     """
-    faults = [*_section_faults(cfg), *_train_faults(cfg), *_graph_faults(cfg), *_target_faults(cfg)]
+    faults = [*_section_faults(cfg), *_train_faults(cfg), *_graph_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
     if not faults:
         return
     source = source or origin_of(cfg)
@@ -190,6 +191,15 @@ def _is_of_wrong_type(rule: Rule, value: Any) -> bool:
         str: ("x", "max"),
     }
     return not any(rule.holds(sample) for sample in samples.get(type(value), ()))
+
+
+def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
+    """Text where an optimizer takes a number: it would be told only when the optimizer compares it."""
+    optim = _get(cfg, "optim")
+    for name in _NUMBERS_OF_OPTIMIZERS:
+        value = _get(optim, name)
+        if isinstance(value, str | bool | ListConfig | DictConfig):
+            yield Fault(f"optim.{name}", f"{_came(value)}; it must be a number.", kind=ConfigTypeError)
 
 
 def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
