@@ -269,3 +269,48 @@ def test_an_evaluator_of_ones_own_decides_the_best(tmp_path: Path) -> None:
     cfg.train.evaluation.update({"evaluator": Rising(), "eval_metric": "mine", "eval_period": 2})
     assert DefaultTrainer(cfg).train() == {"mine": 3.0}
     assert json.loads((tmp_path / "model_best" / "extra.json").read_text())["mine"] == 3.0
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_first_step_that_fails_late_leaves_the_earlier_run_as_it_was(tmp_path: Path, resume: bool) -> None:
+    """After the loss was measured and before the step was over: the optimizer raises."""
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise ZeroDivisionError
+
+    class Own(DefaultTrainer):
+        @classmethod
+        def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
+            return Failing(model.parameters(), lr=0.1)
+
+    class First(DefaultTrainer):
+        @classmethod
+        def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
+            return quiet(model.parameters(), lr=0.1)
+
+    quiet = type("Failing", (torch.optim.SGD,), {})  # of the same class name, so that a resume takes it over
+
+    First(config(tmp_path)).train()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(ZeroDivisionError):
+        Own(config(tmp_path, resume=resume, train_iter=9)).train()
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("key", ["train.input_placement_device", "train.dist.device_type"])
+def test_the_device_that_is_asked_for_is_the_one_that_is_set_up(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omegaconf import OmegaConf
+
+    from trainwright.engine import default_setup, setup
+
+    asked: list[Any] = []
+    real = setup.setup_dist_util
+    monkeypatch.setattr(setup, "setup_dist_util", lambda sizes: asked.append(sizes["device_type"]) or real(sizes))
+    cfg = config(tmp_path)
+    OmegaConf.update(cfg, key, "cpu")
+    default_setup(cfg)
+    DefaultTrainer(cfg)
+    assert asked == ["cpu", "cpu"]

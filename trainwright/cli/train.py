@@ -1,7 +1,6 @@
 """Train from a configuration file: ``trainwright train CONFIG`` and ``tools/train_net.py --config-file CONFIG``."""
 
 import argparse
-import logging
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING
 from trainwright.config.arguments import default_argument_parser
 from trainwright.config.errors import ConfigError, MissingFileError, UserError
 from trainwright.config.lazy import LazyConfig
+from trainwright.config.lookup import try_get_key
 from trainwright.config.trust import allow_module, use_project
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from trainwright.engine import DefaultTrainer
-
-logger = logging.getLogger("trainwright.cli")
 
 DONE, FAILED, TO_BE_PUT_RIGHT = 0, 1, 2
 INTERRUPTED = 130  # what shells give for Ctrl-C
@@ -100,11 +98,7 @@ def _load(args: argparse.Namespace) -> "DictConfig":
 
 
 def _shorten(cfg: "DictConfig") -> None:
-    """A run of 20 iterations that goes through everything, in a folder of its own: the real run's files stay as
-    they are.
-    """
-    from trainwright.config.lookup import try_get_key
-
+    """Go through everything in 20 iterations, in a folder of its own: the real run's files stay as they are."""
     folder = str(try_get_key(cfg, "train.output_dir", default="./output")).rstrip("/")
     quick = [
         "train.train_epoch=0",
@@ -121,16 +115,15 @@ def _evaluation(
 ) -> Callable[[], object]:
     """Build the model with its weights and what it is tested on."""
     from trainwright.checkpoint.checkpointer import Checkpointer
-    from trainwright.parallel.launch import setup_dist_util
+    from trainwright.engine.setup import join_ranks
     from trainwright.parallel.precision import apply_autocast
 
     if not cfg.train.load_weight and not args.resume:
         raise ConfigError(
             "train.load_weight: nothing given to evaluate. Add train.load_weight=FOLDER (a checkpoint, for example"
-            f" {cfg.train.output_dir.rstrip('/')}/model_best), or --resume for the newest checkpoint of the"
-            f" output folder."
+            f" {cfg.train.output_dir.rstrip('/')}/model_best), or --resume for the newest checkpoint there."
         )
-    device = setup_dist_util(cfg.train.dist)
+    device = join_ranks(cfg)
     loaders = trainer_class.build_test_loader(cfg)
     if not loaders:
         raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list of at least one.")

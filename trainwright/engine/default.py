@@ -26,10 +26,17 @@ from trainwright.engine.progress import TrainingProgress
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_folder import OpenRunFolder, RunFolder
 from trainwright.engine.scale import num_samples, scale_to_data
-from trainwright.engine.setup import log_to_console
+from trainwright.engine.setup import join_ranks, log_to_console
 from trainwright.engine.steps import EagerTrainer
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from trainwright.events.writers import ConsoleWriter, EventWriter, JSONWriter, ProgressWriter, TensorBoardWriter
+from trainwright.events.writers import (
+    ConsoleWriter,
+    EventWriter,
+    JSONWriter,
+    ProgressWriter,
+    SafeWriter,
+    TensorBoardWriter,
+)
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
@@ -42,7 +49,6 @@ from trainwright.hooks import (
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.parallel.data_parallel import wrap_data_parallel
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
-from trainwright.parallel.launch import setup_dist_util
 from trainwright.parallel.precision import apply_autocast
 from trainwright.parallel.recompute import recompute_blocks
 
@@ -68,7 +74,7 @@ class DefaultTrainer(TrainerBase):
         self.cfg = cfg = complete(as_given)
         cfg.train.output_dir = os.path.expanduser(cfg.train.output_dir)
         log_to_console()
-        self.device = setup_dist_util({**cfg.train.dist, **_device_type(cfg)})
+        self.device = join_ranks(cfg)
         seed_everything(cfg.train.seed)  # alike on all ranks, so that all begin with the same weights
         self._settle_batch_sizes(cfg)
         resume = bool(try_get_key(cfg, "train.resume", default=False))
@@ -227,7 +233,11 @@ class DefaultTrainer(TrainerBase):
         if sys.stdout.isatty():  # first, since the console's lines are left out while the bar is there
             writers.append(ProgressWriter(self.max_iter, batch_size=train.global_batch_size, file=sys.stdout))
         writers.append(ConsoleWriter(train.global_batch_size, self.max_iter))
-        return [*writers, JSONWriter(f"{train.output_dir}/metrics.json"), TensorBoardWriter(train.output_dir)]
+        return [
+            *writers,
+            JSONWriter(f"{train.output_dir}/metrics.json"),
+            SafeWriter(TensorBoardWriter(train.output_dir)),
+        ]
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
@@ -340,9 +350,3 @@ class DefaultTrainer(TrainerBase):
                 type(self.train_loader).__name__,
                 consumed,
             )
-
-
-def _device_type(cfg: DictConfig) -> dict[str, Any]:
-    """The device that is asked for: ``input_placement_device`` and ``dist.device_type`` mean the same thing here."""
-    asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
-    return {"device_type": asked}

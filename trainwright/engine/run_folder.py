@@ -196,3 +196,8 @@ class OpenRunFolder(HookBase):
     def after_step(self) -> None:
         if not self._folder.is_open:
             self._folder.open()
+
+    def after_train(self) -> None:
+        # No step was made: what little was measured must not be written over the earlier run's metrics.
+        if not self._folder.is_open:
+            self.trainer.storage.load_state_dict({"samples": 0, "scalars": {}})

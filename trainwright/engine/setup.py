@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig, open_dict
 
+from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import complete, validate
 from trainwright.config.trust import project_roots
 from trainwright.engine.run_folder import LOG_FORMAT, RunFolder
@@ -41,13 +43,22 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
             root = project_roots(source, cfg)[0]
             cfg.project_root = os.path.relpath(root, Path(cfg.train.output_dir).resolve())
 
-    setup_dist_util(cfg.train.dist)
+    join_ranks(cfg)
     log_to_console()
     folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
     if is_main_process():
         folder.check_free()
         if not folder.holds_a_run():
             folder.write_config(cfg)
+
+
+def join_ranks(cfg: DictConfig) -> torch.device:
+    """Join the processes that a launcher started; returns the device that ``cfg.train`` asks for.
+
+    ``dist.device_type`` and ``input_placement_device`` mean the same thing here; the first counts if both are given.
+    """
+    asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
+    return setup_dist_util({**cfg.train.dist, "device_type": asked})
 
 
 def log_to_console() -> None:
