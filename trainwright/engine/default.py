@@ -17,6 +17,7 @@ from trainwright.config.instantiate import instantiate
 from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import complete, settle_batch_sizes, validate
 from trainwright.data.collate import to_batch
+from trainwright.data.position import set_position
 from trainwright.engine.binding import bind_step, call_with_known
 from trainwright.engine.evaluating import evaluate_loaders
 from trainwright.engine.graph import GraphBase, GraphTrainer
@@ -104,7 +105,7 @@ class DefaultTrainer(TrainerBase):
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
         self.samples_done = cfg.train.consumed_train_samples
         self.resume_or_load(resume)
-        self._set_data_position()
+        set_position(self.train_loader, self.samples_done)
 
         self._folder.prepare(as_given)
         self.register_hooks([OpenRunFolder(self._folder), *self.build_hooks()])
@@ -337,16 +338,3 @@ class DefaultTrainer(TrainerBase):
 
     def _num_samples(self) -> int | None:
         return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)
-
-    def _set_data_position(self) -> None:
-        consumed = self.samples_done
-        set_position = getattr(getattr(self.train_loader, "batch_sampler", None), "set_consumed_samples", None)
-        if set_position is not None:
-            set_position(consumed)
-        elif consumed:
-            logger.warning(
-                "The training loader %s cannot be set to a position, so this run begins its data anew instead of after"
-                " %d samples. Use trainwright.data's loaders, or a batch sampler with set_consumed_samples.",
-                type(self.train_loader).__name__,
-                consumed,
-            )
