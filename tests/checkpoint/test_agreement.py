@@ -36,6 +36,8 @@ try:
     os.mkdir = mkdir
     try:
         checkpointer.save("model_0000019", iteration=19)
+        assert rank == 0 or not checkpointer.has_failed()
+        checkpointer.wait()
         raise SystemExit("no error")
     except OSError as error:
         assert error.errno == 28 and "model_0000019" in str(error), error

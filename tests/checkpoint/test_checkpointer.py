@@ -1,12 +1,17 @@
 import logging
 import os
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError, verify
+from trainwright import checkpoint
+from trainwright.checkpoint import CheckpointError, CheckpointTypeError, verify
 from trainwright.config.errors import MissingFileError
+
+# A save is on disk when it returns.
+Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)
 
 
 class Memory:

@@ -13,10 +13,19 @@ from trainwright.checkpoint import Checkpointer, files, folder, verify
 OPERATIONS = ("mkdir", "rename", "replace", "symlink", "link", "fsync")
 
 
-class DiskThatFails:
-    """Counts file operations, and raises ENOSPC at one of them."""
+CODES = {
+    errno.ENOSPC: "No space left on device",
+    errno.EIO: "Input/output error",
+    errno.EACCES: "Permission denied",
+    errno.EDQUOT: "Disk quota exceeded",
+}
 
-    def __init__(self, monkeypatch):
+
+class DiskThatFails:
+    """Counts file operations, and raises an error of the system at one of them."""
+
+    def __init__(self, monkeypatch, code):
+        self.code = code
         self.count, self.fail_at = 0, 0
         for name in OPERATIONS:
             monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
@@ -30,7 +39,7 @@ class DiskThatFails:
     def operate(self):
         self.count += 1
         if self.count == self.fail_at:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(self.code, CODES[self.code])
 
     def _counted(self, function):
         def call(*arguments, **options):
@@ -75,17 +84,21 @@ SAVES = {
 
 
 @pytest.mark.parametrize("saves", SAVES.values(), ids=SAVES)
-@pytest.mark.parametrize("can_exchange", [True, False])
-def test_a_disk_error_at_any_operation_leaves_what_was_there(tmp_path, monkeypatch, saves, can_exchange):
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "synchronous"])
+@pytest.mark.parametrize(("code", "can_exchange"), [(code, True) for code in CODES] + [(errno.ENOSPC, False)], ids=str)
+def test_a_disk_error_at_any_operation_leaves_what_was_there(
+    tmp_path, monkeypatch, saves, code, can_exchange, asynchronous
+):
     if not can_exchange:
         monkeypatch.setattr(files, "_exchange", lambda first, second: False)
-    disk = DiskThatFails(monkeypatch)
+    disk = DiskThatFails(monkeypatch, code)
     *before, name = saves
     failures = 0
     for fail_at in range(1, 100):
         run = tmp_path / str(fail_at)
         model = nn.Linear(1, 1)
-        checkpointer = Checkpointer(model, run, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        checkpointer = Checkpointer(model, run, asynchronous=asynchronous, optimizer=optimizer)
         disk.arm(0)
         checkpointer.save("model_0000009", iteration=9)
         checkpointer.save("model_final", iteration=8)
@@ -93,16 +106,21 @@ def test_a_disk_error_at_any_operation_leaves_what_was_there(tmp_path, monkeypat
             checkpointer.save(earlier, iteration=19)
         checkpointer.tag_last_checkpoint("model_0000009")
         weight = model.weight.item()
+        checkpointer.wait()
         disk.arm(fail_at)
         error = None
         try:
             checkpointer.save(name, iteration=19)
+            with torch.no_grad():
+                model.weight += 1  # training goes on
+            checkpointer.wait()
         except OSError as raised:
             error = raised
         met = disk.count >= fail_at
         disk.arm(0)
         if met and error is None:  # deleting the old one failed, which is no reason to fail: the next save deletes it
             checkpointer.save(name, iteration=19)
+            checkpointer.wait()
         hidden = [entry for entry in os.listdir(run) if entry.startswith(".")]
         assert not [entry for entry in hidden if entry.startswith(".tmp-")], fail_at
         assert set(hidden) <= {path.resolve().name for path in run.iterdir() if path.is_symlink()}
@@ -111,7 +129,7 @@ def test_a_disk_error_at_any_operation_leaves_what_was_there(tmp_path, monkeypat
                 verify(entry)  # whole, whatever it holds
         if error is not None:
             failures += 1
-            assert error.errno == errno.ENOSPC
+            assert error.errno == code
             assert str(run / name) in str(error)
             assert (run / "last_checkpoint").read_text() in ("model_0000009", name)
             resumed = nn.Linear(1, 1)
@@ -119,6 +137,7 @@ def test_a_disk_error_at_any_operation_leaves_what_was_there(tmp_path, monkeypat
             assert other.resume_or_load("")["iteration"] in (9, 19)
             assert resumed.weight.item() == weight
             checkpointer.save(name, iteration=19)  # there is space again
+            checkpointer.wait()
         assert checkpointer.load(run / name) == {"iteration": 19}
         if not met:
             break
@@ -128,5 +147,7 @@ def test_a_disk_error_at_any_operation_leaves_what_was_there(tmp_path, monkeypat
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path / "file" / "run")
+    checkpointer.save("model_0000009")
     with pytest.raises(NotADirectoryError, match=r"file/run/model_0000009"):
-        Checkpointer(nn.Linear(1, 1), tmp_path / "file" / "run").save("model_0000009")
+        checkpointer.wait()

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.state import decode_state, encode_state
-from trainwright.checkpoint.tensors import read_tensors, tensor_writer
+from trainwright.checkpoint.tensors import TensorFile, read_tensors
 
 
 def through_files(state, tmp_path):
     """State -> text and a safetensors file -> state."""
     text, tensors = encode_state(state, "state")
     with open(tmp_path / "state.safetensors", "wb") as file:
-        tensor_writer(tensors)(file)
+        TensorFile(tensors)(file)
     return decode_state(text, read_tensors(tmp_path / "state.safetensors")[0], "state.json")
 
 

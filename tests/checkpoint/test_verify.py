@@ -1,13 +1,18 @@
 import hashlib
 import json
 import os
+from functools import partial
 
 import pytest
 import torch
 import xxhash
 
-from trainwright.checkpoint import Checkpointer, CheckpointError, verify
+from trainwright import checkpoint
+from trainwright.checkpoint import CheckpointError, verify
 from trainwright.config.errors import MissingFileError
+
+# A save is on disk when it returns.
+Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)
 
 
 @pytest.fixture

@@ -1,14 +1,19 @@
 import logging
 import os
 import pickle
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError
+from trainwright import checkpoint
+from trainwright.checkpoint import CheckpointError, CheckpointTypeError
 from trainwright.config.errors import MissingFileError
+
+# A save is on disk when it returns.
+Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)
 
 
 class Tied(nn.Module):
@@ -218,3 +223,20 @@ def test_a_path_that_does_not_exist_names_the_nearest_checkpoint(tmp_path):
         Checkpointer(two_layers()).load(tmp_path / "model_000009")
     with pytest.raises(MissingFileError, match="There is no checkpoint in"):
         Checkpointer(two_layers()).load(tmp_path / "elsewhere" / "x")
+
+
+def test_expanded_buffers_come_back(tmp_path):
+    class Positions(nn.Module):
+        def __init__(self, value):
+            super().__init__()
+            self.register_buffer("same", torch.arange(4.0).expand(3, 4))
+            self.register_buffer("other", torch.tensor([value]).expand(3, 4))
+            self.layer = nn.Linear(1, 1)
+
+    saved, model = Positions(1.0), Positions(2.0)
+    weight = model.layer.weight
+    Checkpointer(saved, tmp_path).save("model_0000009", iteration=9)
+    Checkpointer(model, tmp_path).load(tmp_path / "model_0000009")
+    for name, value in saved.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    assert model.layer.weight is weight

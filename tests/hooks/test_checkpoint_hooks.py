@@ -3,6 +3,7 @@ iteration.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer
+from trainwright import checkpoint
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
+
+# A save is on disk when it returns.
+Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)
 
 
 class Trainer(TrainerBase):

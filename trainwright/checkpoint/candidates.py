@@ -20,7 +20,8 @@ def resume_candidates(save_dir: Path) -> list[Path]:
     folders = checkpoint_folders(save_dir)
     try:
         name = read_pointer(save_dir)
-    except CheckpointError:
+        Path(save_dir, name or "").is_dir()
+    except (CheckpointError, OSError):  # the second: it is a folder, may not be read, or has a name too long for any
         return [save_dir / POINTER_NAME, *folders]
     if name is None:
         return folders
@@ -50,7 +51,8 @@ def newest_good(save_dir: Path) -> tuple[Path, Manifest]:
 
 def _verify_candidate(path: Path) -> Manifest:
     if path.name == POINTER_NAME:
-        read_pointer(path.parent)  # raises what is wrong with the pointer
+        name = read_pointer(path.parent)  # raises what is wrong with the pointer, mostly
+        raise CheckpointError(f"{path}: holds {(name or '')[:100]!r}, which no file can be called.")
     if not path.is_dir():
         raise CheckpointError(f"{path}: {POINTER_NAME} names it, but it is not there.")
     return verify(path)

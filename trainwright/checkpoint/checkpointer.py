@@ -1,15 +1,18 @@
 """The Checkpointer: save a run's whole state under a name, and bring it back, bit for bit.
 
-Saving is two steps: `serialize` turns objects into named writers without touching the disk, `write_checkpoint` commits
-what they write as one folder. Loading verifies, reads everything, and only then changes the first object.
+Saving is three steps: `serialize` turns objects into named files without touching the disk, staging copies their
+tensors, and `write_checkpoint` commits them as one folder, in a thread of its own while training goes on. Loading
+verifies, reads everything, and only then changes the first object.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.candidates import newest_good, resume_candidates
@@ -23,16 +26,10 @@ from trainwright.checkpoint.contents import (
     state_names,
 )
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.files import PathLike, Writer, named, remove_stale
-from trainwright.checkpoint.folder import (
-    Committed,
-    check_name,
-    checkpoint_names,
-    remove_unlinked,
-    write_checkpoint,
-    write_pointer,
-)
+from trainwright.checkpoint.files import PathLike, Writer
+from trainwright.checkpoint.folder import check_name, checkpoint_names, write_pointer
 from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.verify import verify
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
@@ -49,6 +46,8 @@ class Checkpointer:
     Args:
         save_dir: the folder of the checkpoints; "" if nothing will be saved.
         save_to_disk: False makes `save` collect the state and write nothing.
+        asynchronous: `save` returns when the state is copied in memory, and the copy is written beside the training;
+            False returns when it is on disk, and takes no memory for a copy.
         checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is left out.
 
     Raises:
@@ -61,14 +60,15 @@ class Checkpointer:
         save_dir: PathLike = "",
         *,
         save_to_disk: bool = True,
+        asynchronous: bool = True,
         **checkpointables: Stateful | None,
     ) -> None:
         self.model = model
         self.save_dir = str(save_dir)
         self.save_to_disk = save_to_disk
+        self.asynchronous = asynchronous
+        self._writer = CheckpointWriter(self.save_dir)
         self.checkpointables: dict[str, Stateful] = {}
-        self._last_committed: Committed | None = None
-        self._is_cleaned = False
         for name, checkpointable in checkpointables.items():
             if checkpointable is not None:
                 self.add_checkpointable(name, checkpointable)
@@ -95,13 +95,19 @@ class Checkpointer:
                 )
         self.checkpointables[name] = checkpointable
 
-    def save(self, name: str, *, tag_last: bool = True, **extra: Any) -> None:
+    def save(
+        self, name: str, *, tag_last: bool = True, on_commit: Callable[[], object] | None = None, **extra: Any
+    ) -> None:
         """Save everything under ``name`` in ``save_dir``; the checkpoint is whole or, after an error, absent.
 
-        ``model_best``, ``model_final`` and the like are links, swapped when they are saved again.
+        It holds what the objects are now, whatever they become while it is written. One save is in flight at a time:
+        the next one waits for it, unless nothing has changed since (a second name of the same iteration). If it fails,
+        the next `save`, `wait` or `load` raises that. ``model_best``, ``model_final`` and the like are links, swapped
+        when they are saved again.
 
         Args:
             tag_last: make it the one to resume from. ``model_best`` never becomes that.
+            on_commit: called when it is on disk, in the thread that writes: to delete older ones, for example.
             extra: what `load` returns. ``iteration`` also goes into the manifest.
 
         Raises:
@@ -109,15 +115,27 @@ class Checkpointer:
             CheckpointTypeError: state of a type that a checkpoint cannot hold.
             OSError: the disk is full, read-only ... Earlier checkpoints are untouched.
         """
+        write: Callable[[], None] | None = None
         with raised_together():
             check_name(name)
             if not self.save_dir:
                 raise CheckpointError("Checkpointer.save: save_dir is empty; say where checkpoints go.")
             _check_iteration(extra)
-            writers = serialize(self.model, self.checkpointables, extra)
-        with raised_together():  # a second time: nothing is written unless every rank has given its state
+            files: Mapping[str, Writer] = serialize(self.model, self.checkpointables, extra)
             if self._is_writer:
-                self._write(name, writers, extra.get("iteration"), tag_last=tag_last and name != "model_best")
+                iteration = extra.get("iteration")
+                if self.asynchronous:
+                    files = self._writer.stage(files, iteration, self._optimizers)
+                tag_last = tag_last and name != "model_best"
+                write = partial(self._writer.write, name, files, iteration, tag_last=tag_last, on_commit=on_commit)
+        # Nothing is written unless every rank has given its state.
+        if self.asynchronous:
+            if write is not None:
+                self._writer.submit(write)
+            return
+        with raised_together():
+            if write is not None:
+                write()
 
     def load(
         self, path: PathLike, checkpointables: Iterable[str] | None = None, *, strict: bool = False
@@ -141,6 +159,8 @@ class Checkpointer:
         is_weights_only = checkpointables is not None and not wanted
         manifest = None
         with raised_together():
+            self._writer.settle()
+            wait_for_saves()
             for name in wanted:
                 if name not in self.checkpointables:
                     hint = did_you_mean(name, self.checkpointables)
@@ -159,10 +179,12 @@ class Checkpointer:
 
     def has_checkpoint(self) -> bool:
         """Whether ``save_dir`` holds something to resume from, whole or not."""
+        wait_for_saves()
         return bool(self.save_dir) and bool(resume_candidates(Path(self.save_dir)))
 
     def get_checkpoint_file(self) -> str:
         """The folder where a resume looks first; "" if there is none."""
+        wait_for_saves()
         if not self.save_dir:
             return ""
         return next((str(path) for path in resume_candidates(Path(self.save_dir)) if path.is_dir()), "")
@@ -179,8 +201,9 @@ class Checkpointer:
             self.load(path, checkpointables=[])
             return {}
         if self._is_writer:
-            self._remove_stale()
+            self._writer.remove_stale()
         with raised_together():
+            self._writer.settle()
             found = newest_good(Path(self.save_dir)) if dist.is_main_process() else None
         chosen = dist.broadcast_object(found)
         assert chosen is not None, "rank 0 has found one, or every rank has raised"
@@ -195,46 +218,48 @@ class Checkpointer:
         """
         with raised_together():
             check_name(name)
+            self._writer.settle()
             if self._is_writer:
                 _check_exists(Path(self.save_dir, name))
                 write_pointer(Path(self.save_dir), name)
 
-    def wait(self) -> None:
-        """Return when every checkpoint saved so far is on disk. `save` itself waits for that, so: at once."""
+    def wait(self, *, alone: bool = False) -> None:
+        """Return when every checkpoint saved so far is on disk, and raise what failed, on all ranks.
+
+        ``alone``: this rank only, where the others may have failed and would not come.
+        """
+        if alone:
+            self._writer.settle()
+            return
+        with raised_together():
+            self._writer.settle()
+
+    def has_failed(self) -> bool:
+        """Whether a save in the background has failed, which the next `wait` raises. Asks nobody, waits for nothing."""
+        return self._writer.has_failed()
+
+    def wait_until_staged(self) -> None:
+        """Return when the state of the save in flight has been copied, so that weights and optimizer may change.
+
+        ``optimizer.step()`` of a registered optimizer waits by itself.
+        """
+        self._writer.wait_until_staged()
+
+    def reserve_memory(self) -> None:
+        """Get the memory that staging will take, in the background: the first `save` is then as short as the others.
+
+        Call it when the optimizer has made its first step, and with it its state.
+        """
+        if self.asynchronous and self._is_writer:
+            self._writer.reserve(serialize(self.model, self._optimizers, {}))
 
     @property
     def _is_writer(self) -> bool:
         return self.save_to_disk and dist.is_main_process()
 
-    def _write(self, name: str, writers: Mapping[str, Writer], iteration: int | None, *, tag_last: bool) -> None:
-        save_dir = Path(self.save_dir)
-        before = self._last_committed
-        if before and (iteration is None or before.manifest.iteration != iteration):
-            before = None
-        try:
-            save_dir.mkdir(parents=True, exist_ok=True)
-            self._remove_stale()
-            self._last_committed = write_checkpoint(
-                save_dir / name, writers, iteration=iteration, world_size=dist.get_world_size(), before=before
-            )
-            if tag_last:
-                write_pointer(save_dir, name)
-        except OSError as error:
-            known = named(error, save_dir / name)
-            known.add_note(f"Saving {name!r} failed; earlier checkpoints are as they were.")
-            raise known from error
-        finally:
-            remove_unlinked(save_dir)
-
-    def _remove_stale(self) -> None:
-        """Once: delete what a killed run has left. Failing at that stops nothing."""
-        if self._is_cleaned:
-            return
-        self._is_cleaned = True
-        try:
-            remove_stale(self.save_dir)
-        except OSError as error:
-            logger.warning("%s: temporary files of an earlier run stay (%s).", self.save_dir, error)
+    @property
+    def _optimizers(self) -> dict[str, Optimizer]:
+        return {name: part for name, part in self.checkpointables.items() if isinstance(part, Optimizer)}
 
     def _load_folder(self, path: Path, manifest: Manifest, wanted: list[str], *, strict: bool) -> dict[str, Any]:
         with raised_together():

@@ -10,7 +10,7 @@ from trainwright.checkpoint.files import Writer
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.state import decode_state, encode_state
-from trainwright.checkpoint.tensors import read_tensors, tensor_writer
+from trainwright.checkpoint.tensors import TensorFile, read_tensors
 from trainwright.checkpoint.weights import read_weights, split_model_state
 
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
@@ -27,7 +27,7 @@ class Stateful(Protocol):
 
 
 def serialize(model: nn.Module, checkpointables: Mapping[str, Stateful], extra: Mapping[str, Any]) -> dict[str, Writer]:
-    """The files of a checkpoint, by name. Writes and copies nothing: a writer reads its tensors when it is called.
+    """The files of a checkpoint, by name. Writes and copies no tensor: a `TensorFile` reads them when it is called.
 
     Raises:
         CheckpointTypeError: a state holds something that a checkpoint cannot.
@@ -35,12 +35,12 @@ def serialize(model: nn.Module, checkpointables: Mapping[str, Stateful], extra: 
     weights, metadata, model_extra = split_model_state(model)
     states: dict[str, Any] = {EXTRA: dict(extra), **({_MODEL_EXTRA: model_extra} if model_extra else {})}
     states |= {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
-    files = {WEIGHTS_NAME: tensor_writer(weights, metadata)}
+    files: dict[str, Writer] = {WEIGHTS_NAME: TensorFile(weights, metadata)}
     for name, state in states.items():
         text, tensors = encode_state(state, name)
         files[f"{name}.json"] = _bytes_writer(text)
         if tensors:
-            files[f"{name}.safetensors"] = tensor_writer(tensors)
+            files[f"{name}.safetensors"] = TensorFile(tensors)
     return files
 
 

@@ -1,8 +1,10 @@
 """The manifest: what a checkpoint consists of. Size and checksum of each file, and a checksum of its own text."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -92,14 +94,24 @@ def read_manifest(folder: Path) -> Manifest:
             )
         if found != _checksum(content) or text != _dump({**content, _CHECKSUM_KEY: found}):
             raise CheckpointError(f"{path}: its content does not match its own checksum (damaged?).")
-        files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
-        if any(name != Path(name).name for name in files):
-            raise CheckpointError(f"{path}: lists files outside its own folder.")
-        return Manifest(files, content["iteration"], content["world_size"], content["saved_at"])
+        return _manifest(content, path)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: not a manifest ({type(error).__name__}: {error}).") from error
+
+
+def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
+    """A checksum that fits shows that nothing was damaged, not who wrote the text: each value is looked at."""
+    files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
+    if any(name != Path(name).name or name in ("", "..") or b"\0" in os.fsencode(name) for name in files):
+        raise CheckpointError(f"{path}: lists files outside its own folder.")
+    manifest = Manifest(files, content["iteration"], content["world_size"], content["saved_at"])
+    datetime.fromisoformat(manifest.saved_at)
+    counts = [manifest.world_size, *([] if manifest.iteration is None else [manifest.iteration])]
+    if not all(type(count) is int for count in [*counts, *(entry.bytes for entry in files.values())]):
+        raise ValueError("a count that is no whole number")
+    return manifest
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.files import Writer
+from trainwright.checkpoint.header import read_header
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -72,33 +72,51 @@ def tensor_key(tensor: Tensor) -> tuple[object, ...]:
     )
 
 
-def tensor_writer(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Writer:
-    """A function that writes ``tensors`` into an open file. It reads their values when it is called, one at a time."""
-    # Wide elements first, so that each tensor starts at a multiple of its element size.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
-    offset = 0
-    for name, tensor in ordered:
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    header_bytes = json.dumps(header).encode()
-    header_bytes += b" " * (-len(header_bytes) % 8)
+class TensorFile:
+    """Tensors as they will lie in a safetensors file. Called with an open file, it writes them, one at a time.
 
-    def write(file: BinaryIO) -> None:
-        file.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
-        for _, tensor in ordered:
+    Holds the tensors themselves, not copies: what is written is what they are when it is written.
+
+    Attributes:
+        header: the first bytes of the file.
+        places: each tensor with its first byte and the one behind its last, counted from the end of the header.
+        num_bytes: size of the whole file.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+        # Wide elements first, so that each tensor starts at a multiple of its element size.
+        ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+        entries: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+        self.places: list[tuple[Tensor, int, int]] = []
+        offset = 0
+        for name, tensor in ordered:
+            end = offset + tensor.numel() * tensor.element_size()
+            entries[name] = {
+                "dtype": _DTYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, end],
+            }
+            self.places.append((tensor, offset, end))
+            offset = end
+        header = json.dumps(entries).encode()
+        header += b" " * (-len(header) % 8)
+        self.header = len(header).to_bytes(8, "little") + header
+        self.num_bytes = len(self.header) + offset
+
+    def __call__(self, file: BinaryIO) -> None:
+        file.write(self.header)
+        for tensor, _, _ in self.places:
             if tensor.numel():
-                plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-                # reshape(-1) would keep an odd stride of a single element, which cannot be seen as bytes.
-                flat = plain.as_strided((plain.numel(),), (1,))
-                file.write(flat.view(torch.uint8).numpy().data)
+                file.write(bytes_of(tensor))
 
-    return write
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The values of a tensor of at least one element, row by row: its own memory where that is how they lie."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # reshape(-1) would keep an odd stride of a single element, which cannot be seen as bytes.
+    flat = plain.as_strided((plain.numel(),), (1,))
+    content: memoryview = flat.view(torch.uint8).numpy().data
+    return content
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -107,8 +125,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     The tensors may still lie in the file (mapped memory): copy what outlives the call, the file may be deleted.
 
     Raises:
-        CheckpointError: the file is no safetensors file.
+        CheckpointError: the file is no safetensors file, or one with two tensors of one name.
     """
+    read_header(path)  # the library would take the last of two tensors of one name
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()

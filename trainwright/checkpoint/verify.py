@@ -1,16 +1,16 @@
 """Verification: is a checkpoint what was saved? Every load asks this first."""
 
 import hashlib
+import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import xxhash
 
-from trainwright.checkpoint.contents import read_state
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import PathLike
 from trainwright.checkpoint.manifest import FileEntry, Manifest, read_manifest
-from trainwright.checkpoint.tensors import read_tensors
 from trainwright.config.errors import MissingFileError
 
 _CHUNK_BYTES = 1 << 20
@@ -32,12 +32,7 @@ def verify(path: PathLike, *, deep: bool = False) -> Manifest:
     if not folder.is_dir():
         raise MissingFileError(f"{folder}: no such checkpoint folder.")
     manifest = read_manifest(folder)
-    measured: dict[str, FileEntry] = {}
-    faults = []
-    for name, expected in manifest.files.items():
-        fault, measured[name] = _check_file(folder / name, expected, sha256=deep)
-        if fault:
-            faults.append(f"{name} {fault}")
+    faults, measured = file_faults(folder, manifest, sha256=deep)
     if faults:
         raise CheckpointError("\n".join([f"{folder}: not what was saved.", *(f"  {fault}" for fault in faults)]))
     if deep:
@@ -45,20 +40,40 @@ def verify(path: PathLike, *, deep: bool = False) -> Manifest:
     return replace(manifest, files=measured)
 
 
-def _check_file(path: Path, expected: FileEntry, *, sha256: bool) -> tuple[str, FileEntry]:
+def file_faults(
+    folder: Path, manifest: Manifest, *, contents: bool = True, sha256: bool = False
+) -> tuple[list[str], Mapping[str, FileEntry]]:
+    """What is wrong with the files of a checkpoint, each fault beginning with the file's name, and what they are.
+
+    Args:
+        contents: False compares sizes alone, which reads nothing: a changed byte is not found.
+        sha256: fill that in too.
+    """
+    measured: dict[str, FileEntry] = {}
+    faults = []
+    for name, expected in manifest.files.items():
+        fault, measured[name] = _check_file(folder / name, expected, contents=contents, sha256=sha256)
+        if fault:
+            faults.append(f"{name} {fault}")
+    return faults, measured
+
+
+def _check_file(path: Path, expected: FileEntry, *, contents: bool, sha256: bool) -> tuple[str, FileEntry]:
     """What is wrong with a file, as the end of a sentence ("" if nothing), and what it is."""
     try:
-        size = path.stat().st_size
-        if size != expected.bytes:  # said without reading it
-            return f"has {size:,} bytes, the manifest says {expected.bytes:,} (an interrupted copy?)", expected
-        found = _measure_file(path, sha256=sha256)
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
+            return "is no regular file", expected
+        if found.st_size != expected.bytes:  # said without reading it
+            return f"has {found.st_size:,} bytes, the manifest says {expected.bytes:,} (an interrupted copy?)", expected
+        measured = _measure_file(path, sha256=sha256) if contents else expected
     except FileNotFoundError:
         return "is missing", expected
     except OSError as error:
         return f"cannot be read ({error.strerror})", expected
-    if found.xxh3_128 != expected.xxh3_128:
-        return f"has checksum {found.xxh3_128}, the manifest says {expected.xxh3_128} (damaged)", found
-    return "", found
+    if measured.xxh3_128 != expected.xxh3_128:
+        return f"has checksum {measured.xxh3_128}, the manifest says {expected.xxh3_128} (damaged)", measured
+    return "", measured
 
 
 def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
@@ -74,6 +89,10 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 
 
 def _read_back(folder: Path, manifest: Manifest) -> None:
+    # Here: all else of this file does without torch.
+    from trainwright.checkpoint.contents import read_state
+    from trainwright.checkpoint.tensors import read_tensors
+
     for name in manifest.files:
         if name.endswith(".json"):
             read_state(folder, manifest, name.removesuffix(".json"))

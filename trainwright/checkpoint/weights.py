@@ -2,7 +2,7 @@
 
 import json
 import logging
-import pickle
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.header import TIED, tied_names
 from trainwright.checkpoint.tensors import check_tensor, read_tensors, tensor_key
 
 logger = logging.getLogger("trainwright.checkpoint")
-
-_TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that holds the same tensor}
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -52,7 +51,7 @@ def split_model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, st
             tensors[name] = value
         else:
             tied[name] = first
-    return tensors, {_TIED: json.dumps(tied)} if tied else {}, extra_state
+    return tensors, {TIED: json.dumps(tied)} if tied else {}, extra_state
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -63,8 +62,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     if path.suffix == ".safetensors":
         tensors, metadata = read_tensors(path)
-        tied = json.loads(metadata.get(_TIED, "{}"))
-        return {**tensors, **{name: tensors[first] for name, first in tied.items() if first in tensors}}
+        return {**tensors, **{name: tensors[first] for name, first in tied_names(metadata).items() if first in tensors}}
     if path.suffix in (".pt", ".pth"):
         return _read_torch_file(path)
     raise CheckpointError(f"{path}: weights are read from a checkpoint folder, a .safetensors, a .pt or a .pth file.")
@@ -72,8 +70,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def _read_torch_file(path: Path) -> dict[str, Tensor]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle protocols: the file is read or refused all the same
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # a file that is none makes the reader fail in any way
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
             f"{path}: refused, it cannot be read as plain tensors ({reason}). A .pt file may hold code, which is never "
@@ -122,7 +124,26 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, *, s
         logger.warning("%s", "\n  ".join([f"{source}: weights of another shape are not loaded:", *shapes.values()]))
     for line in [*_said("in the model, not in the file", missing), *_said("in the file, not in the model", unexpected)]:
         logger.info("%s: %s", source, line)
-    model.load_state_dict(fitting, strict=False)  # copies into what is there: no second model in memory
+    _copy(model, fitting, own)
+
+
+def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Copy into what is there: no second model in memory. Buffers made by ``expand`` cannot take a value each: those
+    that differ are put in the buffer's place.
+    """
+    expanded = {name for name, value in own.items() if isinstance(value, Tensor) and _is_expanded(value)}
+    plain = {name: value for name, value in weights.items() if name not in expanded}
+    others = {name: weights[name] for name in expanded if name in weights}
+    model.load_state_dict(plain, strict=False)
+    different = {name: value for name, value in others.items() if not torch.equal(value.to(own[name]), own[name])}
+    if different:
+        put = {name: value.to(own[name].device, own[name].dtype, copy=True) for name, value in different.items()}
+        model.load_state_dict(put, strict=False, assign=True)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several of its places are one place in memory."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _without_wrapper_prefix(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:

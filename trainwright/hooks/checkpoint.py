@@ -2,19 +2,40 @@
 
 A checkpoint is due *after* an iteration and taken *between* iterations, when every hook has finished that one: in
 the next ``before_step``, or in ``after_train``. So what the hooks know (the best metric, say) is in it, whatever
-their order.
+their order. It is written beside the training; ``after_train`` waits for the last ones.
 """
 
 import logging
 import math
 import operator
+from functools import partial
 from typing import Any, Protocol
 
+from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.folder import check_name
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import ConfigError
 from trainwright.hooks.base import HookBase
+from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.hooks")
+
+
+def has_failed(trainer: Any) -> bool:
+    """Whether the training has ended before its last iteration was done."""
+    return bool(trainer.iter < trainer.max_iter)
+
+
+def check_prefix(prefix: str, where: str) -> None:
+    """Refuse, before the training, what no checkpoint can be called.
+
+    Raises:
+        ConfigError: ``where`` names the argument.
+    """
+    try:
+        check_name(prefix)
+    except CheckpointError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 class Saver(Protocol):
@@ -24,6 +45,10 @@ class Saver(Protocol):
     save_to_disk: bool
 
     def save(self, name: str, **extra: Any) -> None: ...
+
+    def wait(self, *, alone: bool = False) -> None: ...
+
+    def reserve_memory(self) -> None: ...
 
 
 class PeriodicCheckpointer(HookBase):
@@ -48,30 +73,45 @@ class PeriodicCheckpointer(HookBase):
         self._period = int(period)
         self._max_iter = max_iter
         self._max_to_keep = max_to_keep
+        check_prefix(file_prefix, "PeriodicCheckpointer.file_prefix")
         self._prefix = file_prefix
         self._due: int | None = None  # the iteration to be saved
+        self._is_reserved = False
+
+    def before_train(self) -> None:
+        self._is_reserved = self.trainer.start_iter + self._period >= self.trainer.max_iter  # too short a run for that
 
     def after_step(self) -> None:
         if self._period > 0 and (self.trainer.iter + 1) % self._period == 0:
             self._due = self.trainer.iter
+        if not self._is_reserved:  # here, since an optimizer has its state after its first step
+            self._is_reserved = True
+            self._checkpointer.reserve_memory()
 
     def before_step(self) -> None:
         if self._due is not None:
             self._save_due()
 
     def after_train(self) -> None:
-        # A failure inside iteration `due` leaves trainer.iter there: the hooks after us have not finished it.
-        if self._due is not None and self.trainer.iter == self._due + 1:
+        if has_failed(self.trainer):
+            # A failure inside iteration `due` leaves trainer.iter there: the hooks after us have not finished it.
+            if self._due is not None and self.trainer.iter == self._due + 1 and get_world_size() == 1:
+                self._save_due()
+            self._checkpointer.wait(alone=True)
+            return
+        if self._due is not None:
             self._save_due()
         max_iter = self.trainer.max_iter if self._max_iter is None else self._max_iter
         if self.trainer.iter >= max_iter:
             self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
+        self._checkpointer.wait()
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
-        self._checkpointer.save(f"{self._prefix}_{iteration:07d}", iteration=iteration)
+        delete_older = None
         if self._max_to_keep is not None and self._checkpointer.save_to_disk:
-            keep_newest(self._checkpointer.save_dir, self._prefix, self._max_to_keep)
+            delete_older = partial(keep_newest, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
+        self._checkpointer.save(f"{self._prefix}_{iteration:07d}", on_commit=delete_older, iteration=iteration)
 
 
 class BestCheckpointer(HookBase):
@@ -97,6 +137,7 @@ class BestCheckpointer(HookBase):
         self._checkpointer = checkpointer
         self._metric = val_metric
         self._is_better = operator.gt if mode == "max" else operator.lt
+        check_prefix(file_prefix, "BestCheckpointer.file_prefix")
         self._file_prefix = file_prefix
         self.best: float | None = None
         self.best_iter: int | None = None
@@ -104,10 +145,11 @@ class BestCheckpointer(HookBase):
         self._warned = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_iter": self.best_iter}
+        # A checkpoint that is saved first knows of the new best and may be the last that a killed run has written.
+        return {"best": self.best, "best_iter": self.best_iter, "due": self._due}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.best_iter = state["best"], state["best_iter"]
+        self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
 
     def after_step(self) -> None:
         iteration = self.trainer.iter + 1
@@ -119,10 +161,13 @@ class BestCheckpointer(HookBase):
             self._save_due()
 
     def after_train(self) -> None:
-        if self.trainer.iter >= self.trainer.max_iter:
-            self._look(self.trainer.iter)
-        if self._due is not None and self.trainer.iter > self._due:
+        if has_failed(self.trainer):
+            self._checkpointer.wait(alone=True)
+            return
+        self._look(self.trainer.iter)
+        if self._due is not None:
             self._save_due()
+        self._checkpointer.wait()
 
     def _look(self, evaluated_at: int) -> None:
         """Note a new best. ``evaluated_at`` is the storage's iteration of the evaluation."""

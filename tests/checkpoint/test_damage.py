@@ -1,0 +1,231 @@
+"""Whatever happens to the files of a checkpoint is found, named, and never loaded.
+
+The checkpoints are those of a real run: weights, buffers, Adam's state, schedule, randomness, hooks' memory.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.checkpoint import Checkpointer, CheckpointError, verify
+
+EVERY = 37  # bytes between two flips, as in the measurement of other formats in docs/reliability.md
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(24, 6, generator=generator), torch.randint(3, (24,), generator=generator))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    settings = {"num_epochs": 3, "batch_size": 4, "save_steps": 6, "progress_bar": False, "device": "cpu"}
+    Trainer(net(), TrainingConfig(output_dir=folder, lr_scheduler_type="cosine", **settings), data()).train()
+    return folder / "checkpoints"
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """The checkpoints 06, 12 and 18."""
+    folder = tmp_path / "output" / "checkpoints"
+    shutil.copytree(finished, folder, symlinks=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["06", "12", "18", "last_checkpoint"]
+    return folder
+
+
+def files(run: Path) -> list[Path]:
+    return sorted((run / "18").iterdir())
+
+
+def resume(run: Path) -> Trainer:
+    config = TrainingConfig(
+        output_dir=run.parent,
+        num_epochs=3,
+        batch_size=4,
+        save_steps=6,
+        lr_scheduler_type="cosine",
+        progress_bar=False,
+        device="cpu",
+        resume_from_checkpoint=True,
+    )
+    return Trainer(net(), config, data())
+
+
+def states(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def assert_found(run: Path, name: str) -> None:
+    """By the check, and by a load: which changes nothing then."""
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        verify(run / "18")
+    model = nn.Linear(1, 1)
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        Checkpointer(model).load(run / "18", checkpointables=[])
+    assert torch.equal(model.weight, before)
+
+
+def test_a_checkpoint_of_a_run_has_every_kind_of_file(run: Path) -> None:
+    names = {path.name for path in files(run)}
+    assert {"manifest.json", "extra.json", "model.safetensors", "optimizer.json", "optimizer.safetensors"} <= names
+    assert {"lr_scheduler.json", "trainer.json", "trainer.safetensors"} <= names
+
+
+def test_a_flipped_bit_is_found_in_every_file_and_the_file_is_named(run: Path) -> None:
+    flips = 0
+    for path in files(run):
+        good = path.read_bytes()
+        for number, position in enumerate(range(0, len(good), EVERY)):
+            bad = bytearray(good)
+            bad[position] ^= 1 << number % 8  # each bit in its turn
+            path.write_bytes(bad)
+            assert_found(run, path.name)
+            flips += 1
+        path.write_bytes(good)
+    assert flips > 500
+    verify(run / "18")
+
+
+def test_a_truncated_file_is_found_and_named(run: Path) -> None:
+    for path in files(run):
+        good = path.read_bytes()
+        for length in {0, 1, 8, len(good) // 2, 4096, len(good) - 8, len(good) - 1}:
+            if 0 <= length < len(good):
+                path.write_bytes(good[:length])
+                assert_found(run, path.name)
+        for longer in (good + b"\0", good + b" ", good + good):
+            path.write_bytes(longer)
+            assert_found(run, path.name)
+        path.write_bytes(good)
+
+
+def test_a_deleted_file_is_found_and_named(run: Path) -> None:
+    for path in files(run):
+        moved = path.rename(run.parent / path.name)
+        assert_found(run, path.name)
+        moved.rename(path)
+
+
+def test_two_swapped_files_are_found_and_named(run: Path) -> None:
+    paths = [path for path in files(run) if path.name != "manifest.json"]
+    for number, first in enumerate(paths):
+        for second in paths[number + 1 :]:
+            contents = first.read_bytes(), second.read_bytes()
+            first.write_bytes(contents[1])
+            second.write_bytes(contents[0])
+            assert_found(run, first.name)
+            assert_found(run, second.name)
+            first.write_bytes(contents[0])
+            second.write_bytes(contents[1])
+
+
+def test_a_file_of_another_checkpoint_is_found_also_where_its_size_is_the_same(run: Path) -> None:
+    same_size = 0
+    for path in files(run):
+        good, other = path.read_bytes(), (run / "12" / path.name).read_bytes()
+        if good == other:
+            continue
+        same_size += len(good) == len(other)
+        path.write_bytes(other)
+        if path.name == "manifest.json":  # a whole one: what it does not fit is named
+            assert_found(run, "model.safetensors")
+        else:
+            assert_found(run, path.name)
+        path.write_bytes(good)
+    assert same_size >= 3
+
+
+def test_something_else_in_the_place_of_a_file_is_found(run: Path) -> None:
+    path = run / "18" / "optimizer.json"
+    path.unlink()
+    path.mkdir()
+    assert_found(run, path.name)
+
+
+def test_files_that_were_not_saved_are_no_fault_and_are_not_read(run: Path) -> None:
+    (run / "18" / "README.md").write_text("a model card")
+    (run / "18" / "notes").mkdir()
+    (run / "18" / "optimizer.pt").write_bytes(b"what an older tool left")
+    verify(run / "18", deep=True)
+    assert resume(run).state.global_step == 18
+
+
+DAMAGES = {
+    "deleted": lambda path: path.unlink(),
+    "emptied": lambda path: path.write_bytes(b""),
+    "changed": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"~"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "model.safetensors", "optimizer.safetensors", "optimizer.json", "trainer.json"]
+)
+def test_a_bad_newest_gives_way_to_the_one_before_with_one_warning(
+    run: Path, caplog: pytest.LogCaptureFixture, name: str, damage: str
+) -> None:
+    DAMAGES[damage](run / "18" / name)
+    trainer = resume(run)
+    assert trainer.state.global_step == 12
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"{run / '18'}" in warning
+    assert name in warning
+    assert f"Resuming from {run / '12'} instead." in warning
+
+
+def test_the_run_that_went_back_ends_where_the_whole_one_did(run: Path, finished: Path) -> None:
+    (run / "18" / "trainer.json").write_bytes(b"{}")
+    resume(run).train()
+    for path in (finished / "18").iterdir():
+        if path.name.endswith(".safetensors"):
+            assert (run / "18" / path.name).read_bytes() == path.read_bytes(), path.name
+    verify(run / "18")
+
+
+@pytest.mark.parametrize(
+    "pointer", ["17", "", "../18", "18/..", "\0", "eighteen\neighteen", "x" * 5000, b"\x80\x04K\x01."]
+)
+def test_a_pointer_at_nothing_or_garbage_gives_way_to_the_newest_with_one_warning(
+    run: Path, caplog: pytest.LogCaptureFixture, pointer: str | bytes
+) -> None:
+    (run / "last_checkpoint").write_bytes(pointer.encode() if isinstance(pointer, str) else pointer)
+    assert resume(run).state.global_step == 18
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "last_checkpoint" in warning
+
+
+def test_a_pointer_that_is_a_folder_gives_way_to_the_newest(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run / "last_checkpoint").unlink()
+    (run / "last_checkpoint").mkdir()
+    assert resume(run).state.global_step == 18
+    assert "last_checkpoint" in caplog.text
+
+
+def test_all_bad_is_an_error_that_gives_each_reason_and_changes_nothing(run: Path) -> None:
+    (run / "06" / "manifest.json").write_bytes(b"{}")
+    (run / "12" / "trainer.safetensors").unlink()
+    (run / "18" / "model.safetensors").write_bytes((run / "12" / "model.safetensors").read_bytes())
+    before = states(run.parent)
+    with pytest.raises(CheckpointError) as raised:
+        resume(run)
+    lines = str(raised.value).splitlines()
+    assert "none is good" in lines[0]
+    assert any(str(run / "06" / "manifest.json") in line for line in lines)
+    twelfth = lines.index(f"{run / '12'}: not what was saved.")
+    assert lines[twelfth + 1].strip() == "trainer.safetensors is missing"
+    eighteenth = lines.index(f"{run / '18'}: not what was saved.")
+    assert lines[eighteenth + 1].strip().startswith("model.safetensors has checksum")
+    assert states(run.parent) == before

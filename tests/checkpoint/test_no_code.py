@@ -1,0 +1,582 @@
+"""Nothing that a run writes is a pickle, and nothing that data holds is run: neither by a load nor by a look at it.
+
+Each payload touches a canary file when it is run. That they do is tested first.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import pickletools
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from omegaconf import OmegaConf
+from torch import nn
+from torch.utils.data import TensorDataset
+from xxhash import xxh3_128_hexdigest
+
+from trainwright import LazyConfig, Trainer, TrainingConfig
+from trainwright.checkpoint import Checkpointer, CheckpointError, verify
+from trainwright.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from trainwright.cli.main import main
+from trainwright.config.errors import ConfigError, UserError
+from trainwright.hooks import BestCheckpointer, PeriodicCheckpointer
+
+CANARY = Path(os.devnull).parent / "nothing"  # set anew for each test; see `canary`
+
+
+class Runs:
+    """Becomes a call when it is read back."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+@pytest.fixture
+def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file that is there as soon as a payload has run. No test leaves it."""
+    path = tmp_path_factory.mktemp("canary") / "sings"
+    yield path
+    assert not path.exists(), "a payload was run"
+
+
+def payloads(canary: Path) -> dict[str, bytes]:
+    """Files that run a command when a careless reader takes them."""
+    command = f"touch {canary}"
+    found = {f"pickle {protocol}": pickle.dumps(Runs(os.system, command), protocol) for protocol in range(6)}
+    found["pickle of exec"] = pickle.dumps(Runs(exec, f"import os; os.system({command!r})"))
+    found["pickle of Popen"] = pickle.dumps(Runs(subprocess.Popen, ["touch", str(canary)]))
+    found["pickle in a state"] = pickle.dumps({"state": {}, "param_groups": [{"params": [Runs(os.system, command)]}]})
+    for zipped in (True, False):
+        file = io.BytesIO()
+        torch.save({"weight": Runs(os.system, command)}, file, _use_new_zipfile_serialization=zipped)
+        found[f"torch.save, zip {zipped}"] = file.getvalue()
+    found["yaml"] = f'!!python/object/apply:os.system ["{command}"]\n'.encode()
+    found["jsonpickle"] = json.dumps({"py/reduce": [{"py/function": "os.system"}, {"py/tuple": [command]}]}).encode()
+    found["target"] = json.dumps({"_target_": "os.system", "command": command}).encode()
+    found["expression"] = f"__import__('os').system({command!r})".encode()
+    found["header"] = struct.pack("<Q", len(found["target"])) + found["target"]
+    return found
+
+
+PAYLOADS = sorted(payloads(CANARY))
+
+
+def test_the_payloads_run_where_a_reader_is_careless(tmp_path: Path) -> None:
+    found = payloads(tmp_path / "sings")
+    careless: dict[str, Callable[[bytes], Any]] = {
+        "yaml": lambda content: yaml.load(content, Loader=yaml.UnsafeLoader),
+        "expression": lambda content: eval(content),
+        "torch.save, zip True": lambda content: torch.load(io.BytesIO(content), weights_only=False),
+        "torch.save, zip False": lambda content: torch.load(io.BytesIO(content), weights_only=False),
+    }
+    for name, content in found.items():
+        if not name.startswith("pickle") and name not in careless:
+            continue
+        result = careless.get(name, pickle.loads)(content)
+        if isinstance(result, subprocess.Popen):
+            result.wait()
+        assert (tmp_path / "sings").exists(), name
+        (tmp_path / "sings").unlink()
+
+
+# what is written
+
+
+@pytest.fixture(scope="module")
+def objects_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("objects") / "output"
+    data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
+    settings = {"batch_size": 4, "progress_bar": False, "device": "cpu", "num_epochs": 2}
+    Trainer(nn.Linear(4, 2), TrainingConfig(output_dir=folder, **settings), data, data).train()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config_run(tmp_path_factory: pytest.TempPathFactory, mnist_project: Path, train: Callable) -> Path:
+    folder = tmp_path_factory.mktemp("config") / "output"
+    quick = ("train.train_epoch=0", "train.train_iter=4", "train.checkpointer.period=2", "train.eval_period=2")
+    train(mnist_project / "configs" / "config.py", *quick, f"train.output_dir={folder}", cwd=folder.parent)
+    return folder
+
+
+def is_pickle(content: bytes) -> bool:
+    if zipfile.is_zipfile(io.BytesIO(content)) or b"PK\x03\x04" in content[:64]:
+        return True
+    try:
+        return bool(list(pickletools.genops(content)))  # read to its end, and not run
+    except Exception:  # what it raises for other files is not written down
+        return False
+
+
+def bytes_in(tree: Any) -> Iterator[bytes]:
+    """What a state holds as bytes."""
+    if isinstance(tree, dict) and "$bytes" in tree:
+        import base64
+
+        yield base64.b64decode(tree["$bytes"])
+    for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from bytes_in(child)
+
+
+@pytest.mark.parametrize("door", ["objects_run", "config_run"])
+def test_nothing_that_a_run_writes_is_a_pickle(door: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(door)
+    looked_at = set()
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.name.startswith("events.out.tfevents."):  # TensorBoard's own format
+            continue
+        looked_at.add(path.suffix)
+        assert path.suffix in (".json", ".yaml", ".txt", ".csv", ".safetensors", ""), path
+        assert not is_pickle(path.read_bytes()), path
+        if path.suffix == ".json" and path.name != "metrics.json":
+            assert not any(is_pickle(content) for content in bytes_in(json.loads(path.read_bytes()))), path
+    assert {".json", ".yaml", ".safetensors", ".txt"} <= looked_at
+
+
+def test_a_pickle_would_be_noticed(canary: Path) -> None:
+    for name, content in payloads(canary).items():
+        assert is_pickle(content) == name.startswith(("pickle", "torch.save"))
+    assert is_pickle(pickle.dumps([1, 2, 3]))
+    assert is_pickle(pickle.dumps("x", 0))
+
+
+# what is read
+
+
+def put(folder: Path, name: str, content: bytes, *, signed: bool) -> None:
+    """Put a file into a checkpoint; ``signed`` as an attacker does it, who makes the manifest fit."""
+    (folder / name).write_bytes(content)
+    if signed and name != "manifest.json":
+        manifest = read_manifest(folder)
+        files = {**manifest.files, name: FileEntry(len(content), xxh3_128_hexdigest(content))}
+        new = Manifest(files, manifest.iteration, manifest.world_size, manifest.saved_at)
+        (folder / "manifest.json").write_bytes(new.to_bytes())
+
+
+def look_with_every_command(folder: Path) -> None:
+    for command in (["list"], ["list", "--verify"], ["verify"], ["verify", "--deep"], ["verify", "--json"]):
+        assert main(["checkpoint", *command, str(folder.parent)]) in (0, 1)
+    assert main(["checkpoint", "show", str(folder)]) in (0, 1)
+    assert main(["checkpoint", "show", str(folder), "--json"]) in (0, 1)
+
+
+FILES = ("model.safetensors", "optimizer.json", "optimizer.safetensors", "lr_scheduler.json", "extra.json")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("place", [*FILES, "manifest.json", "last_checkpoint"])
+def test_a_checkpoint_runs_nothing(place: str, payload: str, signed: bool, tmp_path: Path, canary: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    checkpointer = Checkpointer(model, tmp_path, optimizer=optimizer, lr_scheduler=schedule)
+    checkpointer.save("model_0000001", iteration=1)
+    checkpointer.wait()
+    folder, content = tmp_path / "model_0000001", payloads(canary)[payload]
+    if place == "last_checkpoint":
+        (tmp_path / place).write_bytes(content)
+    else:
+        put(folder, place, content, signed=signed)
+
+    readers: list[Callable[[], object]] = [
+        lambda: Checkpointer(model, tmp_path).load(folder, checkpointables=[]),
+        lambda: checkpointer.load(folder),
+        lambda: checkpointer.resume_or_load(""),
+        lambda: verify(folder, deep=True),
+    ]
+    for read in readers:
+        if place in FILES and signed:  # a state of another object, in JSON, is told by the object that is given it
+            told: Any = contextlib.suppress(UserError, KeyError, TypeError, ValueError, AttributeError)
+        elif place == "last_checkpoint":
+            told = contextlib.nullcontext()  # goes back to the newest, which is good
+        else:
+            told = pytest.raises(CheckpointError, match=re.escape(place))
+        with told:
+            read()
+    look_with_every_command(folder)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("name", ["weights.pt", "weights.pth", "weights.safetensors", "weights.bin", "weights.pkl"])
+def test_a_file_of_weights_runs_nothing(name: str, payload: str, tmp_path: Path, canary: Path) -> None:
+    (tmp_path / name).write_bytes(payloads(canary)[payload])
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match=name):
+        Checkpointer(model).load(tmp_path / name, checkpointables=[])
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("place", [*FILES, "trainer.json", "trainer.safetensors", "manifest.json"])
+def test_a_run_that_resumes_runs_nothing(
+    place: str, payload: str, objects_run: Path, tmp_path: Path, canary: Path
+) -> None:
+    folder = tmp_path / "output"
+    shutil.copytree(objects_run, folder, symlinks=True)
+    for checkpoint in (folder / "checkpoints").glob("[0-9]*"):
+        put(checkpoint, place, payloads(canary)[payload], signed=False)
+    settings = {"batch_size": 4, "progress_bar": False, "device": "cpu", "num_epochs": 2}
+    data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
+    config = TrainingConfig(output_dir=folder, resume_from_checkpoint=True, **settings)
+    with pytest.raises(CheckpointError, match="none is good"):
+        Trainer(nn.Linear(4, 2), config, data, data)
+
+
+def safetensors(header: object, data: bytes = bytes(16), length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(dtype: str = "F32", shape: object = (4,), offsets: object = (0, 16)) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+ONE = json.dumps(tensor()).encode()
+HEADERS = {
+    "empty": b"",
+    "three bytes": b"\1\2\3",
+    "a length of 2**63": safetensors({"weight": tensor()}, length=2**63),
+    "a length of 2**64 - 1": safetensors({"weight": tensor()}, length=2**64 - 1),
+    "a length beyond the file": safetensors({"weight": tensor()}, length=10**6),
+    "a length of more than may be": safetensors({"weight": tensor()}, length=100_000_001),
+    "no header": safetensors(b""),
+    "not JSON": safetensors(b"hello world"),
+    "a list": safetensors(b"[1, 2]"),
+    "null": safetensors(b"null"),
+    "not text": safetensors(b"\xff" * 16),
+    "too deep": safetensors(b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
+    "a tensor that is a number": safetensors({"weight": 1}),
+    "no dtype": safetensors({"weight": {"shape": [4], "data_offsets": [0, 16]}}),
+    "an unknown dtype": safetensors({"weight": tensor("OBJECT")}),
+    "overlapping": safetensors({"weight": tensor(), "bias": tensor(shape=[2], offsets=[8, 16])}),
+    "twice the same bytes": safetensors({"weight": tensor(), "bias": tensor()}),
+    "a gap": safetensors({"weight": tensor(shape=[2], offsets=[8, 16])}),
+    "bytes left over": safetensors({"weight": tensor()}, bytes(32)),
+    "offsets beyond the file": safetensors({"weight": tensor(shape=[8], offsets=[0, 32])}),
+    "negative offsets": safetensors({"weight": tensor(offsets=[-4, 12])}),
+    "reversed offsets": safetensors({"weight": tensor(offsets=[16, 0])}),
+    "offsets of 2**65": safetensors({"weight": tensor(offsets=[0, 2**65])}),
+    "three offsets": safetensors({"weight": tensor(offsets=[0, 8, 16])}),
+    "a negative shape": safetensors({"weight": tensor(shape=[-4])}),
+    "a shape of another size": safetensors({"weight": tensor(shape=[3])}),
+    "a shape that overflows": safetensors({"weight": tensor(shape=[2**62, 8])}),
+    "a shape of fractions": safetensors({"weight": tensor(shape=[4.0])}),
+    "one name twice": safetensors(b'{"weight":' + ONE + b',"weight":' + ONE + b"}"),
+    "one key twice": safetensors(b'{"weight":{"dtype":"I32",' + ONE[1:] + b"}"),
+    "metadata that is a list": safetensors({"__metadata__": [1], "weight": tensor()}),
+    "metadata that is nested": safetensors({"__metadata__": {"a": {"b": "c"}}, "weight": tensor()}),
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_malformed_header_is_refused(header: str, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(HEADERS[header])
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors: not a safetensors file"):
+        Checkpointer(model).load(path, checkpointables=[])
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_malformed_header_with_a_fitting_manifest_is_refused_and_named(
+    header: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpointer = Checkpointer(nn.Linear(2, 2), tmp_path)
+    checkpointer.save("model_0000001", iteration=1)
+    checkpointer.wait()
+    folder = tmp_path / "model_0000001"
+    put(folder, "model.safetensors", HEADERS[header], signed=True)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not a safetensors file"):
+        checkpointer.load(folder)
+    assert main(["checkpoint", "show", str(folder)]) == 1 or header == "an unknown dtype"
+    assert main(["checkpoint", "verify", str(folder), "--deep"]) == 1
+    assert "model.safetensors: not a safetensors file" in capsys.readouterr().out
+
+
+def test_a_good_header_is_read(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(safetensors({"weight": tensor(shape=[2, 2])}))
+    Checkpointer(nn.Linear(2, 2, bias=False)).load(tmp_path / "w.safetensors", checkpointables=[], strict=True)
+
+
+@pytest.mark.parametrize(
+    "tied", ["[1]", "{", "5", '{"a": 1}', '{"a": ["weight"]}', '{"weight": "nothing"}', "[" * 50_000]
+)
+def test_malformed_metadata_of_ours_is_no_crash(tied: str, tmp_path: Path) -> None:
+    header = {"__metadata__": {"tied": tied}, "weight": tensor(shape=[2, 2])}
+    (tmp_path / "w.safetensors").write_bytes(safetensors(header))
+    Checkpointer(nn.Linear(2, 2, bias=False)).load(tmp_path / "w.safetensors", checkpointables=[], strict=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"saved_at": 5},
+        {"saved_at": "yesterday"},
+        {"world_size": "1"},
+        {"iteration": "1"},
+        {"iteration": [1]},
+        {"files": {"model.safetensors": {"bytes": "5", "xxh3_128": "x"}}},
+        {"files": {"model.safetensors": {"bytes": True, "xxh3_128": "x"}}},
+        {"files": {"model.safetensors": None}},
+        {"files": {"..": {"bytes": 5, "xxh3_128": "x"}}},
+        {"files": {"": {"bytes": 5, "xxh3_128": "x"}}},
+        {"files": {"a\0b": {"bytes": 5, "xxh3_128": "x"}}},
+        {"files": {"\ud800": {"bytes": 5, "xxh3_128": "x"}}},
+        {"files": {"/etc/passwd": {"bytes": 5, "xxh3_128": "x"}}},
+        {"files": []},
+    ],
+    ids=repr,
+)
+def test_a_manifest_of_somebody_elses_making_is_refused_and_named(change: dict[str, Any], tmp_path: Path) -> None:
+    checkpointer = Checkpointer(nn.Linear(2, 2), tmp_path)
+    checkpointer.save("model_0000001", iteration=1)
+    checkpointer.wait()
+    path = tmp_path / "model_0000001" / "manifest.json"
+    content = {**json.loads(path.read_bytes()), **change}
+    del content["manifest_xxh3_128"]
+    text = json.dumps(content, indent=1) + "\n"
+    signed = {**content, "manifest_xxh3_128": xxh3_128_hexdigest(text.encode())}
+    path.write_text(json.dumps(signed, indent=1) + "\n")
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        checkpointer.resume_or_load("")
+    look_with_every_command(path.parent)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(nn.Linear(2, 2), tmp_path)
+    checkpointer.save("model_0000001", iteration=1)
+    checkpointer.wait()
+    put(tmp_path / "model_0000001", "model.safetensors", b"", signed=True)
+    (tmp_path / "model_0000001" / "model.safetensors").unlink()
+    os.mkfifo(tmp_path / "model_0000001" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is no regular file"):
+        verify(tmp_path / "model_0000001")
+
+
+# configurations that are data
+
+TAGS = {
+    "apply": '!!python/object/apply:os.system ["touch {canary}"]',
+    "new": '!!python/object/new:os.system ["touch {canary}"]',
+    "popen": '!!python/object/apply:subprocess.Popen [["touch", "{canary}"]]',
+    "eval": "!!python/object/apply:eval [\"__import__('os').system('touch {canary}')\"]",
+    "name": "!!python/name:os.system ''",
+    "module": "!!python/module:os ''",
+    "a full tag": '!<tag:yaml.org,2002:python/object/apply:os.system> ["touch {canary}"]',
+}
+CALLS = {
+    target: json.dumps({"_target_": target, **arguments})
+    for target, arguments in {
+        "os.system": {"command": "touch {canary}"},
+        "posix.system": {"command": "touch {canary}"},
+        "torch.os.system": {"command": "touch {canary}"},
+        "trainwright.config.save.os.system": {"command": "touch {canary}"},
+        "subprocess.run": {"args": ["touch", "{canary}"]},
+        "subprocess.Popen": {"args": ["touch", "{canary}"]},
+        "builtins.eval": {"source": "__import__('os').system('touch {canary}')"},
+        "builtins.exec": {"object": "__import__('os').system('touch {canary}')"},
+        "torch.load": {"f": "{canary}.pt", "weights_only": False},
+        "torch.hub.load": {"repo_or_dir": "{canary}", "model": "x", "source": "local"},
+        "pathlib.Path.touch": {"self": "{canary}"},
+        "hydra.utils.instantiate": {"config": {"_target_": "os.system", "command": "touch {canary}"}},
+    }.items()
+}
+MODEL = {"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 2}
+PLACES = (
+    "model",
+    "model.bias",
+    "optim",
+    "dataloader",
+    "dataloader.train",
+    "train.scheduler",
+    "train.evaluation.evaluator",
+)
+
+
+def yaml_with(place: str, text: str) -> str:
+    """A configuration as YAML, with ``text`` at a key."""
+    node: dict[str, Any] = {"model": dict(MODEL), "dataloader": {"train": dict(MODEL)}}
+    parent = node
+    *above, last = place.split(".")
+    for key in above:
+        parent = parent.setdefault(key, {})
+    parent[last] = "PUT_IT_HERE"
+    return json.dumps(node).replace('"PUT_IT_HERE"', text)
+
+
+@pytest.fixture
+def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("evil", [*TAGS, *CALLS])
+def test_a_config_yaml_runs_nothing(
+    evil: str, place: str, in_project: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = {**TAGS, **CALLS}[evil].replace("{canary}", str(canary))
+    canary.with_name("sings.pt").write_bytes(payloads(canary)["torch.save, zip True"])
+    (in_project / "config.yaml").write_text(yaml_with(place, text))
+    assert main(["train", "config.yaml", f"train.output_dir={in_project / 'output'}"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "config.yaml" in said
+    assert not (in_project / "output" / "log.txt").exists()
+
+
+@pytest.mark.parametrize("evil", [*TAGS, *CALLS, "pickle 4", "torch.save, zip True"])
+def test_a_training_config_yaml_runs_nothing(evil: str, tmp_path: Path, canary: Path) -> None:
+    path = tmp_path / "training_config.yaml"
+    if evil in (*TAGS, *CALLS):
+        path.write_text("optimizer: " + {**TAGS, **CALLS}[evil].replace("{canary}", str(canary)))
+    else:
+        path.write_bytes(payloads(canary)[evil])
+    with pytest.raises(UserError):
+        TrainingConfig.load_from_yaml(path)
+
+
+@pytest.fixture
+def resolver(canary: Path) -> Iterator[str]:
+    """A resolver of the user's program that data must not reach."""
+    OmegaConf.register_new_resolver("evil", lambda *_: canary.touch() or "done")
+    yield "${evil:x}"
+    OmegaConf.clear_resolver("evil")
+
+
+TRICKS = (
+    "${{evil:x}}",
+    "a${{evil:x}}b",
+    "${{oc.select:nothing,${{evil:x}}}}",
+    "${{oc.env:PATH}}",
+    "${{oc.env:NOT_THERE,${{evil:x}}}}",
+    "${{oc.create:{{_target_:os.system,command:'touch {canary}'}}}}",
+    "${{oc.decode:'${{evil:x}}'}}",
+    "${{oc.deprecated:train.seed}}",
+    "${{hydra:runtime.cwd}}",
+    "${{${{evil:x}}}}",
+    "${{eval:'1+1'}}",
+)
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+@pytest.mark.parametrize("door", ["yaml", "override", "training_config"])
+def test_an_interpolation_reads_other_keys_and_no_more(
+    door: str, trick: str, resolver: str, tmp_path: Path, canary: Path
+) -> None:
+    text = trick.format(canary=canary)
+    path = tmp_path / "config.yaml"
+    if door == "override":
+        with pytest.raises(UserError):
+            LazyConfig.apply_overrides(OmegaConf.create({"train": {"output_dir": "x"}}), [f'train.output_dir="{text}"'])
+    elif door == "yaml":
+        path.write_text(yaml.safe_dump({"train": {"output_dir": text}}))
+        with pytest.raises(UserError):
+            LazyConfig.load(path)
+    else:
+        path.write_text(yaml.safe_dump({"output_dir": text}))
+        with pytest.raises(UserError):
+            TrainingConfig.load_from_yaml(path)
+
+
+OVERRIDES = (
+    "train.output_dir=__import__('os').system('touch {canary}')",
+    "train.output_dir=\"__import__('os').system('touch {canary}')\"",
+    "train.output_dir=$(touch {canary})",
+    "'train.output_dir=`touch {canary}`'",
+    "train.output_dir=eval(touch)",
+    "train.output_dir=exec('touch {canary}')",
+    "train.output_dir=shuffle(1,2)",
+    "train.output_dir=!!python/object/apply:os.system",
+    "train.output_dir={{_target_:os.system,command:'touch {canary}'}}",
+    "train.output_dir={{{{7*7}}}}",
+    "+train.x=lambda:0",
+    "hydra.run.dir={canary}",
+    "hydra/launcher=basic",
+    "__class__.__init__=1",
+    "train.__class__=1",
+    "train._content=1",
+    "train._metadata.ref_type=1",
+)
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_an_override_is_parsed_and_never_run(override: str, canary: Path) -> None:
+    cfg = OmegaConf.create({"train": {"output_dir": "x", "seed": 1}, "model": dict(MODEL)})
+    try:
+        LazyConfig.apply_overrides(cfg, [override.format(canary=canary)])
+    except UserError:
+        assert cfg.train.output_dir == "x"
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    assert type(cfg).__name__ == "DictConfig"
+    assert isinstance(plain["train"]["output_dir"], str | dict)  # the text itself, or what may not be called
+    assert plain["train"]["seed"] == 1
+
+
+@pytest.mark.parametrize("target", CALLS)
+@pytest.mark.parametrize("place", ["model", "dataloader.train", "optim"])
+def test_an_override_may_not_name_what_runs_things(
+    place: str, target: str, in_project: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (in_project / "config.yaml").write_text(yaml_with("model.bias", "true"))
+    override = f"{place}._target_={target}"
+    assert main(["train", "config.yaml", override, f"train.output_dir={in_project / 'output'}"]) == 2
+    assert target in capsys.readouterr().err
+
+
+# names cannot lead out of the folder
+
+OUTSIDE = ("../x", "/tmp/x", "a/b", "a\\b", "..", ".", "", ".hidden", "a\0b", "last_checkpoint", "x/../../y")
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    checkpointer = Checkpointer(nn.Linear(1, 1), folder)
+    checkpointer.save("good", iteration=1)
+    checkpointer.wait()
+    before = sorted(tmp_path.rglob("*"))
+    for use in (
+        lambda: checkpointer.save(name, iteration=2),
+        lambda: checkpointer.tag_last_checkpoint(name),
+        lambda: checkpointer.add_checkpointable(name, nn.Linear(1, 1)),
+    ):
+        with pytest.raises(CheckpointError, match="checkpoint name"):
+            use()
+    checkpointer.wait()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_prefix_that_leads_out_is_refused_before_the_training(name: str, tmp_path: Path) -> None:
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
+    with pytest.raises(ConfigError, match=r"PeriodicCheckpointer\.file_prefix"):
+        PeriodicCheckpointer(checkpointer, 10, file_prefix=name)
+    with pytest.raises(ConfigError, match=r"BestCheckpointer\.file_prefix"):
+        BestCheckpointer(10, checkpointer, "Acc@1", file_prefix=name)
+    PeriodicCheckpointer(checkpointer, 10, file_prefix="net")
+    BestCheckpointer(10, checkpointer, "Acc@1", file_prefix="net_best")

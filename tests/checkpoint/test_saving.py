@@ -1,0 +1,270 @@
+"""Saves beside the training: they hold what was when they were asked for, and what goes wrong is heard of."""
+
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer, folder, keep_newest, verify
+
+LARGE = 300  # 300 x 300 float32: above the size up to which an optimizer's state is copied at once
+
+
+class Training:
+    """A model with dropout's sibling, batch norm, and an optimizer with state."""
+
+    def __init__(self, optimizer=torch.optim.Adam, seed=0):
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(LARGE, LARGE), nn.BatchNorm1d(LARGE))
+        self.optimizer = optimizer(self.model.parameters(), lr=0.1)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        self.model(torch.randn(8, LARGE)).square().mean().backward()
+        self.optimizer.step()
+
+    def state(self):
+        tensors = [*self.model.state_dict().values()]
+        for state in self.optimizer.state_dict()["state"].values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        return [tensor.clone() for tensor in tensors]
+
+    def checkpointer(self, path, **options):
+        return Checkpointer(self.model, path, optimizer=self.optimizer, **options)
+
+
+def loaded(path):
+    training = Training(seed=1)
+    training.checkpointer(path.parent).load(path)
+    return training.state()
+
+
+def equal(one, other):
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+class SlowDisk:
+    """Holds up whoever writes a checkpoint until it is told to go on."""
+
+    def __init__(self, monkeypatch):
+        self.may_go_on = threading.Event()
+        self.commit = folder.commit_folder
+        monkeypatch.setattr(folder, "commit_folder", self._wait_and_commit)
+
+    def _wait_and_commit(self, *arguments):
+        assert self.may_go_on.wait(30)
+        self.commit(*arguments)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.may_go_on.set()
+
+
+class WrappedAdam(torch.optim.Adam):
+    """A step around torch's."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if state := self.state.get(parameter):
+                    state["exp_avg"].mul_(0.5)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9), WrappedAdam])
+def test_a_save_holds_what_was_when_it_was_called(tmp_path, slow_disk, optimizer):
+    training = Training(optimizer)
+    training.step()
+    checkpointer = training.checkpointer(tmp_path)
+    for iteration in range(3):
+        before = training.state()
+        slow_disk.may_go_on.clear()
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+        for _ in range(3):
+            training.step()  # while the save is being written
+        assert not (tmp_path / f"model_{iteration:07d}").exists()
+        slow_disk.may_go_on.set()
+        checkpointer.wait()
+        saved = tmp_path / f"model_{iteration:07d}"
+        other = Training(optimizer, seed=1)
+        other.checkpointer(tmp_path).load(saved)
+        assert equal(other.state(), before)
+        assert not equal(training.state(), before)
+
+
+def test_an_optimizer_whose_step_is_not_torchs_is_copied_at_once(tmp_path, slow_disk):
+    class Wrapper(torch.optim.Optimizer):
+        """As accelerate's: it has an optimizer, and steps it by a way of its own."""
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        param_groups = property(lambda self: self.inner.param_groups)
+        state = property(lambda self: self.inner.state)
+
+        def state_dict(self):
+            return self.inner.state_dict()
+
+        def load_state_dict(self, state):
+            self.inner.load_state_dict(state)
+
+        def step(self, closure=None):
+            for state in self.inner.state.values():
+                state["exp_avg"].zero_()
+
+    training = Training()
+    training.step()
+    before = training.state()
+    wrapper = Wrapper(training.optimizer)
+    checkpointer = Checkpointer(training.model, tmp_path, optimizer=wrapper)
+    checkpointer.save("model_0000000", iteration=0)
+    wrapper.step()
+    slow_disk.may_go_on.set()
+    checkpointer.wait()
+    assert equal(loaded(tmp_path / "model_0000000"), before)
+
+
+def test_a_second_name_of_the_same_iteration_does_not_wait(tmp_path, slow_disk):
+    training = Training()
+    training.step()
+    before = training.state()
+    checkpointer = training.checkpointer(tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.save("model_best", iteration=9, accuracy=0.5)  # would wait forever for the first
+    training.step()
+    slow_disk.may_go_on.set()
+    checkpointer.wait()
+    assert equal(loaded(tmp_path / "model_0000009"), before)
+    assert equal(loaded(tmp_path / "model_best"), before)
+    one, other = (tmp_path / name / "model.safetensors" for name in ("model_0000009", "model_best"))
+    assert one.samefile(other)
+
+
+def test_what_has_changed_since_is_another_save(tmp_path, slow_disk):
+    """Also where the change leaves no trace in torch's version counters."""
+    training = Training()
+    training.step()
+    checkpointer = training.checkpointer(tmp_path)
+    first = training.state()
+    checkpointer.save("model_0000009", iteration=9)
+    training.model[0].weight.data[0, 0] += 1
+    second = training.state()
+    threading.Timer(0.2, slow_disk.may_go_on.set).start()
+    checkpointer.save("again", iteration=9)
+    checkpointer.wait()
+    assert equal(loaded(tmp_path / "model_0000009"), first)
+    assert equal(loaded(tmp_path / "again"), second)
+
+
+@pytest.mark.parametrize("ask", ["save", "wait", "load", "tag_last_checkpoint", "resume_or_load"])
+def test_a_failed_save_is_raised_once_and_by_whatever_comes_next(tmp_path, monkeypatch, ask):
+    training = Training()
+    checkpointer = training.checkpointer(tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.wait()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "commit_folder", fail)
+    called = []
+    checkpointer.save("model_0000019", iteration=19, on_commit=lambda: called.append(True))
+    with pytest.raises(OSError, match="No space left on device.*model_0000019") as raised:
+        if ask == "save":
+            checkpointer.save("model_0000029", iteration=29)
+        elif ask == "load":
+            checkpointer.load(tmp_path / "model_0000009")
+        elif ask == "tag_last_checkpoint":
+            checkpointer.tag_last_checkpoint("model_0000009")
+        elif ask == "resume_or_load":
+            checkpointer.resume_or_load("")
+        else:
+            checkpointer.wait()
+    assert "earlier checkpoints are as they were" in "".join(raised.value.__notes__)
+    assert not called
+    assert not checkpointer.has_failed()
+    monkeypatch.undo()
+    checkpointer.save("model_0000039", iteration=39)
+    checkpointer.wait()
+    assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_0000009", "model_0000039"]
+    verify(tmp_path / "model_0000039")
+
+
+def test_older_ones_are_deleted_when_the_new_one_is_there(tmp_path, slow_disk):
+    training = Training()
+    checkpointer = training.checkpointer(tmp_path)
+    slow_disk.may_go_on.set()
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.wait()
+    slow_disk.may_go_on.clear()
+    checkpointer.save("model_0000019", iteration=19, on_commit=partial(keep_newest, tmp_path, "model", 1))
+    assert (tmp_path / "model_0000009").exists()
+    slow_disk.may_go_on.set()
+    checkpointer.wait()
+    assert sorted(os.listdir(tmp_path)) == ["last_checkpoint", "model_0000019"]
+
+
+def test_python_does_not_end_before_a_save_is_done(tmp_path):
+    script = """
+import sys, time, torch
+from trainwright.checkpoint import Checkpointer, folder
+commit = folder.commit_folder
+def late(*arguments):
+    time.sleep(0.5)
+    commit(*arguments)
+folder.commit_folder = late
+Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    assert verify(tmp_path / "model_0000009").iteration == 9
+
+
+def test_memory_is_taken_once(tmp_path):
+    training = Training()
+    training.step()
+    checkpointer = training.checkpointer(tmp_path)
+    before = set(threading.enumerate())
+    for iteration in range(20):
+        checkpointer.reserve_memory()
+        training.step()
+        checkpointer.save("model_0000009", iteration=iteration)
+    checkpointer.wait()
+    assert len(set(threading.enumerate()) - before) == 1
+
+
+def test_without_a_background_a_save_is_on_disk_when_it_returns(tmp_path):
+    training = Training()
+    training.checkpointer(tmp_path, asynchronous=False).save("model_0000009", iteration=9)
+    assert verify(tmp_path / "model_0000009").iteration == 9
+
+
+def test_shapes_types_and_strides_of_all_kinds_are_staged_as_they_are(tmp_path):
+    class Odd(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            generator = torch.Generator().manual_seed(seed)
+            random = torch.randn(4, 6, 8, 8, generator=generator)
+            self.register_buffer("channels_last", random.to(memory_format=torch.channels_last))
+            self.register_buffer("transposed", random[0, 0].t())
+            self.register_buffer("scalar", random[0, 0, 0, 0].clone())
+            self.register_buffer("empty", torch.empty(0, 3))
+            self.register_buffer("flags", random[0, 0] > 0)
+            self.register_buffer("brain", random[1].to(torch.bfloat16))
+            self.register_buffer("two_parts", torch.view_as_complex(random[..., :2].contiguous()).conj())
+            self.register_buffer("wide", random[2].double())
+            self.register_buffer("small", random[3].to(torch.float8_e4m3fn))
+
+    saved, other = Odd(0), Odd(1)
+    checkpointer = Checkpointer(saved, tmp_path)
+    checkpointer.save("one", iteration=1)
+    Checkpointer(other, tmp_path).load(tmp_path / "one")
+    for name, value in saved.state_dict().items():
+        assert torch.equal(other.state_dict()[name].to(torch.complex128), value.to(torch.complex128)), name

@@ -1,0 +1,60 @@
+"""Work beside the training: one thread, tasks one after the other, and a failure kept until somebody asks for it."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+
+class Background:
+    """Runs tasks in a thread of its own, in the order given. After one has failed, those behind it are not run.
+
+    Python does not end before the tasks have.
+    """
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._tasks: list[Future[None]] = []
+        self._failure: BaseException | None = None
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Run ``task`` when those before it are done."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_step_back)
+        self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
+        self._tasks.append(self._executor.submit(self._run, task))
+
+    def is_busy(self) -> bool:
+        """Whether a task is running or to be run."""
+        return any(not task.done() for task in self._tasks)
+
+    def has_failed(self) -> bool:
+        """Whether `raise_failure` would raise. Costs nothing to ask at every step."""
+        return self._failure is not None
+
+    def wait(self) -> None:
+        """Return when no task is left. Failures are for `raise_failure`."""
+        for task in self._tasks:
+            task.result()
+
+    def raise_failure(self) -> None:
+        """Raise what a task has failed with, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self, task: Callable[[], object]) -> None:
+        if self._failure is not None:
+            return
+        try:
+            task()
+        except BaseException as error:  # whatever it is, the training hears of it
+            self._failure = error
+
+
+def _step_back() -> None:
+    """Leave the processor to the training where there are not enough for both."""
+    if hasattr(os, "setpriority"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # on Linux a thread has its own

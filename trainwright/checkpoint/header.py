@@ -1,0 +1,119 @@
+"""The header of a safetensors file, read without torch: what tensors are in it, and whether its list of them holds.
+
+The file: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The safetensors library
+checks all of this too when it reads tensors, except that it takes the last of two tensors of one name.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint.errors import CheckpointError
+
+_MAX_BYTES = 100_000_000  # of a header, as in the safetensors library
+_METADATA = "__metadata__"
+TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that holds the same tensor}
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What the header says of one tensor. ``dtype`` in the format's own words, such as ``BF16``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    begin: int  # bytes after the header
+    end: int
+
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    tensors: dict[str, TensorEntry]
+    metadata: dict[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """The header of a safetensors file.
+
+    Raises:
+        CheckpointError: it is no safetensors file, or its header contradicts itself or the file's length.
+    """
+    try:
+        content, data_bytes = _read_json(path)
+        metadata = content.pop(_METADATA, {})
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError(f"{_METADATA} is no mapping of texts")
+        tensors = {name: _entry(name, said) for name, said in content.items()}
+        _check_places(tensors, data_bytes)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are of the first kind
+        raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
+    return Header(tensors, metadata)
+
+
+def tied_names(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The names that were written under another one; none where the metadata of the file does not say so."""
+    try:
+        tied = json.loads(metadata.get(TIED, "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    pairs = tied.items() if isinstance(tied, dict) else ()
+    return {name: first for name, first in pairs if isinstance(first, str)}
+
+
+def _read_json(path: Path) -> tuple[dict[str, Any], int]:
+    """The header as plain values, and how many bytes follow it."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_BYTES):
+            raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+        content = json.loads(file.read(length).decode(), object_pairs_hook=_without_repeats)
+    if not isinstance(content, dict):
+        raise ValueError(f"its header is a {type(content).__name__}, no mapping")
+    return content, size - 8 - length
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
+    return found
+
+
+def _entry(name: str, said: Any) -> TensorEntry:
+    try:
+        shape, dtype, (begin, end) = said["shape"], said["dtype"], said["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{name!r} has no shape, dtype and two data_offsets") from error
+    numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
+    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{name!r} has shape {shape!r}, dtype {dtype!r} and data_offsets {[begin, end]!r}")
+    entry = TensorEntry(tuple(shape), dtype, begin, end)
+    if dtype in _BITS and entry.num_values * _BITS[dtype] != (end - begin) * 8:
+        raise ValueError(f"{name!r} has {end - begin:,} bytes, which is not shape {shape!r} of {dtype}")
+    return entry
+
+
+def _check_places(tensors: dict[str, TensorEntry], data_bytes: int) -> None:
+    """Each tensor begins where the one before ends, and the last one ends with the file."""
+    reached = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != reached or entry.end < entry.begin:
+            raise ValueError(f"{name!r} lies at {entry.begin:,} to {entry.end:,}, expected to begin at {reached:,}")
+        reached = entry.end
+    if reached != data_bytes:
+        raise ValueError(f"its tensors have {reached:,} bytes, the file has {data_bytes:,} for them")
