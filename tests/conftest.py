@@ -1,12 +1,13 @@
 """What tests of several rooms share: the digits, the example project on them, and the command line."""
 
 import json
+import logging
 import os
 import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,18 @@ REPOSITORY = Path(__file__).parents[1]
 EXAMPLE = REPOSITORY / "examples" / "mnist"
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def logging_as_it_was() -> Iterator[None]:
+    """A trainer that a test makes begins logging for the whole process."""
+    library = logging.getLogger("trainwright")
+    level, handlers = library.level, library.handlers
+    library.setLevel(logging.NOTSET)
+    library.handlers = []
+    yield
+    library.setLevel(level)
+    library.handlers = handlers
 
 
 @pytest.fixture(scope="session")

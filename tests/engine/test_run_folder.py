@@ -1,6 +1,7 @@
 """A run's folder is opened only when nothing can be lost by it."""
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,34 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
     folder.prepare(CONFIG)
     folder.lock()
     folder.close()
+
+
+HOLD_AND_FORK = """
+import os, sys, time
+from trainwright.engine.run_folder import lock_folder
+from pathlib import Path
+lock_folder(Path(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a worker of a loader is no fork here")
+def test_a_worker_that_outlives_its_killed_trainer_does_not_keep_the_folder(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigError, match="another run is training"):
+            RunFolder(tmp_path, resume=True).check_free()
+        trainer.kill()
+        trainer.wait()  # its fork reads on until the pipe is closed
+        RunFolder(tmp_path, resume=True).check_free()
 
 
 def test_another_config_of_that_name_is_kept(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ usage: trainwright COMMAND ...
 
   trainwright train CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]
         train what a configuration file describes; `trainwright train --help` says more
+  trainwright checkpoint list|show|verify PATH
+        the checkpoints of a run: which there are, what is in one, whether they are whole
   trainwright --version
 """
 
@@ -23,14 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"trainwright {__version__}")
         return 0
-    if arguments[0] != "train":
-        from trainwright.config.errors import did_you_mean
+    if arguments[0] == "train":
+        from trainwright.cli.train import main as train
 
-        print(f"trainwright: no command {arguments[0]!r}. {did_you_mean(arguments[0], ['train'])}", file=sys.stderr)
-        return 2
-    from trainwright.cli.train import main as train
+        return train(arguments[1:], prog="trainwright train")
+    if arguments[0] == "checkpoint":
+        from trainwright.cli.checkpoint import main as checkpoint
 
-    return train(arguments[1:], prog="trainwright train")
+        return checkpoint(arguments[1:])
+    from trainwright.config.errors import did_you_mean
+
+    hint = did_you_mean(arguments[0], ["train", "checkpoint"])
+    print(f"trainwright: no command {arguments[0]!r}. {hint}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

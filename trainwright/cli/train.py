@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omegaconf.errors import OmegaConfBaseException
+
 from trainwright.config.arguments import default_argument_parser
 from trainwright.config.errors import ConfigError, MissingFileError, UserError
 from trainwright.config.lazy import LazyConfig
 from trainwright.config.lookup import try_get_key
+from trainwright.config.secrets import redact
 from trainwright.config.trust import allow_module, use_project
 
 if TYPE_CHECKING:
@@ -23,7 +26,10 @@ INTERRUPTED = 130  # what shells give for Ctrl-C
 
 # Raised while a run is put together, these tell of something in the configuration or the data, not of a fault in a
 # program.
-_CAUSED_BY_THE_USER = (UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError)
+_CAUSED_BY_THE_USER = (
+    *(UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError),
+    OmegaConfBaseException,  # a value of the configuration that is still to be given, say
+)
 
 
 def main(
@@ -31,7 +37,8 @@ def main(
 ) -> int:
     """Train or evaluate as the command line says, with ``trainer_class`` (a DefaultTrainer) if one is given.
 
-    Returns the exit code: 0, 1 (failed), 2 (to be put right by the user) or 130 (interrupted by Ctrl-C).
+    Returns the exit code: 0, 1 (failed), 2 (to be put right by the user) or 130 (stopped by Ctrl-C). SIGTERM in a
+    training ends the process with 143, after a save.
     """
     parser = default_argument_parser(prog=prog)
     if prog is not None:  # the installed command, which takes the file by itself
@@ -63,7 +70,7 @@ def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None")
         print(f"Interrupted. --resume goes on from the newest checkpoint in {cfg.train.output_dir}.", file=sys.stderr)
         return INTERRUPTED
     except Exception:
-        traceback.print_exc()
+        print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return FAILED
     return DONE
 
@@ -140,13 +147,13 @@ def _evaluation(
 
 def _say(error: BaseException, args: argparse.Namespace) -> int:
     if args.traceback:
-        traceback.print_exception(error)
-        return TO_BE_PUT_RIGHT
+        print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        return getattr(error, "exit_code", TO_BE_PUT_RIGHT)
     message = str(error) or type(error).__name__
     if not isinstance(error, UserError):  # the words of somebody else's error make no sense without its kind
         message = f"{type(error).__name__}: {message}"
-    print("\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())]), file=sys.stderr)
-    return TO_BE_PUT_RIGHT
+    print(redact("\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])), file=sys.stderr)
+    return getattr(error, "exit_code", TO_BE_PUT_RIGHT)
 
 
 def _leave_the_other_ranks() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, ListConfig
 
+from trainwright.checkpoint.files import atomic_write
 from trainwright.config.dotted import dotted_path, locate
 from trainwright.config.errors import ConfigImportError
 from trainwright.config.provenance import is_trusted, raw_children
+from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
 from trainwright.config.signatures import signature_of
 from trainwright.config.trust import PLAIN_CONTAINERS, is_never_named
 from trainwright.config.yaml_file import Dumper
@@ -31,24 +33,18 @@ def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.P
     node that builds to it, and so are the members of an enum and torch's dtypes and devices among the arguments of a
     call. What is not restored from the file is named in one warning: objects without a path, which are written as text,
     and targets that data may not name. A run with them is started from its Python configuration. ``project_root`` is
-    written as a top-level key, relative to the file's folder.
+    written as a top-level key, relative to the file's folder. What looks secret is written as ``???``, with one warning
+    that names the keys (see :mod:`trainwright.config.secrets`).
     """
     plain, left_out = to_plain(cfg)
+    plain, hidden = without_secrets(plain)
     path = Path(filename)
     if project_root is not None:
         relative = os.path.relpath(Path(project_root).resolve(), path.resolve().parent)
         plain = {**plain, "project_root": relative.replace(os.sep, "/")}
     text = yaml.dump(plain, Dumper=Dumper, default_flow_style=None, allow_unicode=True, width=9999, sort_keys=False)
-    # A rename is atomic only within one filesystem, so the temporary file lies beside the target.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    atomic_write(path, text.encode())
+    warn_of_hidden(hidden, path)
     if left_out:
         logger.warning(
             "%s: not restored when a run is started from this file: %s. Move functions and classes into an importable "
@@ -165,7 +161,7 @@ class _Writer:
             text = repr(value)
         except Exception as error:  # a repr is the object's own code and may fail
             text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
-        text = text[:_MAX_SHOWN]
+        text = redact(text)[:_MAX_SHOWN]
         self.left_out.append(f"{path or 'the configuration'} = {text}, written as text")
         return text.replace("${", "$ {")  # it must not be taken for an interpolation
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import arguments_fault, find_torch_class
+from trainwright.config.yaml_file import load_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +93,9 @@ class TrainingConfig(BaseModel):
     gradient_accumulation_steps: Count = 1
     mixed_precision: Annotated[Literal["no", "bf16"] | None, Field(description="None, 'no' or 'bf16'")] = None
     log_steps: Count = 50
+    non_finite: Annotated[Literal["stop", "skip", "warn"], Field(description="'stop', 'skip' or 'warn'")] = (
+        "stop"  # where a loss or the gradients become NaN or infinite
+    )
     save_steps: Annotated[
         Annotated[int, Field(ge=0)] | None,
         Field(
@@ -171,17 +177,34 @@ class TrainingConfig(BaseModel):
         return {_SAID_AS.get(name, name): getattr(self, name) for name in type(self).model_fields}
 
     def save_to_yaml(self, path: str | Path) -> None:
-        """Write :meth:`to_dict` as YAML."""
-        Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+        """Write :meth:`to_dict` as YAML, with ``???`` for what looks secret and one warning that names it."""
+        plain, hidden = without_secrets(self.to_dict())
+        atomic_write(path, yaml.safe_dump(plain, sort_keys=False).encode())
+        warn_of_hidden(hidden, path)
 
     @classmethod
     def load_from_yaml(cls, path: str | Path) -> "TrainingConfig":
-        """The settings of a YAML file; those that it does not have are the defaults."""
-        from omegaconf import OmegaConf
+        """The settings of a YAML file; those that it does not have are the defaults.
 
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)  # reads 5e-5 as a number, as people do
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path}: holds a {type(content).__name__}; it must be a mapping of settings.")
+        Raises:
+            MissingFileError: there is no such file.
+            ConfigError: it is no YAML of plain values, or one of them is ``???``, still to be given.
+        """
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        cfg = load_yaml(path)  # data: it reads 5e-5 as a number, as people do, and runs nothing
+        try:
+            content = OmegaConf.to_container(cfg, resolve=True)
+            missing = sorted(OmegaConf.missing_keys(cfg))
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
+        if missing:
+            raise ConfigError(
+                f"{path}: {', '.join(missing)}: no value yet (it is '???', as is what looked secret when the file was"
+                " written). Write it in, or make the TrainingConfig in Python."
+            )
+        assert isinstance(content, dict), "load_yaml gives a mapping"
         return cls(**{str(name): value for name, value in content.items()})
 
     if not TYPE_CHECKING:

@@ -16,6 +16,7 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeErr
 from trainwright.config.instantiate import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.overrides import override_key
 from trainwright.config.provenance import origin_of, raw_children, shown
+from trainwright.config.secrets import is_secret_name
 from trainwright.config.section_values import SECTIONS, section_fault
 from trainwright.config.signatures import unknown_arguments
 from trainwright.config.train_keys import GRAPH, GRAPH_WITHOUT_MEANING, TRAIN, TRAIN_WITHOUT_MEANING, Rule, Table
@@ -76,9 +77,10 @@ def _touches(key: str, path: str) -> bool:
 
 
 def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
-    own = [str(key) for key in cfg if str(key) not in SECTIONS]
+    children = {str(key): child for key, child in raw_children(cfg).items()}
+    own = [name for name in children if name not in SECTIONS]
     for name in _REQUIRED:
-        node = raw_children(cfg).get(name)
+        node = children.get(name)
         if node is None or node._is_none():
             near = difflib.get_close_matches(name, own, n=1)
             if near:
@@ -91,10 +93,20 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
         for known in SECTIONS:
             if _one_slip_apart(name, known):
                 yield Fault(name, "no such section.", f"Did you mean {known!r}?", ConfigKeyError)
+        yield from _secret_faults(children[name], name)
     for name in SECTIONS:
         if (what := section_fault(name, _get(cfg, name))) is not None:
             yield Fault(name, what, kind=ConfigTypeError)
     yield from _loader_faults(cfg)
+
+
+def _secret_faults(node: Any, path: str) -> Iterator[Fault]:
+    """What a saved configuration does without, in sections that are otherwise the user's own affair."""
+    if node._is_missing() and is_secret_name(path.rpartition(".")[2]):
+        yield _missing_fault(path)
+    elif isinstance(node, DictConfig | ListConfig):
+        for key, child in raw_children(node).items():
+            yield from _secret_faults(child, f"{path}.{key}")
 
 
 def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
@@ -245,11 +257,15 @@ def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -
 def _value(section: Any, key: Any, where: str) -> tuple[Any, Fault | None]:
     """The value with interpolations resolved, or why there is none."""
     if OmegaConf.is_missing(section, key):
-        return None, Fault(where, "has no value yet (it is '???').", kind=ConfigKeyError)
+        return None, _missing_fault(where)
     try:
         return section[key], None
     except OmegaConfBaseException as error:
         return None, Fault(where, str(error).splitlines()[0], kind=ConfigKeyError)
+
+
+def _missing_fault(where: str) -> Fault:
+    return Fault(where, "has no value yet (it is '???').", f"Give it: {where}=... on the command line.", ConfigKeyError)
 
 
 def _get(section: Any, path: str, default: Any = None) -> Any:

@@ -17,8 +17,10 @@ from typing import Any
 
 from omegaconf import open_dict
 
+from trainwright.checkpoint.files import temporary_sibling
 from trainwright.config.errors import ConfigError
 from trainwright.config.lazy import LazyConfig
+from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, is_main_process, synchronize
 
@@ -34,6 +36,7 @@ _WRITTEN_BY_A_RUN = (
     "last_checkpoint",
     "events.out.tfevents.*",
 )
+_locks: set[int] = set()  # descriptors that this process holds a lock by
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
 
 
@@ -82,6 +85,7 @@ class RunFolder:
     def prepare(self, config: Any) -> None:
         """Take the configuration to be written, and open the folder now if nothing is in it."""
         self._config = config
+        remember_secrets(config)
         self.check_free()
         if not self.holds_a_run():
             self.open()
@@ -130,7 +134,7 @@ class RunFolder:
     def _log_to_file(self) -> None:
         rank = get_rank()
         handler = logging.FileHandler(self.path / ("log.txt" if rank == 0 else f"log.txt.rank{rank}"), encoding="utf-8")
-        handler.setFormatter(logging.Formatter(LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
+        handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
         self._early_records.setTarget(handler)
         self._early_records.flush()
         self._early_records.capacity = 1  # each record goes through at once
@@ -138,7 +142,7 @@ class RunFolder:
 
 def keep_other_version(path: Path, save: Callable[[Path], object]) -> None:
     """Save a file whole; one of other content that has the name already is kept as ``name.1.suffix``, ``.2``, …"""
-    written = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    written = temporary_sibling(path)
     save(written)
     if path.exists() and path.read_bytes() != written.read_bytes():
         number = next(n for n in count(1) if not path.with_name(f"{path.stem}.{n}{path.suffix}").exists())
@@ -167,15 +171,28 @@ def lock_folder(path: Path) -> int | None:
         ) from error
     except OSError:  # a filesystem without locks
         logger.debug("%s: this filesystem has no locks.", path)
+    _locks.add(descriptor)
     return descriptor
 
 
 def unlock_folder(descriptor: int) -> None:
-    """Free what :func:`lock_folder` locked, also where a forked worker of a loader still has it open."""
-    import fcntl
+    """Free what :func:`lock_folder` locked. In a forked process, which has no part in it, nothing is done."""
+    if descriptor in _locks:
+        import fcntl
 
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+        _locks.remove(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _leave_locks() -> None:
+    """In a forked process: a worker of a loader outlives a killed trainer by seconds, and a restart need not wait."""
+    while _locks:
+        os.close(_locks.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks)
 
 
 def _detach(handler: logging.handlers.MemoryHandler) -> None:
@@ -193,6 +210,10 @@ class OpenRunFolder(HookBase):
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
+    def before_train(self) -> None:
+        if self.trainer.start_iter >= self.trainer.max_iter:  # a run that is resumed at its end makes no step
+            self._folder.open()
+
     def after_step(self) -> None:
         if not self._folder.is_open:
             self._folder.open()
@@ -200,4 +221,4 @@ class OpenRunFolder(HookBase):
     def after_train(self) -> None:
         # No step was made: what little was measured must not be written over the earlier run's metrics.
         if not self._folder.is_open:
-            self.trainer.storage.load_state_dict({"samples": 0, "scalars": {}})
+            self.trainer.storage.load_state_dict({"samples": 0, "written": None, "scalars": {}})

@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig, open_dict
 
 from trainwright.config.lookup import try_get_key
+from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.config.sections import complete, validate
 from trainwright.config.trust import project_roots
 from trainwright.engine.run_folder import LOG_FORMAT, RunFolder
@@ -32,6 +33,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     source: str | None = getattr(args, "config_file", None) or None
     overrides: Sequence[str] = getattr(args, "opts", None) or ()
     whole = complete(cfg)
+    remember_secrets(whole)
     validate(whole, source=source, overrides=overrides)
     whole.train.output_dir = os.path.expanduser(whole.train.output_dir)
     with open_dict(cfg):
@@ -72,7 +74,7 @@ def log_to_console() -> None:
     if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
         return
     handler = ProgressAwareHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter(LOG_FORMAT, datefmt="%H:%M:%S"))
+    handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S"))
     handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)

@@ -1,0 +1,210 @@
+"""Look at checkpoints: ``trainwright checkpoint list|show|verify PATH``. Changes nothing; torch only for ``--deep``."""
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
+from trainwright.checkpoint.inventory import Found, Place, checkpoint_paths, look_at, places
+from trainwright.cli.show import description, show_lines
+from trainwright.cli.tables import counted, local_time, shown, size, table
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError, MissingFileError, UserError, did_you_mean
+
+WHOLE, FAULTY, TO_BE_PUT_RIGHT = 0, 1, 2
+USAGE = """\
+usage: trainwright checkpoint COMMAND ...
+
+  trainwright checkpoint list FOLDER [--verify] [--json]
+        the checkpoints of a run, and which one --resume takes
+  trainwright checkpoint show CHECKPOINT [--json]
+        what is in one: files, states, weights
+  trainwright checkpoint verify PATH [--deep] [--json]
+        read one, or all of a run, and compare every byte with what was saved
+
+exit code: 0 all is whole, 1 something is not, 2 the path or an argument is to be put right
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one of the commands and return its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return WHOLE
+    try:
+        if argv[0] not in _COMMANDS:
+            raise ConfigError(f"checkpoint: no command {argv[0]!r}. {did_you_mean(argv[0], _COMMANDS)}")
+        args = _parser(argv[0]).parse_args(argv[1:])
+        return _COMMANDS[argv[0]](_existing(args.path), args)
+    except BrokenPipeError:  # what reads our lines has seen enough, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAULTY
+    except UserError as error:
+        print(f"trainwright: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"trainwright: {error.filename}: {error.strerror}.", file=sys.stderr)
+    return TO_BE_PUT_RIGHT
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    parser = TrainingArgumentParser(prog=f"trainwright checkpoint {command}", allow_abbrev=False)
+    what = "a checkpoint" if command == "show" else "the folder of a run, or one checkpoint"
+    parser.add_argument("path", metavar="CHECKPOINT" if command == "show" else "PATH", help=what)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    if command == "list":
+        parser.add_argument("--verify", action="store_true", help="read the files too, instead of only their sizes")
+    if command == "verify":
+        parser.add_argument("--deep", action="store_true", help="also read each state back, and print sha256 sums")
+    return parser
+
+
+def _list(folder: Path, args: argparse.Namespace) -> int:
+    if _is_one(folder):
+        raise ConfigError(f"{folder}: is one checkpoint: `trainwright checkpoint show {folder}` says what is in it.")
+    found = places(folder, contents=args.verify)
+    if args.json:
+        print(json.dumps([_place_facts(place) for place in found], indent=1))
+    elif not found:
+        print(f"{folder}: no checkpoints.")
+    for place in [] if args.json else found:
+        print(f"{shown(place.folder)}: {counted(len(place.found), 'checkpoint', 'checkpoints')}")
+        print("\n".join(_place_lines(place)))
+    return WHOLE if all(_is_whole(place) for place in found) else FAULTY
+
+
+def _show(folder: Path, args: argparse.Namespace) -> int:
+    if not _is_one(folder):
+        names = [str(path) for path in checkpoint_paths(folder)]
+        hint = f" It holds checkpoints: give one of them, such as {names[-1]}." if names else ""
+        raise ConfigError(f"{folder}: is no checkpoint.{hint}")
+    found = look_at(folder, contents=False)
+    facts = description(found)
+    print(json.dumps(facts, indent=1) if args.json else "\n".join(show_lines(found, facts)))
+    return FAULTY if facts["faults"] else WHOLE
+
+
+def _verify(folder: Path, args: argparse.Namespace) -> int:
+    if _is_one(folder):
+        found, pointer_faults = [look_at(folder, deep=args.deep)], {}
+    else:
+        in_places = places(folder, deep=args.deep)
+        found = [entry for place in in_places for entry in place.found]
+        pointer_faults = {place.folder / POINTER_NAME: place.pointer_fault for place in in_places}
+        pointer_faults = {path: fault for path, fault in pointer_faults.items() if fault}
+    if not found and not pointer_faults:
+        raise ConfigError(f"{folder}: holds no checkpoint, so there is nothing to verify.")
+    if args.json:
+        print(json.dumps([_facts(entry, with_files=True) for entry in found], indent=1))
+    else:
+        for entry in found:
+            print("\n".join(_verdict(entry, deep=args.deep)))
+    for path, fault in pointer_faults.items():
+        print(f"{shown(path)}: BAD: {shown(fault)}", file=sys.stderr if args.json else sys.stdout)
+    return WHOLE if all(entry.is_whole for entry in found) and not pointer_faults else FAULTY
+
+
+_COMMANDS: dict[str, Callable[[Path, argparse.Namespace], int]] = {"list": _list, "show": _show, "verify": _verify}
+
+
+def _existing(text: str) -> Path:
+    """The folder, or the link to one that is gone.
+
+    Raises:
+        MissingFileError: there is none; the message has the nearest name.
+        ConfigError: a file.
+    """
+    path = Path(text)
+    if path.is_dir() or path.is_symlink():
+        return path
+    if path.exists():
+        raise ConfigError(f"{path}: is a file; give the folder of the checkpoint, {path.parent}.")
+    missing = path
+    while not missing.parent.is_dir():
+        missing = missing.parent
+    names = [entry.name for entry in missing.parent.iterdir() if entry.is_dir() or entry.is_symlink()]
+    nearest = difflib.get_close_matches(missing.name, names, n=1)
+    hint = f" Did you mean {str(missing.with_name(nearest[0]))!r}?" if nearest else ""
+    raise MissingFileError(f"{missing}: there is no such folder.{hint}")
+
+
+def _is_one(path: Path) -> bool:
+    return is_checkpoint(path) or not path.exists()
+
+
+def _is_whole(place: Place) -> bool:
+    return not place.pointer_fault and all(entry.is_whole for entry in place.found)
+
+
+def _place_lines(place: Place) -> list[str]:
+    rows = [["name", "iteration", "saved at", "size", "ranks", "whole", ""]]
+    for entry in place.found:
+        manifest = entry.manifest
+        iteration = "?" if manifest is None else "-" if manifest.iteration is None else str(manifest.iteration)
+        notes = [f"-> {entry.points_at}"] if entry.points_at is not None else []
+        notes += ["<- a resume takes this one"] if entry is place.resumed else []
+        rows.append(
+            [
+                shown(entry.path.name),
+                iteration,
+                local_time(entry.saved_at),
+                size(entry.size_bytes),
+                "?" if manifest is None else str(manifest.world_size),
+                "yes" if entry.is_whole else "NO",
+                shown("  ".join(notes)),
+            ]
+        )
+    lines = table(rows, right={1, 3, 4}) if place.found else []
+    lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry in place.found for fault in entry.faults]
+    if place.pointer_fault:
+        lines.append(f"  {POINTER_NAME}: {shown(place.pointer_fault)}")
+    if place.found and place.resumed is None:
+        lines.append("  None of them is whole: a resume would stop with an error.")
+    return lines
+
+
+def _place_facts(place: Place) -> dict[str, Any]:
+    return {
+        "folder": str(place.folder),
+        "checkpoints": [_facts(entry) for entry in place.found],
+        "resume": None if place.resumed is None else place.resumed.path.name,
+        POINTER_NAME: place.last,
+        "pointer_fault": place.pointer_fault or None,
+    }
+
+
+def _facts(entry: Found, *, with_files: bool = False) -> dict[str, Any]:
+    manifest = entry.manifest
+    facts: dict[str, Any] = {
+        "name": entry.path.name,
+        "path": str(entry.path),
+        "points_at": entry.points_at,
+        "iteration": None if manifest is None else manifest.iteration,
+        "saved_at": None if manifest is None else manifest.saved_at,
+        "world_size": None if manifest is None else manifest.world_size,
+        "size_bytes": entry.size_bytes,
+        "is_whole": entry.is_whole,
+        "faults": list(entry.faults),
+    }
+    if with_files:
+        files = {} if manifest is None else manifest.files
+        facts["files"] = {
+            name: {"bytes": file.bytes, "xxh3_128": file.xxh3_128, "sha256": file.sha256}
+            for name, file in files.items()
+        }
+    return facts
+
+
+def _verdict(entry: Found, *, deep: bool) -> list[str]:
+    """One line, and with ``deep`` one for each file, in the form that ``sha256sum --check`` reads."""
+    if not entry.is_whole:
+        return [f"{shown(entry.path)}: BAD: {'; '.join(shown(fault) for fault in entry.faults)}"]
+    assert entry.manifest is not None, "without a manifest there is a fault"
+    files = entry.manifest.files
+    line = f"{shown(entry.path)}: whole ({counted(len(files), 'file', 'files')}, {size(entry.size_bytes)})"
+    sums = [f"{file.sha256}  {shown(entry.path / name)}" for name, file in files.items()] if deep else []
+    return [line, *sums]
