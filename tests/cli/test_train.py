@@ -168,6 +168,7 @@ from trainwright import DefaultTrainer
 class Kill(HookBase):
     def after_step(self):
         if self.trainer.iter == {iteration}:
+            self.trainer.checkpointer.wait()  # else it is a matter of luck which one is there
             os.kill(os.getpid(), signal.SIGKILL)
 
 build_hooks = DefaultTrainer.build_hooks

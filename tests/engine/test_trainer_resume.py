@@ -1,5 +1,7 @@
 """StoppedError and resumed, a run of the objects door ends where the uninterrupted one does, bit for bit."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,29 @@ def test_interrupted_and_resumed_is_uninterrupted(
         for name in ("whole", "cut")
     ]
     assert timeless[0] == timeless[1]
+
+
+@pytest.mark.parametrize(("number", "ends_with"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_saves_and_stops_between_two_updates(
+    number: signal.Signals, ends_with: type[BaseException], tmp_path: Path
+) -> None:
+    """In the middle of an accumulation window: the window is finished first."""
+    settings = {"gradient_accumulation_steps": 3, "save_steps": 100}
+    whole = Trainer(net(), config(tmp_path / "whole", **settings), DATA)
+    whole.train()
+
+    class Told(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            if self.state.global_step == 5:
+                os.kill(os.getpid(), number)
+            return super().training_step(batch)
+
+    with pytest.raises(ends_with):
+        Told(net(), config(tmp_path / "cut", **settings), DATA).train()
+    resumed = Trainer(net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA)
+    assert resumed.state.global_step == 6
+    resumed.train()
+    assert torch.equal(weights(resumed), weights(whole))
 
 
 def test_a_run_goes_on_from_a_path_in_another_folder(tmp_path: Path) -> None:

@@ -82,3 +82,12 @@ def test_reading_an_empty_buffer_and_windows_of_nothing_are_refused():
         filled([1]).avg(0)
     with pytest.raises(UserError, match="max_length"):
         HistoryBuffer(0)
+
+
+def test_values_since_an_iteration_are_those_of_it_and_later():
+    history = HistoryBuffer(max_length=4)
+    for value, iteration in [(1.0, 3), (2.0, 4), (3.0, 4), (math.nan, 6)]:
+        history.update(value, iteration)
+    assert history.values_since(7) == []
+    assert str(history.values_since(4)) == "[(2.0, 4), (3.0, 4), (nan, 6)]"
+    assert history.values_since(0)[0] == (1.0, 3)

@@ -59,7 +59,7 @@ class TrainerBase:
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         self.iterations_done = self.start_iter
         self.max_iter = self.max_iter if max_iter is None else max_iter
-        if self.start_iter >= self.max_iter:
+        if self.start_iter >= self.max_iter and not self._is_resumed():
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
             return self.last_eval_results
 
@@ -128,6 +128,13 @@ class TrainerBase:
         """Who makes the steps (its ``iter`` is kept up to date), and the call that makes one; settled once."""
         return self, self.run_step
 
+    def _is_resumed(self) -> bool:
+        """Whether a checkpoint was loaded, the run of which may have been killed after its last iteration.
+
+        Then what comes behind that is done, for the second time perhaps: evaluation, final and best checkpoint.
+        """
+        return False
+
     def _before_first_step(self) -> None:
         """The last thing before the first iteration, when every hook is ready."""
 
@@ -141,14 +148,14 @@ class TrainerBase:
 
     def _after_failure(self, error: BaseException) -> None:
         # For log.txt alone: whoever catches the error shows it.
-        cause = None if isinstance(error, UserError | KeyboardInterrupt) else error
-        logger.error(
-            "Training failed in iteration %d: %s",
-            self.iter,
-            str(error) or type(error).__name__,
-            exc_info=cause,
-            extra=FILE_ONLY,
-        )
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            logger.info("Training was stopped in iteration %d.", self.iter, extra=FILE_ONLY)
+        else:
+            cause = None if isinstance(error, UserError) else error
+            logger.error("Training failed in iteration %d: %s", self.iter, error, exc_info=cause, extra=FILE_ONLY)
+        self.storage.iter = max(
+            self.start_iter, self.iterations_done - 1
+        )  # what is written now is of the last one done
         try:
             self.after_train()
         except Exception:

@@ -1,12 +1,23 @@
 """How far a training is: what a checkpoint holds beside model, optimizer and schedule."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.randomness import random_state, set_random_state
+from trainwright.hooks.finite import FiniteCheck
 from trainwright.parallel.dist import all_gather_object, get_rank
+
+logger = logging.getLogger("trainwright.engine")
+
+# Settings that a resume may find changed, and what becomes of that.
+_CHANGES = {
+    "lr": "without effect, the optimizer goes on as it was; a run begun anew with the weights alone takes the new one",
+    "seed": "from here on samples come in another order, and some of this epoch may come twice or not at all",
+    "num_samples": "from here on samples come in another order, and some of this epoch may come twice or not at all",
+}
 
 
 @runtime_checkable
@@ -25,18 +36,27 @@ class TrainingProgress:
     trainer calls when it is about to make the first step, since building its parts draws random numbers.
     """
 
-    def __init__(self, trainer: TrainerBase, parts: Mapping[str, object]) -> None:
-        """``parts``: the other things in the checkpoints, by name. A resume must find them of the same class."""
+    def __init__(self, trainer: TrainerBase, parts: Mapping[str, object], **settings: float | None) -> None:
+        """``parts``: the other things in the checkpoints, by name. A resume must find them of the same class.
+
+        ``settings``: the run's ``lr``, ``seed`` and ``num_samples``, as far as known. A resume with others is told what
+        that means.
+        """
         self._trainer = trainer
+        self._settings = settings
         self._classes = {name: type(part).__name__ for name, part in parts.items() if part is not None}
         self._loaded: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
+        for hook in self._trainer._hooks:
+            if isinstance(hook, FiniteCheck):
+                hook.check()
         return {
             # Not the storage's iteration: when a due checkpoint is taken, that is the coming one already.
             "iterations_done": self._trainer.iterations_done,
             "consumed_samples": self._trainer.samples_done,
             "classes": self._classes,
+            "settings": self._settings,
             "random": all_gather_object(random_state()),
             "hooks": [
                 {"class": type(hook).__name__, "state": hook.state_dict()}
@@ -53,9 +73,17 @@ class TrainingProgress:
                     f"The checkpoint holds the state of {name} {there}; this run has {here}, which cannot take it over."
                     f" Go on with {there}, or begin anew with its weights alone."
                 )
+        for name, before in state.get("settings", {}).items():
+            if None not in (before, now := self._settings.get(name)) and before != now:
+                logger.warning("Resumed with %s %s, begun with %s: %s.", name, now, before, _CHANGES[name])
         self._loaded = state
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
         self._trainer.samples_done = state["consumed_samples"]
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether a state waits for :meth:`restore`."""
+        return self._loaded is not None
 
     def restore(self) -> None:
         """Bring back, for a resumed training, what only counts from its first step on."""

@@ -1,20 +1,13 @@
 """What the objects door does around its steps: as the hooks of the other door, but due by steps and epochs."""
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainwright.engine.run_folder import RunFolder
-from trainwright.events.writers import (
-    ConsoleWriter,
-    CSVWriter,
-    EventWriter,
-    JSONWriter,
-    ProgressWriter,
-    TensorBoardWriter,
-)
+from trainwright.events.writers import EventWriter
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.checkpoint import Saver
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.writers import PeriodicWriter
 
@@ -43,7 +36,8 @@ class SaveSteps(HookBase):
     It is taken between updates, when every hook has finished the one before.
     """
 
-    def __init__(self, is_due: IsDue, save: Callable[[], None]) -> None:
+    def __init__(self, checkpointer: Saver, is_due: IsDue, save: Callable[[], None]) -> None:
+        self._checkpointer = checkpointer
         self._is_due = is_due
         self._save = save
         self._due: int | None = None  # the update to be saved
@@ -63,6 +57,7 @@ class SaveSteps(HookBase):
         if is_finished or (self._due is not None and self.trainer.iter == self._due + 1):
             self._save()
         self._due = None
+        self._checkpointer.wait(alone=not is_finished)
 
 
 class WriteSteps(PeriodicWriter):
@@ -74,20 +69,12 @@ class WriteSteps(PeriodicWriter):
 
     def after_step(self) -> None:
         if self._is_due() or self.trainer.iter + 1 == self.trainer.max_iter:
+            self.trainer.storage.written = self.trainer.iter
             self._write()
 
     def _write(self) -> None:
         self.trainer.storage.samples = self.trainer.consumed_samples
         super()._write()
-
-
-def writers_for(folder: str, max_iter: int, batch_size: int, *, progress_bar: bool) -> list[EventWriter]:
-    """Where metrics go. ``batch_size``: samples of an update, 0 if unknown."""
-    writers: list[EventWriter] = [ConsoleWriter(batch_size, max_iter)]
-    if progress_bar and sys.stdout.isatty():
-        writers.append(ProgressWriter(max_iter, batch_size=batch_size or None, file=sys.stdout))
-    files = [JSONWriter(f"{folder}/metrics.json"), CSVWriter(f"{folder}/metrics.csv"), TensorBoardWriter(folder)]
-    return [*writers, *files]
 
 
 class TrainerFolder(RunFolder):

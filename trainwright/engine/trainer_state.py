@@ -15,8 +15,10 @@ class TrainerState(TrainingProgress):
     While a step runs it is counted already. A checkpoint also holds what the base class does.
     """
 
-    def __init__(self, trainer: TrainerBase, plan: StepPlan, parts: Mapping[str, object]) -> None:
-        super().__init__(trainer, parts)
+    def __init__(
+        self, trainer: TrainerBase, plan: StepPlan, parts: Mapping[str, object], **settings: float | None
+    ) -> None:
+        super().__init__(trainer, parts, **settings)
         self._plan = plan
         self.global_step = 0
         self.step_before = 0  # what global_step was before the newest update

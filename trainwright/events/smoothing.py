@@ -83,6 +83,13 @@ class HistoryBuffer:
             count += 1
         return self._last(count)
 
+    def values_since(self, iteration: int) -> list[tuple[float, int]]:
+        """``(value, iteration)`` of the values kept that belong to ``iteration`` or a later one, oldest first."""
+        first = len(self._values)
+        while first > 0 and self._iterations[first - 1] >= iteration:
+            first -= 1
+        return list(zip(self._values[first:], self._iterations[first:], strict=True))
+
     def state_dict(self, max_values: int) -> HistoryState:
         """The last ``max_values`` values and what the global mean needs."""
         kept = min(max_values, self.max_length)

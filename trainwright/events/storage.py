@@ -30,6 +30,7 @@ class StorageState(TypedDict):
     """JSON-able state of a storage."""
 
     samples: int
+    written: int | None
     scalars: dict[str, ScalarState]
 
 
@@ -64,7 +65,9 @@ class EventStorage:
     """Where the parts of a run put their metrics, and where hooks and writers read them.
 
     ``iter`` is the iteration that values put now belong to; ``samples`` counts training samples consumed. Both are set
-    by the trainer (or by ``step`` in a loop of your own).
+    by the trainer (or by ``step`` in a loop of your own). ``written`` is the iteration after which the writers last
+    wrote as they were to, None where nobody says so. The files of a resumed run go on behind it, from
+    ``first_unwritten`` on: a row that a stop has added in between is not in a run that was never stopped.
 
     >>> with EventStorage() as storage:
     ...     for _ in range(3):
@@ -78,6 +81,8 @@ class EventStorage:
         self.start_iter = start_iter
         self.iter = start_iter
         self.samples = 0
+        self.written: int | None = None
+        self.first_unwritten = start_iter
         self._prefix = ""
         self._pending: list[tuple[str, float | Tensor, int]] = []
         self._histories: dict[str, HistoryBuffer] = {}
@@ -205,6 +210,7 @@ class EventStorage:
         self._flush()
         return {
             "samples": self.samples,
+            "written": self.written,
             "scalars": {
                 name: {**history.state_dict(_MAX_SAVED), "smoothing_hint": self._hints[name]}
                 for name, history in self._histories.items()
@@ -216,7 +222,8 @@ class EventStorage:
         self._pending.clear()
         self._histories.clear()
         self._hints.clear()
-        self.samples = state["samples"]
+        self.samples, self.written = state["samples"], state.get("written")
+        self.first_unwritten = self.start_iter if self.written is None else min(self.start_iter, self.written + 1)
         for name, scalar in state["scalars"].items():
             self._histories[name] = HistoryBuffer()
             self._histories[name].load_state_dict(scalar)

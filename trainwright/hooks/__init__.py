@@ -4,6 +4,8 @@ from trainwright.hooks.base import HookBase
 from trainwright.hooks.callback_hook import CallbackHook
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
 from trainwright.hooks.evaluate import EvalHook
+from trainwright.hooks.finite import FiniteCheck, NonFiniteError
+from trainwright.hooks.interruptions import Interruptions
 from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.timer import IterationTimer
 from trainwright.hooks.writers import PeriodicWriter
@@ -17,4 +19,7 @@ __all__ = [
     "PeriodicCheckpointer",
     "BestCheckpointer",
     "EvalHook",
+    "FiniteCheck",
+    "NonFiniteError",
+    "Interruptions",
 ]

@@ -12,8 +12,9 @@ logger = logging.getLogger("trainwright.hooks")
 class IterationTimer(HookBase):
     """Put the seconds of each iteration as ``time``, and log the whole at the end.
 
-    The first ``warmup_iter`` iterations are left out: they are slower than the rest. Hooks are timed apart: ``time`` is
-    from this hook's ``before_step`` to its ``after_step``, so it stands first in the list.
+    The first ``warmup_iter`` iterations of a run are left out: they are slower than the rest. Not so after a resume,
+    where the same iterations shall have a time as without one. Hooks are timed apart: ``time`` is from this hook's
+    ``before_step`` to its ``after_step``, so it stands first in the list.
     """
 
     def __init__(self, warmup_iter: int = 3) -> None:
@@ -26,7 +27,7 @@ class IterationTimer(HookBase):
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
         self._steps_total = 0.0
-        self._first_timed = self.trainer.start_iter + self._warmup_iter
+        self._first_timed = self._warmup_iter
 
     def before_step(self) -> None:
         self._step_start = time.perf_counter()

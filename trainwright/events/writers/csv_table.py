@@ -37,7 +37,7 @@ class CSVWriter(EventWriter):
         if storage is not self._storage:
             if not storage.latest():
                 return
-            self._last_written = self._make_ready(storage.start_iter)
+            self._last_written = self._make_ready(storage.first_unwritten, is_new_run=storage.start_iter == 0)
             self._storage = storage
         rows = rows_after(storage, self._last_written, self._window_size)
         if not rows:
@@ -56,17 +56,17 @@ class CSVWriter(EventWriter):
     def close(self) -> None:
         self._file.close()
 
-    def _make_ready(self, start_iter: int) -> int:
-        """Leave in the file only whole rows before ``start_iter``; return the last iteration among them, or -1."""
+    def _make_ready(self, first: int, *, is_new_run: bool) -> int:
+        """Leave in the file only whole rows before iteration ``first``; return the last one among them, or -1."""
         self._file.close()
         self._columns = []
         if not self._file.has_content():
             return -1
         columns, rows = self._read()
-        if start_iter == 0 or columns[:1] != ["iteration"]:
+        if is_new_run or columns[:1] != ["iteration"]:
             logger.info("%s: the rows of an earlier run are kept in %s.", self._file.path, self._file.keep_beside())
             return -1
-        kept = [row for row in rows if int(row["iteration"]) < start_iter]
+        kept = [row for row in rows if int(row["iteration"]) < first]
         self._rewrite(columns, kept)
         return max((int(row["iteration"]) for row in kept), default=-1)
 

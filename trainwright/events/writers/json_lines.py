@@ -35,7 +35,7 @@ class JSONWriter(EventWriter):
         if storage is not self._storage:
             if not storage.latest():
                 return
-            self._last_written = self._make_ready(storage.start_iter)
+            self._last_written = self._make_ready(storage.first_unwritten, is_new_run=storage.start_iter == 0)
             self._storage = storage
         rows = rows_after(storage, self._last_written, self._window_size)
         if rows:
@@ -45,17 +45,17 @@ class JSONWriter(EventWriter):
     def close(self) -> None:
         self._file.close()
 
-    def _make_ready(self, start_iter: int) -> int:
-        """Leave in the file only whole rows before ``start_iter``; return the last iteration among them, or -1."""
+    def _make_ready(self, first: int, *, is_new_run: bool) -> int:
+        """Leave in the file only whole rows before iteration ``first``; return the last one among them, or -1."""
         self._file.close()
         if not self._file.has_content():
             return -1
-        if start_iter == 0:
+        if is_new_run:
             logger.info("%s: the rows of an earlier run are kept in %s.", self._file.path, self._file.keep_beside())
             return -1
         old = self._file.path.read_bytes()
         rows = [(line, _iteration(line)) for line in old.splitlines()]
-        kept = [(line, iteration) for line, iteration in rows if iteration is not None and iteration < start_iter]
+        kept = [(line, iteration) for line, iteration in rows if iteration is not None and iteration < first]
         new = b"".join(line + b"\n" for line, _ in kept)
         if new != old:
             self._file.replace(new)
@@ -63,7 +63,7 @@ class JSONWriter(EventWriter):
                 "%s: cut %d rows that iteration %d and later will write again.",
                 self._file.path,
                 len(rows) - len(kept),
-                start_iter,
+                first,
             )
         return max((iteration for _, iteration in kept), default=-1)
 

@@ -36,14 +36,14 @@ class TensorBoardWriter(EventWriter):
         if storage is not self._storage:
             self.close()
             self._storage = storage
-            self._last_written = storage.start_iter - 1
+            self._last_written = storage.first_unwritten - 1
             self._last_figure = 0
         rows = rows_after(storage, self._last_written, self._window_size)
         figures = storage.figures(after=self._last_figure)
         if not (rows or figures):
             return
         if self._summary is None:
-            self._summary = _open(self._log_dir, purge_step=max(storage.start_iter, self._last_written + 1))
+            self._summary = _open(self._log_dir, purge_step=self._last_written + 1)
         for iteration, row in rows.items():
             for name, value in row.items():
                 self._summary.add_scalar(name, value, iteration)

@@ -1,0 +1,81 @@
+"""A run of the command that is told to stop, and started again with the same command line."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TIMINGS = {"time", "data_time"}
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    read = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMINGS} for row in read]
+
+
+def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainwright.cli.main", "train", *arguments, "--resume", f"train.output_dir={folder}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_rows(folder: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (folder / "metrics.json").exists() and len((folder / "metrics.json").read_text().splitlines()) >= count:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the run has not come so far")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_stopped_and_started_again_is_as_never_stopped(
+    finished, short, sha, environment, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    folder = tmp_path / "output"
+    arguments = [str(finished.config), *short]
+    process = start(arguments, folder, environment)
+    wait_for_rows(folder, 2)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "Traceback" not in output
+    if number != signal.SIGKILL:
+        saved = re.search(rf"{number.name}: saved after iteration (\d+); stopping, a resume goes on from there", output)
+        assert saved is not None, output
+        assert (folder / "last_checkpoint").read_text() == f"model_{int(saved[1]):07d}"
+
+    again = start(arguments, folder, environment)
+    output, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, output
+    if number != signal.SIGKILL:
+        assert f"Iterations {int(saved[1]) + 1} to 60" in output
+    assert rows(folder) == rows(finished.folder)
+    for name in ("model_final", "model_best"):
+        assert sha(folder / name) == sha(finished.folder / name)
+    assert not [entry for entry in folder.iterdir() if entry.name.startswith(".tmp")]
+
+
+def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    process = start([str(finished.config), *short, "train.checkpointer.max_to_keep=10"], folder, environment)
+    wait_for_rows(folder, 2)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    saved = re.search(r"SIGUSR1: saved after iteration (\d+); going on", output)
+    assert saved is not None, output
+    assert (folder / f"model_{int(saved[1]):07d}" / "manifest.json").is_file()
+    assert sha(folder / "model_final") == sha(finished.folder / "model_final")
+    assert rows(folder) == rows(finished.folder)

@@ -1,0 +1,200 @@
+"""Interrupted and resumed is uninterrupted, bit for bit, whatever the number of workers in each part.
+
+After every iteration the whole state is hashed: weights, buffers, optimizer, schedule, random numbers, batch, loss.
+The model has dropout and batch norm, the data are augmented with all three generators, two micro-batches make an update.
+An epoch has 25 samples and an update takes 8, so three updates are not quite an epoch.
+"""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainwright import DefaultTrainer, LazyCall, get_config
+from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.hooks import CallbackHook
+
+ITERATIONS = 14
+
+
+class Augmented(Dataset):
+    def __init__(self, length: int = 25, seed: int = 0) -> None:
+        self.points = torch.randn(length, 4, generator=torch.Generator().manual_seed(seed))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = random.gauss(0, 0.1) + np.random.normal(0, 0.1) + torch.randn(4) * 0.1
+        return {"inputs": self.points[index] + noise, "labels": int(self.points[index].sum() > 0)}
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 2))
+        self.seen: list[Tensor] = []
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.body(inputs)
+        if not self.training:
+            return {"prediction_scores": scores}
+        self.seen.append(inputs.clone())
+        return {"loss": F.cross_entropy(scores, labels)}
+
+
+def config(folder: Path, *, num_workers: int, **train: Any) -> DictConfig:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    cfg.dataloader = {
+        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Augmented)(), num_workers=num_workers),
+        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Augmented)(seed=1), num_workers=0)],
+    }
+    cfg.optim.lr = 0.02
+    cfg.train.update(
+        {
+            "output_dir": str(folder),
+            "train_iter": ITERATIONS,
+            "warmup_ratio": 0.2,
+            "train_micro_batch_size": 4,
+            "num_accumulation_steps": 2,
+            "log_period": 3,
+            "resume": True,
+            "checkpointer": {"period": 1, "max_to_keep": 2},
+            "evaluation": {"eval_period": 5},
+            "topk": [1],
+            **train,
+        }
+    )
+    return cfg
+
+
+def digest(value: Any) -> str:
+    """Of every number in a state, in order."""
+    hashed = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, Tensor):
+            hashed.update(item.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(item, dict):
+            for key in item:
+                add((str(key), item[key]))
+        elif isinstance(item, list | tuple):
+            for part in item:
+                add(part)
+        else:
+            hashed.update(repr(item).encode())
+
+    add(value)
+    return hashed.hexdigest()
+
+
+def state_of(trainer: Any) -> dict[str, str]:
+    _, keys, position, *_ = np.random.get_state()
+    parts = {
+        "batch": trainer.model.seen,
+        "weights": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "schedule": trainer.lr_scheduler.state_dict(),
+        "random": [random.getstate(), keys.tolist(), position, torch.get_rng_state()],
+        "metrics": {n: v for n, v in trainer.storage.latest().items() if n not in ("time", "data_time")},
+    }
+    trainer.model.seen = []
+    return {name: digest(part) for name, part in parts.items()}
+
+
+class StopHereError(Exception):
+    pass
+
+
+def run(cfg: DictConfig, stop: int | None = None) -> dict[int, dict[str, str]]:
+    """Train until iteration ``stop`` is about to begin; what was after each iteration."""
+    trainer = DefaultTrainer(cfg)
+    history: dict[int, dict[str, str]] = {}
+
+    def note(t: Any) -> None:
+        history[t.iter] = state_of(trainer)
+
+    def leave(t: Any) -> None:
+        if t.iter == stop:
+            raise StopHereError
+
+    trainer.register_hooks([CallbackHook(before_step=leave, after_step=note)])
+    if stop is None:
+        trainer.train()
+    else:
+        with pytest.raises(StopHereError):
+            trainer.train()
+    return history
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    read = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in ("time", "data_time")} for row in read]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, dict[str, str]], list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("whole")
+    history = run(config(folder, num_workers=0))
+    assert list(history) == list(range(ITERATIONS))
+    assert len({state["batch"] for state in history.values()}) == ITERATIONS
+    return history, rows(folder)
+
+
+STOPS = {
+    "after the first step": [1],
+    "twice in an epoch": [4, 5],
+    "at an evaluation": [5],
+    "around the end of an epoch": [2, 3, 4],
+    "before the last step": [ITERATIONS - 1],
+    "at every step": list(range(1, ITERATIONS)),
+}
+
+
+@pytest.mark.parametrize("workers", [[0], [2, 0], [0, 2, 1]], ids=lambda workers: f"workers-{workers}")
+@pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
+def test_interrupted_and_resumed_is_uninterrupted(
+    whole: tuple[dict[int, dict[str, str]], list[dict[str, Any]]], tmp_path: Path, stops: list[int], workers: list[int]
+) -> None:
+    history: dict[int, dict[str, str]] = {}
+    for number, stop in enumerate([*stops, None]):
+        part = run(config(tmp_path, num_workers=workers[number % len(workers)]), stop)
+        assert not history.keys() & part.keys(), "no iteration is trained twice"
+        history |= part
+    expected, expected_rows = whole
+    for iteration, state in expected.items():
+        assert history[iteration] == state, iteration
+    assert rows(tmp_path) == expected_rows
+
+
+def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
+    run(config(tmp_path, num_workers=0))
+    before = rows(tmp_path)
+    assert run(config(tmp_path, num_workers=0)) == {}
+    assert rows(tmp_path) == before
+
+
+def test_settings_that_a_resume_finds_changed_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(config(tmp_path, num_workers=0, train_iter=4))
+    cfg = config(tmp_path, num_workers=0, train_iter=5, seed=7)
+    cfg.optim.lr = 0.5
+    trainer = DefaultTrainer(cfg)
+    assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.02
+    said = [record.message for record in caplog.records if record.message.startswith("Resumed with")]
+    assert [line.split(":")[0] for line in said] == [
+        "Resumed with lr 0.5, begun with 0.02",
+        "Resumed with seed 7, begun with 1234",
+    ]
+    caplog.clear()
+    DefaultTrainer(config(tmp_path, num_workers=0, train_iter=5))
+    assert "Resumed with" not in caplog.text

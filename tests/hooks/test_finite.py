@@ -1,0 +1,183 @@
+"""What is looked at for NaN and infinity, when, and what is said."""
+
+import logging
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.config.errors import ConfigError, UserError
+from trainwright.engine.loop import TrainerBase
+from trainwright.hooks import CallbackHook, FiniteCheck, NonFiniteError
+
+NAN, INF = math.nan, math.inf
+
+
+class Trainer(TrainerBase):
+    """Puts what ``put`` says for each iteration."""
+
+    def __init__(self, put: Callable[[int], dict[str, Any]], *hooks: Any) -> None:
+        super().__init__()
+        self.put = put
+        self.model: Any = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        self.register_hooks(hooks)
+
+    def run_step(self) -> None:
+        self.storage.put_scalars(**self.put(self.iter))
+
+
+def loss_at(values: dict[int, float]) -> Callable[[int], dict[str, Any]]:
+    return lambda iteration: {"total_loss": torch.tensor(values.get(iteration, 1.0))}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("bad", [0, 4, 5, 9, 11])
+def test_a_bad_loss_stops_the_training_in_its_log_period_with_iteration_and_name(bad: int) -> None:
+    trainer = Trainer(loss_at({bad: NAN}), FiniteCheck(period=5))
+    with pytest.raises(NonFiniteError, match=rf"Iteration {bad}: total_loss is nan\..*All parameters are finite"):
+        trainer.train(0, 12)
+    assert trainer.iter == min(bad // 5 * 5 + 4, 11)
+
+
+def test_every_iteration_and_every_name_is_told() -> None:
+    def put(iteration: int) -> dict[str, Any]:
+        return {
+            "main_loss": INF if iteration in (3, 4, 6) else 1.0,
+            "grad_norm": NAN if iteration == 3 else 1.0,
+            "lr": NAN,
+            "time": INF,
+        }
+
+    with pytest.raises(NonFiniteError, match=r"Iterations 3-4, 6: main_loss is inf, grad_norm is nan in iteration 3"):
+        Trainer(put, FiniteCheck(period=10)).train(0, 30)
+
+
+def test_results_of_evaluations_are_not_losses_of_the_training() -> None:
+    def evaluate(trainer: Any) -> None:
+        trainer.storage.put_scalar("val_loss", NAN, smoothing_hint=False)
+
+    Trainer(loss_at({}), CallbackHook(after_step=evaluate), FiniteCheck(period=1)).train(0, 3)
+
+
+def test_who_is_due_by_something_else_says_so() -> None:
+    due: list[int] = []
+    trainer = Trainer(loss_at({1: NAN}))
+    trainer.register_hooks([FiniteCheck(is_due=lambda: due.append(trainer.iter) or trainer.iter == 6)])
+    with pytest.raises(NonFiniteError):
+        trainer.train(0, 20)
+    assert (trainer.iter, due) == (6, list(range(7)))
+
+
+def test_a_resumed_run_does_not_look_at_what_was_before() -> None:
+    check = FiniteCheck(period=2)
+    trainer = Trainer(loss_at({}), check)
+    trainer.register_hooks(
+        [CallbackHook(before_step=lambda t: t.iter == 10 and t.storage.load_state_dict(earlier.storage.state_dict()))]
+    )
+    earlier = Trainer(loss_at({3: NAN}))
+    earlier.train(0, 10)
+    trainer.train(10, 14)
+
+
+def test_check_looks_at_once_and_again_after_it_has_raised() -> None:
+    check = FiniteCheck(period=1000)
+    seen = []
+
+    def save(trainer: Any) -> None:
+        if trainer.iter == 3:
+            for _ in range(2):
+                with pytest.raises(NonFiniteError, match="Iteration 1"):
+                    check.check()
+                seen.append(trainer.iter)
+
+    with pytest.raises(NonFiniteError, match="Iteration 1"):
+        Trainer(loss_at({1: INF}), check, CallbackHook(before_step=save)).train(0, 5)
+    assert seen == [3, 3]
+
+
+def spoil(trainer: Any) -> None:
+    if trainer.iter == 2:
+        with torch.no_grad():
+            trainer.model[0].weight[0, 1] = INF
+            trainer.model[1].bias[0] = NAN
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_check_finds_parameters_that_no_loss_has_shown(policy: Any) -> None:
+    check = FiniteCheck(period=1000, policy=policy)
+    checks = CallbackHook(before_step=lambda t: check.check())
+    with pytest.raises(NonFiniteError, match=r"After iteration 2: 2 parameters \(0\.weight, 1\.bias\) are"):
+        Trainer(loss_at({}), check, checks, CallbackHook(after_step=spoil)).train(0, 5)
+
+
+def test_the_error_of_a_loss_tells_which_parameters_it_has_spoilt() -> None:
+    with pytest.raises(NonFiniteError, match=r"By now 2 parameters \(0\.weight, 1\.bias\) are not finite"):
+        Trainer(loss_at({3: NAN}), CallbackHook(after_step=spoil), FiniteCheck(period=5)).train(0, 5)
+
+
+def test_buffers_frozen_parameters_and_large_finite_ones_are_no_cause() -> None:
+    check = FiniteCheck(period=1)
+    trainer = Trainer(loss_at({}), check, CallbackHook(before_step=lambda t: check.check()))
+    with torch.no_grad():
+        trainer.model[1].running_mean.fill_(INF)
+        trainer.model[0].weight.fill_(3e38)  # its square is infinite
+        trainer.model[0].bias.fill_(NAN).requires_grad_(False)
+        trainer.model.append(nn.Linear(300, 300).half())
+        trainer.model[2].weight.fill_(60000.0)
+    trainer.train(0, 2)
+
+
+def test_warn_says_it_once_for_a_row_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    bad = {3: NAN, 4: NAN, 5: INF, 6: NAN, 12: NAN}
+    check = FiniteCheck(period=5, policy="warn")
+    Trainer(loss_at(bad), check, CallbackHook(after_step=spoil, before_step=lambda t: check.check())).train(0, 20)
+    said = warnings_of(caplog)
+    assert [line.partition(".")[0] for line in said] == [
+        "Iteration 3: total_loss is nan",
+        "Iteration 12: total_loss is nan",
+    ]
+
+
+def test_warn_says_a_row_that_lies_in_one_period_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    Trainer(loss_at({1: NAN, 2: INF, 7: NAN, 11: NAN}), FiniteCheck(period=10, policy="warn")).train(0, 20)
+    assert [line.partition(".")[0] for line in warnings_of(caplog)] == [
+        "Iterations 1-2, 7: total_loss is nan in iteration 1",
+        "Iteration 11: total_loss is nan",
+    ]
+
+
+def test_skip_tells_each_update_that_was_left_out_and_what_was_not(caplog: pytest.LogCaptureFixture) -> None:
+    def put(iteration: int) -> dict[str, Any]:
+        return {"total_loss": NAN if iteration in (2, 3, 6, 8) else 1.0}
+
+    def skipped(trainer: Any) -> None:
+        is_skipped = torch.tensor(trainer.iter in (2, 3, 6))
+        trainer.storage.put_scalar("skipped_update", is_skipped, smoothing_hint=False)
+
+    Trainer(put, CallbackHook(after_step=skipped), FiniteCheck(period=5, policy="skip")).train(0, 10)
+    assert [line.partition(".")[0] for line in warnings_of(caplog)] == [
+        "Iterations 2-3: total_loss is nan in iteration 2",
+        "Iteration 6: total_loss is nan",
+        "Iteration 8: total_loss is nan",
+    ]
+    assert ["Left out" in line for line in warnings_of(caplog)] == [True, True, False]
+
+
+def test_the_error_is_the_users_with_an_exit_code_and_can_go_to_another_process() -> None:
+    error = NonFiniteError("text")
+    assert isinstance(error, FloatingPointError)
+    assert isinstance(error, UserError)
+    assert error.exit_code == 1
+    assert str(pickle.loads(pickle.dumps(error))) == "text"
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'stop', 'skip' or 'warn'"):
+        FiniteCheck(policy="halt")  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""Real signals, sent by the process to itself in the middle of a step."""
+
+import logging
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from trainwright.engine.loop import TrainerBase
+from trainwright.hooks import CallbackHook, HookBase, Interruptions
+
+
+class Saver:
+    """Notes what it is asked for; its save in the background has failed with ``failure``."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.waited = 0
+
+    def has_failed(self) -> bool:
+        return self.failure is not None
+
+    def wait(self) -> None:
+        self.waited += 1
+        if self.failure is not None:
+            raise self.failure
+
+
+class Trainer(TrainerBase):
+    """``signals``: which come in the middle of which iteration."""
+
+    def __init__(self, signals: dict[int, list[signal.Signals]] | None = None) -> None:
+        super().__init__()
+        self.signals = signals or {}
+        self.saver = Saver()
+        self.done: list[int] = []
+        self.saved: list[int] = []
+        self.register_hooks([Interruptions(self.saver, lambda: self.saved.append(self.iterations_done - 1))])
+
+    def run_step(self) -> None:
+        for number in self.signals.get(self.iter, []):
+            os.kill(os.getpid(), number)
+        self.done.append(self.iter)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Any:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before, "a training leaves handlers as they were"
+
+
+def test_sigterm_finishes_the_iteration_saves_and_ends_with_143(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer({3: [signal.SIGTERM]})
+    with caplog.at_level(logging.INFO, "trainwright"), pytest.raises(SystemExit) as stopped:
+        trainer.train(0, 8)
+    assert stopped.value.code == 143
+    assert (trainer.done, trainer.saved) == ([0, 1, 2, 3], [3])
+    assert trainer.saver.waited == 2  # the save is on disk before the process ends
+    (line,) = [record.message for record in caplog.records if "SIG" in record.message]
+    assert line == "SIGTERM: saved after iteration 3; stopping, a resume goes on from there."
+
+
+def test_sigint_ends_as_ctrl_c_does() -> None:
+    trainer = Trainer({3: [signal.SIGINT]})
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 8)
+    assert (trainer.done, trainer.saved) == ([0, 1, 2, 3], [3])
+
+
+def test_after_a_first_sigint_the_next_ends_the_process_at_once() -> None:
+    handlers = []
+    trainer = Trainer({3: [signal.SIGINT]})
+    trainer._hooks.insert(0, CallbackHook(after_step=lambda t: handlers.append(signal.getsignal(signal.SIGINT))))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 8)
+    assert handlers[-1] is signal.SIG_DFL
+    assert signal.SIG_DFL not in handlers[:-1]
+
+
+def test_sigusr1_saves_and_goes_on_every_time() -> None:
+    trainer = Trainer({2: [signal.SIGUSR1], 5: [signal.SIGUSR1, signal.SIGUSR1]})
+    trainer.train(0, 8)
+    assert (trainer.done, trainer.saved) == (list(range(8)), [2, 5])
+
+
+def test_sigterm_wins_over_the_others() -> None:
+    trainer = Trainer({3: [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM]})
+    with pytest.raises(SystemExit):
+        trainer.train(0, 8)
+    assert trainer.saved == [3]
+
+
+def test_nothing_is_saved_where_nothing_was_trained() -> None:
+    trainer = Trainer()
+    trainer._hooks.append(CallbackHook(before_train=lambda t: os.kill(os.getpid(), signal.SIGTERM)))
+    with pytest.raises(SystemExit):
+        trainer.train(5, 8)
+    assert (trainer.done, trainer.saved) == ([], [])
+
+
+def test_a_signal_in_the_last_iteration_lets_the_run_end_as_a_whole_one() -> None:
+    trainer = Trainer({7: [signal.SIGTERM]})
+    trainer.train(0, 8)
+    assert trainer.iter == 8
+
+
+def test_a_signal_in_the_final_evaluation_stops_it() -> None:
+    class Evaluation(HookBase):
+        def after_train(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("the evaluation goes on")
+
+    trainer = Trainer()
+    trainer._hooks.insert(0, Evaluation())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 3)
+
+
+def test_a_save_that_failed_in_the_background_ends_the_training_at_the_next_step() -> None:
+    trainer = Trainer()
+
+    def fail(t: Any) -> None:
+        if t.iter == 4:
+            trainer.saver.failure = OSError(28, "No space left on device")
+
+    trainer.register_hooks([CallbackHook(after_step=fail)])
+    with pytest.raises(OSError, match="No space left"):
+        trainer.train(0, 8)
+    assert trainer.done == [0, 1, 2, 3, 4]
+
+
+def test_what_the_program_was_started_to_ignore_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        trainer = Trainer({3: [signal.SIGINT]})
+        trainer.train(0, 8)
+        assert trainer.saved == []
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_training_in_another_thread_leaves_signals_alone() -> None:
+    trainer = Trainer()
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+    trainer.register_hooks([CallbackHook(after_step=lambda t: seen.append(signal.getsignal(signal.SIGTERM)))])
+    thread = threading.Thread(target=trainer.train, args=(0, 3))
+    thread.start()
+    thread.join()
+    assert trainer.done == [0, 1, 2]
+    assert set(seen) == {before}

@@ -1,0 +1,118 @@
+"""Signals, and saves that failed beside the training: acted on between two iterations, by all ranks at the same one."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Protocol
+
+from trainwright.hooks.base import HookBase
+from trainwright.parallel.dist import all_gather_object, get_world_size
+
+logger = logging.getLogger("trainwright.hooks")
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_SAVING: tuple[signal.Signals, ...] = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
+_MAX_ITERATIONS_APART = 1000
+
+
+class TrainingTerminated(SystemExit):
+    """SIGTERM came, and what was trained is saved. Ends the process with 143, what shells give for SIGTERM."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+class Saver(Protocol):
+    """What this hook needs of a :class:`~trainwright.checkpoint.Checkpointer`."""
+
+    def has_failed(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+
+class Interruptions(HookBase):
+    """SIGTERM and SIGINT: finish the iteration, save, and stop. SIGUSR1: save, and go on.
+
+    SIGTERM ends the training by :class:`TrainingTerminated`, SIGINT (Ctrl-C) by KeyboardInterrupt. A second SIGINT ends
+    the process at once, as it would without this hook; checkpoints are whole at every moment. Signals that the program
+    was started to ignore stay ignored, and outside of the main thread, where Python lets nobody handle signals, all are
+    left alone.
+
+    It stands last in the list, behind what saves by itself. One process looks at every iteration. Several agree: each
+    ``period_s`` seconds they tell each other what has come, at an iteration that all know beforehand, so that a signal
+    to one of them is enough.
+
+    Args:
+        save: saves what was trained so far, under the name of the last iteration done.
+    """
+
+    def __init__(self, checkpointer: Saver, save: Callable[[], None], *, period_s: float = 1.0) -> None:
+        self._checkpointer = checkpointer
+        self._save = save
+        self._period_s = period_s
+        self._came: set[int] = set()
+        self._previous: dict[int, Any] = {}
+        self._next_look = 0  # iteration
+        self._last_look: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
+
+    def before_train(self) -> None:
+        self._came.clear()
+        if threading.current_thread() is threading.main_thread():
+            for number in (*_STOPPING, *_SAVING):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._note)
+        if get_world_size() > 1:
+            self.before_step = self._before_step_of_many  # type: ignore[method-assign]
+            self._next_look = self.trainer.start_iter + 1
+            self._last_look = (self.trainer.start_iter, time.perf_counter())
+
+    def before_step(self) -> None:
+        if self._came or self._checkpointer.has_failed():
+            self._act(self._came)
+
+    def after_train(self) -> None:
+        while self._previous:
+            signal.signal(*self._previous.popitem())
+
+    def _before_step_of_many(self) -> None:
+        iteration = self.trainer.iter
+        if iteration < self._next_look:
+            return
+        before, then = self._last_look
+        now = time.perf_counter()
+        apart = round(self._period_s * (iteration - before) / max(now - then, 1e-6))
+        apart = min(max(1, apart), 2 * max(1, iteration - before), _MAX_ITERATIONS_APART)
+        seen = all_gather_object((self._came.copy(), self._checkpointer.has_failed(), apart))
+        self._last_look, self._next_look = (iteration, now), iteration + seen[0][2]
+        came = set[int]().union(*(signals for signals, _, _ in seen))
+        if came or any(has_failed for _, has_failed, _ in seen):
+            self._act(came)
+
+    def _act(self, came: set[int]) -> None:
+        """``came``: the signals that all ranks have agreed on."""
+        came = set(came)
+        self._came -= came
+        self._checkpointer.wait()  # raises what has failed
+        if not came:
+            return
+        is_trained = self.trainer.iterations_done > self.trainer.start_iter
+        if is_trained:  # else the checkpoint that this run has come from says it all
+            self._save()
+            self._checkpointer.wait()
+        stopping = [number for number in _STOPPING if number in came]
+        names = ", ".join(signal.Signals(number).name for number in sorted(came))
+        what = f"saved after iteration {self.trainer.iterations_done - 1}" if is_trained else "nothing was trained yet"
+        logger.info("%s: %s; %s.", names, what, "stopping, a resume goes on from there" if stopping else "going on")
+        if stopping:
+            raise TrainingTerminated if stopping[0] == signal.SIGTERM else KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if number in _STOPPING and self.trainer.iter >= self.trainer.max_iter:  # the last evaluation: all is saved
+            self.after_train()
+            raise TrainingTerminated if number == signal.SIGTERM else KeyboardInterrupt
+        self._came.add(number)
