@@ -177,17 +177,15 @@ def test_a_failed_save_is_raised_once_and_by_whatever_comes_next(tmp_path, monke
     monkeypatch.setattr(folder, "commit_folder", fail)
     called = []
     checkpointer.save("model_0000019", iteration=19, on_commit=lambda: called.append(True))
-    with pytest.raises(OSError, match="No space left on device.*model_0000019") as raised:
-        if ask == "save":
-            checkpointer.save("model_0000029", iteration=29)
-        elif ask == "load":
-            checkpointer.load(tmp_path / "model_0000009")
-        elif ask == "tag_last_checkpoint":
-            checkpointer.tag_last_checkpoint("model_0000009")
-        elif ask == "resume_or_load":
-            checkpointer.resume_or_load("")
-        else:
-            checkpointer.wait()
+    questions = {
+        "save": lambda: checkpointer.save("model_0000029", iteration=29),
+        "load": lambda: checkpointer.load(tmp_path / "model_0000009"),
+        "tag_last_checkpoint": lambda: checkpointer.tag_last_checkpoint("model_0000009"),
+        "resume_or_load": lambda: checkpointer.resume_or_load(""),
+        "wait": checkpointer.wait,
+    }
+    with pytest.raises(OSError, match=r"No space left on device.*model_0000019") as raised:
+        questions[ask]()
     assert "earlier checkpoints are as they were" in "".join(raised.value.__notes__)
     assert not called
     assert not checkpointer.has_failed()

@@ -27,7 +27,12 @@ def test_the_documented_values():
         10000,
         1234,
     )
-    assert train.checkpointer == {"period": 5000, "max_to_keep": 100, "save_model_after_n_epoch": None}
+    assert train.checkpointer == {
+        "period": 5000,
+        "max_to_keep": 100,
+        "save_model_after_n_epoch": None,
+        "asynchronous": True,
+    }
     assert (train.evaluation.eval_metric, train.evaluation.eval_mode, train.evaluation.eval_iter) == (
         "Acc@1",
         "max",

@@ -94,7 +94,8 @@ def test_all_ranks_stop_at_one_iteration_and_go_on_from_it(uninterrupted: Path, 
         re.findall(r"SIGTERM: saved after iteration (\d+); stopping", (folder / name).read_text())
         for name in ("log.txt", "log.txt.rank1")
     ]
-    assert said[0] == said[1] and len(said[0]) == 1, output
+    assert said[0] == said[1], output
+    assert len(said[0]) == 1, output
     stopped_after = int(said[0][0])
     assert (folder / "last_checkpoint").read_text() == f"model_{stopped_after:07d}"
 

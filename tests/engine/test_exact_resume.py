@@ -1,8 +1,8 @@
 """Interrupted and resumed is uninterrupted, bit for bit, whatever the number of workers in each part.
 
 After every iteration the whole state is hashed: weights, buffers, optimizer, schedule, random numbers, batch, loss.
-The model has dropout and batch norm, the data are augmented with all three generators, two micro-batches make an update.
-An epoch has 25 samples and an update takes 8, so three updates are not quite an epoch.
+The model has dropout and batch norm, the data are augmented with all three generators, two micro-batches make an
+update. An epoch has 25 samples and an update takes 8, so three updates are not quite an epoch.
 """
 
 import hashlib

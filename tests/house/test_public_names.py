@@ -15,7 +15,7 @@ ROOMS = {
     " TrainingConfig",
     "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
     "hooks": "HookBase CallbackHook IterationTimer LRScheduler PeriodicWriter PeriodicCheckpointer"
-    " BestCheckpointer EvalHook",
+    " BestCheckpointer EvalHook FiniteCheck NonFiniteError",
     "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
     " ConsoleWriter",
     "checkpoint": "Checkpointer verify",

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from trainwright.optim import get_default_optimizer_params, gradient_clipper
+from trainwright.optim.clip import gradient_norm
 
 
 def with_gradients(*gradients: list[float]) -> list[nn.Parameter]:
@@ -67,3 +68,16 @@ def test_the_default_groups_clip_a_real_model_like_torch_does():
     clip()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient * (0.1 / (total + 1e-6)))
+
+
+@pytest.mark.parametrize("groups", ["clipped", "partly", "not"])
+def test_the_norm_of_all_gradients_shows_what_any_of_them_holds(groups):
+    first, second = with_gradients([3.0], [4.0])
+    plain = {"clipped": [], "partly": [{"params": [second]}], "not": [{"params": [first, second]}]}[groups]
+    asking = {"clipped": [group(first, 1.0), group(second, 1.0)], "partly": [group(first, 1.0)], "not": []}[groups]
+    norm_of_all = gradient_norm(torch.optim.SGD([*asking, *plain], lr=0.1))
+    assert norm_of_all().item() == pytest.approx(5.0)  # before clipping
+    expected = {"clipped": [0.6, 0.8], "partly": [1.0, 4.0], "not": [3.0, 4.0]}[groups]
+    assert [first.grad.item(), second.grad.item()] == pytest.approx(expected, rel=1e-5)
+    second.grad.fill_(math.inf)
+    assert not math.isfinite(norm_of_all().item())

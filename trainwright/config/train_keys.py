@@ -49,6 +49,7 @@ RATIO = Rule("a number in [0, 1)", lambda value: _is_number(value) and 0 <= valu
 NOT_NEGATIVE = Rule("a number >= 0", lambda value: _is_number(value) and value >= 0)
 AMOUNT = Rule("a whole number >= 1 (1e9 for all)", lambda value: _is_whole_amount(value) and value >= 1)
 MODE = Rule("'max' or 'min'", lambda value: value in ("max", "min"))
+NON_FINITE = Rule("'stop', 'skip' or 'warn'", lambda value: value in ("stop", "skip", "warn"))
 STAGE = Rule("1, 2 or 3", lambda value: _is_whole(value) and value in (1, 2, 3))
 STAGES = Rule("a list of whole numbers", lambda value: isinstance(value, ListConfig) and all(map(_is_whole, value)))
 LAZY = Rule(
@@ -90,6 +91,7 @@ TRAIN: Table = {
         "period": whole(1),
         "max_to_keep": optional(whole(1)),
         "save_model_after_n_epoch": optional(whole(1)),
+        "asynchronous": BOOL,
     },
     "test_micro_batch_size": whole(1),
     "evaluation": {
@@ -103,6 +105,7 @@ TRAIN: Table = {
     },
     "load_weight": optional(TEXT),
     "log_period": whole(1),
+    "non_finite": NON_FINITE,
     "scheduler": LAZY,
     "input_placement_device": DEVICE,
     "dist": {

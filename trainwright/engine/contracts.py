@@ -30,9 +30,15 @@ class Contract(Protocol):
 
 
 def contract_for(
-    model: nn.Module, inputs: Any, criterion: Callable[..., Tensor], own_loss: Callable[..., Tensor] | None
+    model: nn.Module,
+    inputs: Any,
+    criterion: Callable[..., Tensor],
+    own_loss: Callable[..., Tensor] | None,
+    note_outputs: Callable[[Any], None] | None = None,
 ) -> Contract:
     """The contract of ``model`` and batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
+
+    ``note_outputs`` is shown what the model returns for batches with names, before its loss is made.
 
     Raises:
         ConfigTypeError: batches of this type cannot be trained on.
@@ -45,7 +51,8 @@ def contract_for(
             f"The loader gives {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
             f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
-    return NamedContract(_taken_names(model, inputs), _Undecided(criterion) if own_loss is None else _own(own_loss))
+    loss: Loss = _Undecided(criterion) if own_loss is None else _own(own_loss)
+    return NamedContract(_taken_names(model, inputs), loss if note_outputs is None else _noting(note_outputs, loss))
 
 
 class PairContract:
@@ -109,6 +116,14 @@ def _own(own_loss: Callable[..., Tensor]) -> Loss:
         return own_loss(**{name: value for name, value in known.items() if takes_all or name in parameters})
 
     return loss
+
+
+def _noting(note_outputs: Callable[[Any], None], loss: Loss) -> Loss:
+    def noted_loss(outputs: Any, inputs: Mapping[str, Any]) -> Any:
+        note_outputs(outputs)
+        return loss(outputs, inputs)
+
+    return noted_loss
 
 
 def logits_of(outputs: Any) -> Any:

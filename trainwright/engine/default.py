@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -30,18 +29,13 @@ from trainwright.engine.scale import num_samples, scale_to_data
 from trainwright.engine.setup import join_ranks, log_to_console
 from trainwright.engine.steps import EagerTrainer
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from trainwright.events.writers import (
-    ConsoleWriter,
-    EventWriter,
-    JSONWriter,
-    ProgressWriter,
-    SafeWriter,
-    TensorBoardWriter,
-)
+from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
+    FiniteCheck,
     HookBase,
+    Interruptions,
     IterationTimer,
     LRScheduler,
     PeriodicCheckpointer,
@@ -98,9 +92,11 @@ class DefaultTrainer(TrainerBase):
         states: dict[str, Any] = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
         if grad_scaler is not None:
             states["grad_scaler"] = grad_scaler
-        self._progress = TrainingProgress(self, states)
+        lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
+        self._progress = TrainingProgress(self, states, lr=lr, seed=seed, num_samples=self._num_samples())
         states = {"trainer": self._progress, **states}  # first: it finds out whether the others can be taken over
-        self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, save_to_disk=is_main_process(), **states)
+        saving = {"save_to_disk": is_main_process(), "asynchronous": cfg.train.checkpointer.asynchronous}
+        self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
         self.samples_done = cfg.train.consumed_train_samples
@@ -108,7 +104,9 @@ class DefaultTrainer(TrainerBase):
         set_position(self.train_loader, self.samples_done)
 
         self._folder.prepare(as_given)
-        self.register_hooks([OpenRunFolder(self._folder), *self.build_hooks()])
+        # What no list of hooks may forget: around the user's own.
+        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
     # What a subclass may build differently.
@@ -230,15 +228,7 @@ class DefaultTrainer(TrainerBase):
     def build_writers(self) -> list[EventWriter]:
         """Where metrics go: the console, ``metrics.json``, TensorBoard."""
         train = self.cfg.train
-        writers: list[EventWriter] = []
-        if sys.stdout.isatty():  # first, since the console's lines are left out while the bar is there
-            writers.append(ProgressWriter(self.max_iter, batch_size=train.global_batch_size, file=sys.stdout))
-        writers.append(ConsoleWriter(train.global_batch_size, self.max_iter))
-        return [
-            *writers,
-            JSONWriter(f"{train.output_dir}/metrics.json"),
-            SafeWriter(TensorBoardWriter(train.output_dir)),
-        ]
+        return default_writers(train.output_dir, self.max_iter, batch_size=train.global_batch_size)
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
@@ -291,6 +281,10 @@ class DefaultTrainer(TrainerBase):
         is_overridden = type(self).run_step is not DefaultTrainer.run_step
         return stepper, self.run_step if is_overridden else step
 
+    def _has_end_to_do(self) -> bool:
+        evaluates = self.cfg.train.evaluation.enabled and bool(self.test_loader)
+        return evaluates and self._progress.is_loaded and not self._folder.has_row(self.max_iter)
+
     def _before_first_step(self) -> None:
         self._progress.restore()
 
@@ -305,6 +299,11 @@ class DefaultTrainer(TrainerBase):
             self._folder.close()
             self.start_iter = self.iterations_done  # a further train() goes on from here
 
+    def _save(self) -> None:
+        """Save what is trained so far, as the checkpoint of the last iteration done."""
+        iteration = self.iterations_done - 1
+        self.checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+
     def _get_batch(self, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
         """``get_batch`` with what this run knows: its device, and the mixing that the loader carries."""
         return self.get_batch(
@@ -317,13 +316,13 @@ class DefaultTrainer(TrainerBase):
         return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:
-        unused = bool(try_get_key(cfg, "train.dist.find_unused_parameters"))
+        unused = cfg.train.dist.find_unused_parameters
         model = wrap_data_parallel(self.model, self.device, find_unused_parameters=unused)
-        grad_acc_steps = cfg.train.num_accumulation_steps
+        settings: dict[str, Any] = {"grad_scaler": grad_scaler, "skip_non_finite": cfg.train.non_finite == "skip"}
         if cfg.graph.enabled:
             graph = self.build_graph(cfg, model, self.optimizer, self.lr_scheduler)
-            return GraphTrainer(graph, self.train_loader, grad_acc_steps, grad_scaler=grad_scaler)
-        return EagerTrainer(model, self.train_loader, self.optimizer, grad_acc_steps, grad_scaler=grad_scaler)
+            return GraphTrainer(graph, self.train_loader, cfg.train.num_accumulation_steps, **settings)
+        return EagerTrainer(model, self.train_loader, self.optimizer, cfg.train.num_accumulation_steps, **settings)
 
     @staticmethod
     def _settle_batch_sizes(cfg: DictConfig) -> None:

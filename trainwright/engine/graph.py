@@ -56,10 +56,12 @@ class GraphTrainer(EagerTrainer):
         grad_acc_steps: int = 1,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
+        skip_non_finite: bool = False,
     ) -> None:
         if graph.optimizer is None:
             raise ConfigError("GraphTrainer: the graph has no optimizer; make it with GraphBase(model, optimizer).")
-        super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, grad_scaler=grad_scaler)
+        settings: dict[str, Any] = {"grad_scaler": grad_scaler, "skip_non_finite": skip_non_finite}
+        super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)
         self.graph = graph
 
     @property

@@ -59,7 +59,7 @@ class TrainerBase:
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         self.iterations_done = self.start_iter
         self.max_iter = self.max_iter if max_iter is None else max_iter
-        if self.start_iter >= self.max_iter and not self._is_resumed():
+        if self.start_iter >= self.max_iter and not self._has_end_to_do():
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
             return self.last_eval_results
 
@@ -128,11 +128,8 @@ class TrainerBase:
         """Who makes the steps (its ``iter`` is kept up to date), and the call that makes one; settled once."""
         return self, self.run_step
 
-    def _is_resumed(self) -> bool:
-        """Whether a checkpoint was loaded, the run of which may have been killed after its last iteration.
-
-        Then what comes behind that is done, for the second time perhaps: evaluation, final and best checkpoint.
-        """
+    def _has_end_to_do(self) -> bool:
+        """Whether the run was killed between its last iteration and its end: then the end is done, without a step."""
         return False
 
     def _before_first_step(self) -> None:

@@ -12,8 +12,10 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 
 
-def sum_losses(outputs: Any) -> Tensor:
+def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     """The total loss of what a model returned: the sum of the entries whose name contains "loss", a 0-dim tensor.
+
+    ``batch`` is what it returned them for. It is not looked at: only how micro-batches are weighed depends on it.
 
     Raises:
         ConfigTypeError: ``outputs`` is not a dict.
@@ -57,15 +59,6 @@ def write_forward_help(error: TypeError, model: nn.Module, batch: Any) -> None:
             f"{type(model).__name__}.forward{signature} does not take the batch with the fields {fields}: {mismatch}."
             f" {WRONG_FIELDS_HELP}{' ' + near if near else ''}"
         ) from error
-
-
-def mean_outputs(outputs: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the micro-batches of one update returned, as the mean of each scalar."""
-    if len(outputs) == 1:
-        return dict(outputs[0])
-    first = outputs[0]
-    scalars = [name for name, value in first.items() if isinstance(value, Tensor) and value.numel() == 1]
-    return {name: torch.stack([out[name].detach().reshape(()) for out in outputs]).mean() for name in scalars}
 
 
 def _refusal(losses: Mapping[str, Any]) -> ConfigError | ConfigTypeError:

@@ -6,6 +6,7 @@ aside first.
 """
 
 import copy
+import json
 import logging
 import logging.handlers
 import os
@@ -60,6 +61,15 @@ class RunFolder:
     def holds_a_run(self) -> bool:
         """Whether an earlier run has left metrics or checkpoints here."""
         return any(next(self.path.glob(sign), None) is not None for sign in self.signs_of_a_run)
+
+    def has_row(self, iteration: int) -> bool:
+        """Whether metrics.json has come to ``iteration``: that of the final evaluation is the last thing written."""
+        path = self.path / "metrics.json"
+        last = path.read_bytes().splitlines()[-1:] if path.is_file() else []
+        try:
+            return bool(last) and json.loads(last[0])["iteration"] >= iteration
+        except (ValueError, LookupError, TypeError):  # torn, or another's file
+            return False
 
     def check_free(self) -> None:
         """Raise if another process trains in this folder."""

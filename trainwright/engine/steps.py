@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from trainwright.data.collate import to_batch
 from trainwright.data.endless import endless
+from trainwright.engine.gradients import recorded_norm, recorded_step, scaled_step, unscaled
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.objective import mean_outputs, sum_losses, write_forward_help
+from trainwright.engine.objective import sum_losses, write_forward_help
+from trainwright.engine.window import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.events.storage import get_event_storage
-from trainwright.optim.clip import gradient_clipper
+from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import accumulation_window, unwrap_model
 from trainwright.parallel.dist import get_world_size
 
@@ -23,7 +26,11 @@ class EagerTrainer(TrainerBase):
 
     ``model`` is called with the fields of a batch and returns its losses by name; ``data_loader`` is begun again
     when it ends. Gradients are clipped by global norm when the optimizer's groups carry ``clip_grad_max_norm`` and
-    ``clip_grad_norm_type`` (as :func:`~trainwright.optim.get_default_optimizer_params` writes them).
+    ``clip_grad_norm_type`` (as :func:`~trainwright.optim.get_default_optimizer_params` writes them). Their norm before
+    that is put as ``grad_norm``. ``skip_non_finite``: an update whose loss or gradients are not finite is left out.
+
+    The loss of an update is the mean over the samples of its micro-batches; where the model's outputs hold
+    ``num_tokens``, over how many tokens its losses are means, it is the mean over the tokens of all ranks.
 
     To change the step, override ``run_step`` and use ``self.model``, ``self.optimizer``, ``self.grad_acc_steps``,
     ``next(self._data_loader_iter)``, ``self.write_metrics(loss_dict, data_time)`` and ``self.update()``.
@@ -37,6 +44,7 @@ class EagerTrainer(TrainerBase):
         grad_acc_steps: int = 1,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
+        skip_non_finite: bool = False,
     ) -> None:
         super().__init__()
         model.train()
@@ -46,13 +54,32 @@ class EagerTrainer(TrainerBase):
         self.grad_acc_steps = grad_acc_steps
         # Everything that depends on the configuration is settled here: the step has no question to ask.
         self._window = accumulation_window(model, grad_acc_steps)
-        self._loss_of = sum_losses if grad_acc_steps == 1 else self._loss_share
-        self._clip_gradients: Callable[[], object] = gradient_clipper(optimizer) or _nothing
+        self._mean = WindowMean(optimizer)
+        self._loss_of: Callable[[Any, Any], Tensor] = sum_losses
+        self._finish_gradients: Callable[[], None] = _nothing
+        self._average_over_ranks = average_over_ranks if get_world_size() > 1 else _unchanged
+        if grad_acc_steps > 1 or get_world_size() > 1:
+            self._window = AnnouncedWindow(self._window, partial(self._mean.begin, grad_acc_steps))
+            self._loss_of = self._mean.loss_share
+            self._finish_gradients = self._mean.finish
+        self._settle_update(grad_scaler, skip_non_finite=skip_non_finite)
+
+    def _settle_update(self, grad_scaler: torch.amp.GradScaler | None, *, skip_non_finite: bool) -> None:
+        """How gradients come to be and what is done with them."""
+        optimizer, is_scaled = self.optimizer, grad_scaler is not None
         self._grad_scaler = grad_scaler
-        self._average_over_ranks = _average if get_world_size() > 1 else _unchanged
+        self._note_loss: Callable[[Any], object] = _nothing
+        self._clip_gradients = recorded_norm(gradient_clipper(optimizer), is_scaled=is_scaled)
         if grad_scaler is not None:
             self.backward = self._scaled_backward  # type: ignore[method-assign]
-            self.update = self._scaled_update  # type: ignore[method-assign]
+            self._finish_gradients = unscaled(grad_scaler, optimizer, self._finish_gradients)
+            self._step_optimizer = scaled_step(grad_scaler, optimizer)  # type: ignore[method-assign, assignment]
+        if skip_non_finite:
+            skip = SkipNonFinite(optimizer, self.model.buffers(), grad_scaler=grad_scaler)
+            self._window = AnnouncedWindow(self._window, skip.begin)
+            self._note_loss = skip.note_loss
+            self._clip_gradients = recorded_norm(gradient_norm(optimizer), is_scaled=is_scaled)
+            self._step_optimizer = recorded_step(skip)  # type: ignore[method-assign, assignment]
 
     @cached_property
     def _data_loader_iter(self) -> Iterator[Any]:
@@ -81,10 +108,10 @@ class EagerTrainer(TrainerBase):
             except TypeError as error:
                 write_forward_help(error, self._plain_model, batch)
                 raise
-            self.backward(self._loss_of(loss_dict))
+            self.backward(self._loss_of(loss_dict, batch))
             outputs.append(loss_dict)
 
-        self.write_metrics(mean_outputs(outputs), data_time)
+        self.write_metrics(mean_outputs(outputs, self._mean.weights), data_time)
         self.update()
 
     def backward(self, loss: Tensor) -> None:
@@ -93,14 +120,15 @@ class EagerTrainer(TrainerBase):
 
     def update(self) -> None:
         """Use the gradients: clip them, step the optimizer, and set them to None."""
-        self._clip_gradients()
-        self.optimizer.step()
+        self._finish_gradients()
+        self._step_optimizer(self._clip_gradients())
         self.optimizer.zero_grad()
 
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
         """Put ``total_loss`` (the sum of what is named "loss"), each entry if there are several, and ``data_time``.
 
-        Losses are means over the ranks. Nothing is read from the device here.
+        Losses are means over the ranks, or over all their tokens where ``loss_dict`` holds ``num_tokens``. Nothing is
+        read from the device here.
         """
         storage = get_event_storage()
         storage.put_scalar("data_time", data_time)
@@ -109,7 +137,9 @@ class EagerTrainer(TrainerBase):
         }
         scalars = self._average_over_ranks(scalars)
         losses = [value for name, value in scalars.items() if "loss" in name]
-        storage.put_scalar(f"{prefix}total_loss", losses[0] if len(losses) == 1 else sum(losses))
+        total_loss = losses[0] if len(losses) == 1 else sum(losses)
+        self._note_loss(total_loss)
+        storage.put_scalar(f"{prefix}total_loss", total_loss)
         if len(scalars) > 1:
             for name, value in scalars.items():
                 storage.put_scalar(prefix + name, value)
@@ -124,37 +154,18 @@ class EagerTrainer(TrainerBase):
         parameter = next(iter(self.model.parameters()), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
-    def _loss_share(self, loss_dict: Mapping[str, Any]) -> Tensor:
-        """A micro-batch's share of the loss, which is the mean over the window."""
-        return sum_losses(loss_dict) / self.grad_acc_steps
+    def _step_optimizer(self, norm: Any) -> None:
+        """Change the weights. ``norm`` is that of the gradients, where it is known."""
+        self.optimizer.step()
 
     def _scaled_backward(self, loss: Tensor) -> None:
         assert self._grad_scaler is not None
         self._grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def _scaled_update(self) -> None:
-        assert self._grad_scaler is not None
-        self._grad_scaler.unscale_(self.optimizer)
-        self._clip_gradients()
-        self._grad_scaler.step(self.optimizer)
-        self._grad_scaler.update()
-        self.optimizer.zero_grad()
 
-
-def _nothing() -> None:
-    """Where gradients are not clipped."""
+def _nothing(*_: object) -> None:
+    """Where there is nothing to do."""
 
 
 def _unchanged(scalars: dict[str, Any]) -> dict[str, Any]:
     return scalars
-
-
-def _average(scalars: dict[str, Any]) -> dict[str, Any]:
-    """The mean over the ranks, in one exchange. The order of the names is the model's, the same on every rank."""
-    tensors = {name: value for name, value in scalars.items() if isinstance(value, Tensor)}
-    if not tensors:
-        return scalars
-    together = torch.stack([value.detach().reshape(()).float() for value in tensors.values()])
-    torch.distributed.all_reduce(together)
-    together /= get_world_size()
-    return scalars | dict(zip(tensors, together.unbind(), strict=True))

@@ -18,19 +18,23 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.contracts import Contract, contract_for
+from trainwright.engine.gradients import noted, plain_backward, recorded_norm, recorded_step
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_folder import OpenRunFolder
 from trainwright.engine.scoring import score_batches
 from trainwright.engine.setup import log_to_console
 from trainwright.engine.step_plan import batches_from, make_plan
-from trainwright.engine.trainer_hooks import Evaluate, SaveSteps, TrainerFolder, WriteSteps, writers_for
+from trainwright.engine.trainer_hooks import Evaluate, SaveSteps, TrainerFolder, WriteSteps
 from trainwright.engine.trainer_state import TrainerState
+from trainwright.engine.window import WindowMean, weighted_mean
 from trainwright.evaluation.untouched import evaluation_mode
 from trainwright.events.storage import EventStorage
-from trainwright.events.writers.base import EventWriter
-from trainwright.hooks import HookBase, IterationTimer
+from trainwright.events.writers import EventWriter, default_writers
+from trainwright.hooks import FiniteCheck, HookBase, Interruptions, IterationTimer
 from trainwright.hooks import LRScheduler as StepSchedule
+from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.device import pick_device
 
 if TYPE_CHECKING:
@@ -97,13 +101,16 @@ class Trainer(TrainerBase):
         self._settle_step()
         self.storage = EventStorage()
         made = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
-        self.state = TrainerState(self, self._plan, made)
+        self.state = TrainerState(self, self._plan, made, lr=config.learning_rate, seed=config.seed)
         self._states: dict[str, Any] = {"trainer": self.state, **made}
         self.checkpointer = Checkpointer(model, Path(config.output_dir, parts.CHECKPOINTS), **self._states)
         source = parts.resume(config, model, self._states)
         is_same_run = source is not None and Path(config.output_dir).resolve() in source.resolve().parents
         self._folder = TrainerFolder(config.output_dir, resume=is_same_run)
-        self.register_hooks([OpenRunFolder(self._folder), *self.build_hooks()])
+        # What no list of hooks may forget: around the user's own.
+        is_due = partial(self.state.has_passed, config.log_steps)
+        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(policy=config.non_finite, is_due=is_due)])
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save_step)])
 
     @property
     def configs(self) -> "TrainingConfig":
@@ -126,7 +133,7 @@ class Trainer(TrainerBase):
         """One update of the weights: ``train_step`` for each micro-batch of its window."""
         state, end = self.state, self._plan.steps(self.iter + 1)
         state.step_before = state.global_step
-        self._window_length = end - state.global_step
+        self._begin_window(end - state.global_step)
         losses, data_time = list[Any](), 0.0
         while state.global_step < end:
             start = time.perf_counter()
@@ -155,16 +162,13 @@ class Trainer(TrainerBase):
     def training_step(self, batch: Any) -> Tensor:
         """Forward and backward of one micro-batch; returns its loss without gradient. Changes no weight."""
         loss = self.compute_loss(self._step_model, batch)
-        if self._window_length > 1:
-            (loss / self._window_length).backward()  # the true length: an epoch's last window may be shorter
-        else:
-            loss.backward()
+        self._backward(loss, batch)
         step_loss: Tensor = loss.detach()
         return step_loss
 
     def optimization_step(self) -> None:
         """Use the gradients and set them to None. Called at the end of each accumulation window."""
-        self.optimizer.step()
+        self._step_optimizer(self._clip_gradients())
         self.optimizer.zero_grad()
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
@@ -199,7 +203,7 @@ class Trainer(TrainerBase):
         path = Path(path).expanduser()
         if path.exists() and not overwrite:
             raise FileExistsError(f"{path}: exists already; give another path, or overwrite=True.")
-        saver = Checkpointer(self.model, path.parent, **self._states)
+        saver = Checkpointer(self.model, path.parent, asynchronous=False, **self._states)
         saver.save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
 
     def load(self, path: str | Path) -> None:
@@ -217,14 +221,16 @@ class Trainer(TrainerBase):
             IterationTimer(),
             StepSchedule() if self.lr_scheduler is not None else None,
             Evaluate(eval_is_due, lambda: self.evaluate()) if evaluates else None,
-            SaveSteps(self._save_is_due, self._save_step),
+            SaveSteps(self.checkpointer, self._save_is_due, self._save_step),
             WriteSteps(partial(state.has_passed, config.log_steps), self.build_writers()),
         ]
 
     def build_writers(self) -> list[EventWriter]:
         """Where metrics go: the console, a progress bar, ``metrics.json``, ``metrics.csv``, TensorBoard."""
         config, samples = self.config, self._plan.samples(self._plan.steps(1))
-        return writers_for(str(config.output_dir), self.max_iter, samples, progress_bar=config.progress_bar)
+        return default_writers(
+            config.output_dir, self.max_iter, batch_size=samples, progress_bar=config.progress_bar, table=True
+        )
 
     def before_train(self) -> None:
         self._folder.prepare(self.config)
@@ -271,19 +277,36 @@ class Trainer(TrainerBase):
         self._criterion, self._own_loss = parts.losses(config, model, self.device)
         # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
         self._step_model: Any = torch.compile(model, options={"fallback_random": True}) if config.graph else model
-        self._window_length = 1
         self._is_window_end = True
+        accumulates = config.gradient_accumulation_steps > 1
+        self._mean = WindowMean(self.optimizer, self._samples_of_step if self._is_own_loader else None)
+        self._note_outputs = self._mean.note if accumulates else None
+        self._begin_window: Callable[[int], None] = self._mean.begin
+        self._backward: Callable[[Tensor, Any], None] = self._mean.backward if accumulates else plain_backward
+        self._clip_gradients = recorded_norm(gradient_clipper(self.optimizer))
+        if config.non_finite == "skip":
+            skip = SkipNonFinite(self.optimizer, model.buffers())
+            self._begin_window, self._backward = noted(skip, self._begin_window, self._backward)
+            self._clip_gradients = recorded_norm(gradient_norm(self.optimizer))
+            self._step_optimizer = recorded_step(skip)  # type: ignore[method-assign, assignment]
+
+    def _step_optimizer(self, norm: Any) -> None:
+        """Change the weights. ``norm`` is that of the gradients, where it is known."""
+        self.optimizer.step()
+
+    def _samples_of_step(self, batch: Any) -> int:
+        return self._plan.samples(self.state.global_step) - self._plan.samples(self.state.global_step - 1)
 
     def _settled(self, inputs: Any) -> Contract:
         if self._contract is None:
-            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss)
+            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, self._note_outputs)
         return self._contract
 
     def _put_metrics(self, losses: list[Any], data_time: float) -> None:
         self.storage.put_scalar("data_time", data_time)
         losses = [loss for loss in losses if loss is not None]
         if losses:
-            self.storage.put_scalar("total_loss", losses[0] if len(losses) == 1 else sum(losses) / len(losses))
+            self.storage.put_scalar("total_loss", weighted_mean(losses, self._mean.weights))
 
     def _save_is_due(self) -> bool:
         config = self.config

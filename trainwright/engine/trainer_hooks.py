@@ -54,10 +54,12 @@ class SaveSteps(HookBase):
     def after_train(self) -> None:
         # A failure inside update `due` leaves trainer.iter there: the hooks after us have not finished it.
         is_finished = self.trainer.iter >= self.trainer.max_iter
-        if is_finished or (self._due is not None and self.trainer.iter == self._due + 1):
-            self._save()
-        self._due = None
-        self._checkpointer.wait(alone=not is_finished)
+        try:
+            if is_finished or (self._due is not None and self.trainer.iter == self._due + 1):
+                self._save()
+        finally:
+            self._due = None
+            self._checkpointer.wait(alone=not is_finished)
 
 
 class WriteSteps(PeriodicWriter):

@@ -93,18 +93,16 @@ class PeriodicCheckpointer(HookBase):
             self._save_due()
 
     def after_train(self) -> None:
-        if has_failed(self.trainer):
+        failed = has_failed(self.trainer)
+        try:
             # A failure inside iteration `due` leaves trainer.iter there: the hooks after us have not finished it.
-            if self._due is not None and self.trainer.iter == self._due + 1 and get_world_size() == 1:
+            if self._due is not None and self.trainer.iter == self._due + 1 and not (failed and get_world_size() > 1):
                 self._save_due()
-            self._checkpointer.wait(alone=True)
-            return
-        if self._due is not None:
-            self._save_due()
-        max_iter = self.trainer.max_iter if self._max_iter is None else self._max_iter
-        if self.trainer.iter >= max_iter:
-            self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
-        self._checkpointer.wait()
+            max_iter = self.trainer.max_iter if self._max_iter is None else self._max_iter
+            if self.trainer.iter >= max_iter:
+                self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
+        finally:
+            self._checkpointer.wait(alone=failed)
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
@@ -161,13 +159,14 @@ class BestCheckpointer(HookBase):
             self._save_due()
 
     def after_train(self) -> None:
-        if has_failed(self.trainer):
-            self._checkpointer.wait(alone=True)
-            return
-        self._look(self.trainer.iter)
-        if self._due is not None:
-            self._save_due()
-        self._checkpointer.wait()
+        failed = has_failed(self.trainer)
+        try:
+            if not failed:
+                self._look(self.trainer.iter)
+                if self._due is not None:
+                    self._save_due()
+        finally:
+            self._checkpointer.wait(alone=failed)
 
     def _look(self, evaluated_at: int) -> None:
         """Note a new best. ``evaluated_at`` is the storage's iteration of the evaluation."""

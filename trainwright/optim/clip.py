@@ -32,6 +32,27 @@ def gradient_clipper(optimizer: Optimizer) -> Callable[[], Tensor] | None:
     return lambda: _clip_each(settings)
 
 
+def gradient_norm(optimizer: Optimizer) -> Callable[[], Tensor]:
+    """What to call between backward and the optimizer's step for the norm of all gradients, on the device.
+
+    They are clipped as :func:`gradient_clipper` says. Where that looks at all of them the norm is its own, else the
+    2-norm is computed beside: NaN or infinity in any gradient shows in it.
+    """
+    clip = gradient_clipper(optimizer)
+    asks = [group.get("clip_grad_max_norm") is not None for group in optimizer.param_groups]
+    if clip is not None and all(asks):
+        return clip
+
+    def norm_and_clip() -> Tensor:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if clip is not None:
+            clip()
+        return norm
+
+    return norm_and_clip
+
+
 def _clip_each(settings: list[tuple[list[Tensor], float, float]]) -> Tensor:
     norms = [torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type) for params, max_norm, norm_type in settings]
     together = torch.stack([norm.to(norms[0].device) for norm in norms])

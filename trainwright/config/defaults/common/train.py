@@ -31,8 +31,9 @@ train = dict(
     nccl_fusion_max_ops=24,
     rdma_enabled=True,
     zero_optimization=dict(enabled=False, stage=1),
-    # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`.
-    checkpointer=dict(period=5000, max_to_keep=100, save_model_after_n_epoch=None),
+    # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`. Saves are
+    # written beside the training (`asynchronous`), from a copy of model and optimizer in memory.
+    checkpointer=dict(period=5000, max_to_keep=100, save_model_after_n_epoch=None, asynchronous=True),
     # Samples per rank in one batch of evaluation.
     test_micro_batch_size=32,
     evaluation=dict(
@@ -50,6 +51,8 @@ train = dict(
     load_weight="",
     # Write metrics each `log_period` iterations.
     log_period=20,
+    # Where a loss or the gradients become NaN or infinite: "stop" the training, "skip" that update, or "warn".
+    non_finite="stop",
     # max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio.
     scheduler=LazyCall("trainwright.optim.WarmupCosineLR")(warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
     # None: the accelerator if there is one, else the CPU.

@@ -1,0 +1,332 @@
+"""NaN and infinity planted into a run: found before anything is saved, at both doors, under each policy."""
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.checkpoint import verify
+from trainwright.config.errors import ConfigError
+from trainwright.data import build_image_train_loader
+from trainwright.engine import EagerTrainer
+from trainwright.events import get_event_storage
+from trainwright.hooks import FiniteCheck, NonFiniteError
+from trainwright.optim import get_default_optimizer_params
+
+
+class NanGradient(torch.autograd.Function):
+    """The identity, with a gradient that is NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * math.nan
+
+
+class Points(Dataset):
+    def __init__(self, length: int = 80, bad_sample: int | None = None) -> None:
+        self.points = torch.randn(length, 4, generator=torch.Generator().manual_seed(0))
+        self.labels = (self.points.sum(1) > 0).long().tolist()
+        if bad_sample is not None:
+            self.points[bad_sample, 2] = math.nan
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": self.points[index], "labels": self.labels[index]}
+
+
+class Model(nn.Module):
+    """Spoils the ``spoils`` of its forward passes in training: its loss, or only its gradients."""
+
+    def __init__(self, spoils: tuple[int, ...] = (), what: str = "loss") -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+        self.spoils, self.what = spoils, what
+        self.passes = 0
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        number, self.passes = self.passes, self.passes + 1
+        loss = F.cross_entropy(self.body(inputs), labels)
+        if number in self.spoils:
+            loss = loss + math.nan if self.what == "loss" else NanGradient.apply(loss)
+        return {"loss": loss}
+
+
+Run = Callable[..., Any]
+
+
+def config_door(
+    folder: Path,
+    model: nn.Module,
+    *,
+    clip: bool = True,
+    accumulation: int = 1,
+    kind: Any = torch.optim.AdamW,
+    **train: Any,
+) -> Any:
+    """20 iterations, a row each 5, a checkpoint each 4."""
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(lambda: model)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+    cfg.optim = LazyCall(kind)(lr=1e-3, **({"params": {"clip_grad_max_norm": 1.0}} if clip else {}))
+    cfg.train.update({"output_dir": str(folder), "train_iter": 20, "train_micro_batch_size": 4, "log_period": 5})
+    cfg.train.update({"num_accumulation_steps": accumulation, "checkpointer": {"period": 4}, **train})
+    return DefaultTrainer(cfg)
+
+
+def objects_door(
+    folder: Path,
+    model: nn.Module,
+    *,
+    clip: bool = True,
+    accumulation: int = 1,
+    kind: Any = torch.optim.AdamW,
+    **settings: Any,
+) -> Any:
+    """20 updates in one epoch, a row each 5, a checkpoint each 4."""
+    groups = get_default_optimizer_params(model, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0) if clip else None
+    config = TrainingConfig(
+        output_dir=str(folder),
+        num_epochs=accumulation,
+        batch_size=4,
+        gradient_accumulation_steps=accumulation,
+        log_steps=5 * accumulation,
+        save_steps=4 * accumulation,
+        save_freq=0,
+        progress_bar=False,
+        lr_scheduler_type="constant",
+        **settings,
+    )
+    optimizer = kind(groups or model.parameters(), lr=1e-3)
+    return Trainer(model, config, train_dataset=Points(), optimizer=optimizer)
+
+
+DOORS = pytest.mark.parametrize("door", [config_door, objects_door])
+CLIPPED = pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclipped"])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.rglob("manifest.json"))
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "teration" in r.getMessage()]
+
+
+@DOORS
+@pytest.mark.parametrize("bad", [0, 6, 7, 11, 19], ids="update {}".format)
+def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path: Path, door: Run, bad: int) -> None:
+    trainer = door(tmp_path, Model((bad,)))
+    with pytest.raises(NonFiniteError, match=rf"Iteration {bad}: .*loss is nan"):
+        trainer.train()
+    saved = checkpoints(tmp_path)
+    assert len(saved) == bad // 4  # updates 3, 7, 11 ... are saved; that of the bad one is not
+    for checkpoint in saved:
+        verify(checkpoint)
+    if saved:
+        again = door(
+            tmp_path, Model(), **({"resume": True} if door is config_door else {"resume_from_checkpoint": True})
+        )
+        assert again.start_iter == bad // 4 * 4
+        again.train()
+        assert all(parameter.isfinite().all() for parameter in again.model.parameters())
+
+
+@DOORS
+def test_a_bad_loss_in_the_middle_of_an_accumulation_window_is_found(tmp_path: Path, door: Run) -> None:
+    trainer = door(tmp_path, Model((3 * 3 + 1,)), accumulation=3)
+    with pytest.raises(NonFiniteError, match=r"Iteration 3: .*loss is nan"):
+        trainer.train()
+    assert checkpoints(tmp_path) == []
+
+
+@DOORS
+def test_bad_gradients_show_in_their_norm_where_they_are_clipped(tmp_path: Path, door: Run) -> None:
+    trainer = door(tmp_path, Model((6,), "gradient"))
+    with pytest.raises(NonFiniteError, match=r"Iterations? 6.*grad_norm is nan"):
+        trainer.train()
+    assert len(checkpoints(tmp_path)) == 1
+
+
+@DOORS
+@pytest.mark.parametrize("bad", [6, 7, 15, 19])
+def test_bad_gradients_without_clipping_are_found_before_a_save(tmp_path: Path, door: Run, bad: int) -> None:
+    trainer = door(tmp_path, Model((bad,), "gradient"), clip=False)
+    with pytest.raises(NonFiniteError, match=r"parameters \(.*\) are not finite"):
+        trainer.train()
+    saved = checkpoints(tmp_path)
+    assert len(saved) == bad // 4
+    good = Model()
+    again = door(tmp_path / "again", good, clip=False)
+    again.checkpointer.load(saved[-1])
+    assert all(parameter.isfinite().all() for parameter in good.parameters())
+
+
+@DOORS
+def test_a_user_who_saves_finds_it_too(tmp_path: Path, door: Run) -> None:
+    trainer = door(tmp_path, Model((1,), "gradient"), clip=False)
+
+    class Saves(FiniteCheck):
+        def after_step(self) -> None:
+            if self.trainer.iter == 2:
+                self.trainer.checkpointer.save("mine", iteration=2)
+
+    trainer.register_hooks([Saves()])
+    with pytest.raises(NonFiniteError):
+        trainer.train()
+    assert checkpoints(tmp_path) == []
+
+
+@DOORS
+def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, door: Run, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = door(tmp_path, Model((6, 7)), non_finite="warn")
+    trainer.train()
+    assert trainer.iter == 20
+    assert [line[:17] for line in warnings_of(caplog)] == ["Iterations 6-7: t"]
+    assert len(checkpoints(tmp_path)) == 5
+
+
+@DOORS
+@CLIPPED
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_skip_leaves_out_that_update_tells_it_and_saves(
+    tmp_path: Path,
+    door: Run,
+    clip: bool,
+    what: str,
+    caplog: pytest.LogCaptureFixture,
+    read_rows: Callable[[Path], list[dict[str, Any]]],
+) -> None:
+    before: dict[str, Tensor] = {}
+    model = Model((0, 6, 19), what)
+    trainer = door(tmp_path, model, clip=clip, non_finite="skip")
+
+    class Unchanged(FiniteCheck):
+        """Holds weights, statistics and optimizer state of bad updates against those before."""
+
+        def before_step(self) -> None:
+            before.update(self._now())
+
+        def after_step(self) -> None:
+            now = self._now()
+            is_same = all(torch.equal(now[name], before[name]) for name in before) and now.keys() == before.keys()
+            assert is_same == (self.trainer.iter in (0, 6, 19)), self.trainer.iter
+
+        def _now(self) -> dict[str, Tensor]:
+            state = {name: value.clone() for name, value in model.state_dict().items() if "num_batches" not in name}
+            for number, values in enumerate(trainer.optimizer.state.values()):
+                state |= {f"{number}.{name}": value.clone() for name, value in values.items()}
+            return state
+
+        def check(self) -> None:
+            pass
+
+    trainer.register_hooks([Unchanged()])
+    trainer.train()
+    assert [line.partition(":")[0] for line in warnings_of(caplog)] == ["Iteration 0", "Iteration 6", "Iteration 19"]
+    assert all("Left out" in line for line in warnings_of(caplog))
+    assert len(checkpoints(tmp_path)) == 5
+    rows = {row["iteration"]: row for row in read_rows(tmp_path)}
+    assert (rows[4]["skipped_update"], rows[19]["skipped_update"]) == (0.0, 1.0)
+    assert trainer.lr_scheduler.last_epoch == 20
+
+
+@DOORS
+def test_skip_in_an_accumulation_window_leaves_out_all_of_it(tmp_path: Path, door: Run) -> None:
+    model = Model((3 * 3 + 1,), "gradient")
+    trainer = door(tmp_path, model, accumulation=3, non_finite="skip")
+    trainer.train()
+    skipped = [iteration for value, iteration in trainer.storage.history("skipped_update").values() if value]
+    assert skipped == [3]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_skip_leaves_out_a_bad_sample_in_each_epoch(tmp_path: Path, graph: bool) -> None:
+    """With a fused optimizer, which nobody waits for."""
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    data = LazyCall(Points)(bad_sample=7)
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=data, num_workers=0)}
+    cfg.optim.fused = True
+    cfg.graph = {"enabled": graph, "backend": "aot_eager"}
+    cfg.train.update({"output_dir": str(tmp_path), "train_iter": 40, "train_micro_batch_size": 4, "non_finite": "skip"})
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    values = [value for value, _ in trainer.storage.history("skipped_update").values()]
+    assert (sum(values[:20]), sum(values[20:])) == (1, 1)
+    assert all(value.isfinite().all() for value in trainer.model.state_dict().values())
+
+
+def test_an_own_step_that_skips_nothing_is_not_said_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Own(Trainer):
+        def optimization_step(self) -> None:
+            self.optimizer.zero_grad()
+
+    config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, non_finite="skip", progress_bar=False)
+    config.lr_scheduler_type = None
+    Own(Model((6,)), config, train_dataset=Points()).train()
+    assert [line.partition(".")[2] for line in warnings_of(caplog)] == [
+        " The training goes on, with weights that may be spoilt."
+    ]
+
+
+class CountReads(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_iteration: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            iteration = get_event_storage().iter
+            self.by_iteration[iteration] = self.by_iteration.get(iteration, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("policy", ["stop", "warn"])
+@pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclipped"])
+def test_nothing_is_read_from_the_device_between_two_looks(tmp_path: Path, policy: str, clip: bool) -> None:
+    for door in (config_door, objects_door):
+        # AdamW reads its own counters, which lie on the host.
+        trainer = door(tmp_path / door.__name__, Model(), clip=clip, kind=torch.optim.SGD, non_finite=policy)
+        with CountReads() as counted:
+            trainer.train()
+        looked = {4, 9, 14, 19, 20} | {0, 4, 8, 12, 16}  # rows; and checkpoints, whose state is read
+        assert set(counted.by_iteration) <= looked, door
+
+
+def test_an_infinite_norm_under_a_gradient_scaler_is_its_own_affair(tmp_path: Path) -> None:
+    class Steep(Model):
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": 1000 * super().forward(inputs, labels)["loss"]}
+
+    model = Steep()
+    groups = get_default_optimizer_params(model, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0)
+    batches = [{"inputs": torch.randn(4, 4), "labels": torch.randint(2, (4,))} for _ in range(3)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=3e38)  # too large: the first gradients overflow
+    trainer = EagerTrainer(model, batches, torch.optim.SGD(groups, lr=0.1), grad_scaler=scaler)
+    trainer.register_hooks([FiniteCheck(period=1)])
+    trainer.train(0, 20)
+    assert not math.isfinite(trainer.storage.history("grad_norm").values()[0][0])
+    assert math.isfinite(trainer.storage.history("grad_norm").latest())
+
+
+def test_an_unknown_policy_is_refused_at_both_doors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"TrainingConfig\.non_finite: got 'halt'.*'stop', 'skip' or 'warn'"):
+        TrainingConfig(non_finite="halt")
+    with pytest.raises(ConfigError, match=r"train\.non_finite.*'halt'"):
+        config_door(tmp_path, Model(), non_finite="halt")

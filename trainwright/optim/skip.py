@@ -1,0 +1,88 @@
+"""Updates that would bring NaN or infinity into the weights are left out."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class SkipNonFinite:
+    """A step of ``optimizer`` that changes nothing where the loss or the norm of the gradients is not finite.
+
+    Weights, optimizer state and those of ``buffers`` that hold floats (running statistics, which the forward pass has
+    changed by then) stay as they were before the update. An optimizer that takes a flag for it (torch's own with
+    ``fused=True``) is waited for until its first step only; with any other one the host waits for the device once in
+    each update.
+
+    For each update: ``begin``, ``note_loss`` for its losses, which may be several, then ``step``. Without ``begin``
+    buffers stay as the forward pass leaves them.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, buffers: Iterable[Tensor] = (), *, grad_scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        """With a ``grad_scaler`` only the loss is looked at: the scaler leaves out what gradients call for."""
+        self._optimizer = optimizer
+        self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._kept: list[Tensor] = []  # what they were before this update, if its `begin` was called
+        self._grad_scaler = grad_scaler
+        self._loss: Tensor | None = None
+        self._has_stepped = False
+        self._takes_flag = grad_scaler is None and getattr(optimizer, "_step_supports_amp_scaling", False)
+
+    def begin(self) -> None:
+        """Before the first forward pass of an update."""
+        self._loss = None
+        self._kept = [buffer.clone() for buffer in self._buffers]
+
+    def note_loss(self, loss: Tensor | float) -> None:
+        """A loss of this update, the same on every rank."""
+        loss = torch.as_tensor(loss).detach()
+        self._loss = loss if self._loss is None else self._loss + loss
+
+    @torch.no_grad()
+    def step(self, norm: Tensor | None) -> Tensor | None:
+        """Step, unless ``norm`` (of the gradients) or a noted loss is not finite.
+
+        Returns whether the update was left out, on the device; None if there was nothing to judge by.
+        """
+        judged = [value for value in (self._loss, None if self._grad_scaler else norm) if value is not None]
+        self._loss = None
+        kept, self._kept = self._kept, []
+        if not judged:
+            self._plain_step()
+            return None
+        is_bad = ~torch.stack([value.isfinite().reshape(()).to(judged[0].device) for value in judged]).all()
+        # torch's fused SGD keeps memory as it finds it for a momentum, if the first step of all is left out.
+        if self._takes_flag and self._has_stepped:
+            self._step_with_flag(is_bad, kept)
+        else:
+            self._step_or_wait(is_bad, kept)
+        return is_bad
+
+    def _plain_step(self) -> None:
+        if self._grad_scaler is None:
+            self._optimizer.step()
+        else:
+            self._grad_scaler.step(self._optimizer)
+            self._grad_scaler.update()
+
+    def _step_with_flag(self, is_bad: Tensor, kept: list[Tensor]) -> None:
+        self._optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
+        try:
+            self._optimizer.step()
+        finally:
+            del self._optimizer.found_inf  # type: ignore[attr-defined]
+        for buffer, before in zip(self._buffers, kept, strict=False):
+            buffer.copy_(torch.where(is_bad, before, buffer))
+
+    def _step_or_wait(self, is_bad: Tensor, kept: list[Tensor]) -> None:
+        if is_bad.item():
+            # Without gradients a step is none; made nevertheless, since schedules and scalers count the calls.
+            self._optimizer.zero_grad()
+            if kept:
+                torch._foreach_copy_(self._buffers, kept)
+        else:
+            self._has_stepped = True
+        self._plain_step()
