@@ -1,9 +1,9 @@
-"""BatchLoader: torch's DataLoader with randomness of its own, seeded workers and our way to make a batch."""
+"""BatchLoader: torch's DataLoader whose batches are the same for any number of workers."""
 
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,10 @@ from torch.utils.data import DataLoader
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import collate
-from trainwright.data.seeding import LOADER_STREAM, WORKER_STREAM, mixed_seed, seed_everything_in_this_process
+from trainwright.data.indices import Rounds
+from trainwright.data.reading import BatchReader
+from trainwright.data.seeding import LOADER_STREAM, mixed_seed
+from trainwright.data.workers import ended_with_this_process, init_worker
 from trainwright.parallel.dist import get_data_parallel_rank
 
 logger = logging.getLogger("trainwright.data")
@@ -31,20 +34,66 @@ _LOADER_OPTIONS = (
 class BatchLoader(DataLoader[Any]):
     """torch's DataLoader over batches of indices, with the ``mixup_func`` that is to be applied to each of its batches.
 
-    It has a generator of its own: iterating draws nothing from the global ones.
+    It reads by a `BatchReader`: batches, random ones too, are the same for any ``num_workers``, and iterating draws
+    nothing from the global generators. ``dataset``, ``batch_sampler`` and ``collate_fn`` are what was given.
     """
 
     def __init__(
-        self, dataset: Any, batch_sampler: Any, *, mixup_func: Callable[..., Any] | None = None, **options: Any
+        self,
+        dataset: Any,
+        batch_sampler: Any,
+        *,
+        seed: int = 0,
+        mixup_func: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(dataset, batch_sampler=batch_sampler, **options)
         self.mixup_func = mixup_func
+        self.seed = seed
+        self._options = options
+        self._rounds = Rounds(batch_sampler)
+        self._batches: DataLoader[Any] | None = None  # made at the first iteration: collate_fn may be set until then
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class
+        if self._batches is None:
+            reader: Any = BatchReader(self.dataset, self.collate_fn, seed=self.seed)
+            options = {**self._options, "collate_fn": _as_it_is}
+            self._batches = DataLoader(reader, batch_sampler=self._rounds, **options)
+        self._rounds.round += 1
+        if self.num_workers == 0:
+            return iter(self._batches)
+        with ended_with_this_process():
+            return _FromWorkers(iter(self._batches))
 
     def __repr__(self) -> str:
         return (
             f"BatchLoader(<{type(self.dataset).__name__} of {len(self.dataset)}>, "  # type: ignore[arg-type]  # torch's Dataset has no len
             f"batch_sampler={self.batch_sampler!r}, num_workers={self.num_workers})"
         )
+
+
+class _FromWorkers(Iterator[Any]):
+    """The batches that workers have read.
+
+    Torch raises a worker's error from a frame that holds it. This circle would keep torch's iterator until the garbage
+    collector comes, which cuts the wires to the workers first: waiting for them to end then takes 5 s each.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except Exception as error:
+            raise error.with_traceback(None)  # noqa: B904  # the worker's traceback is in its message
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def make_loader(
@@ -65,13 +114,14 @@ def make_loader(
     rank = get_data_parallel_rank()
     user_init = loader_options.get("worker_init_fn")
     options: dict[str, Any] = {"pin_memory": _can_pin_memory(), "persistent_workers": num_workers > 0, **loader_options}
-    options["worker_init_fn"] = functools.partial(_init_worker, seed=seed, rank=rank, user_init=user_init)
+    options["worker_init_fn"] = functools.partial(init_worker, seed=seed, rank=rank, user_init=user_init)
     if num_workers == 0:  # torch refuses these without workers; the same config shall run with and without
         for name in ("prefetch_factor", "timeout", "multiprocessing_context", "persistent_workers"):
             options.pop(name, None)
     return BatchLoader(
         dataset,
         batch_sampler,
+        seed=seed,
         mixup_func=mixup_func,
         num_workers=num_workers,
         collate_fn=collate_fn or collate,
@@ -97,9 +147,3 @@ def _say_capped(asked: int, available: int) -> None:
 def _can_pin_memory() -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type != "mps"  # torch does not pin for mps
-
-
-def _init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
-    seed_everything_in_this_process(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
-    if user_init is not None:
-        user_init(worker_id)

@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from trainwright.data.errors import DataError
+from trainwright.data.indices import SampleIndices
 from trainwright.data.sampler import CyclicSampler
 
 
@@ -43,13 +44,14 @@ class EpochSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return -(-self.samples_per_epoch // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[SampleIndices]:
         prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
         epoch, batch = divmod(self._first_batch, len(self))
         while True:
             for start in range(batch * self.batch_size, self.samples_per_epoch, self.batch_size):
                 count = min(self.batch_size, self.samples_per_epoch - start)
-                indices = self._order.indices_of_epoch(epoch, start, count)
+                part = self._order.indices_of_epoch(epoch, start, count)
+                indices = SampleIndices(part, epoch=epoch, position=start, epoch_length=None)
                 if prefetch is not None:
                     prefetch(indices)
                 yield indices

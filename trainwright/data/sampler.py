@@ -16,6 +16,7 @@ from torch.utils.data import Sampler
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.errors import DataError
+from trainwright.data.indices import SampleIndices
 from trainwright.data.seeding import permutation
 
 _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at once would delay the first batch
@@ -72,7 +73,7 @@ class CyclicSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return _ceil_div(self.data_size, self.micro_batch_size * self.data_parallel_size)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[SampleIndices]:
         prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
         position = self.consumed_samples + self.data_parallel_rank * self.micro_batch_size
         while True:
@@ -82,13 +83,14 @@ class CyclicSampler(Sampler[list[int]]):
             yield indices
             position += self.micro_batch_size * self.data_parallel_size
 
-    def _indices(self, position: int, count: int) -> list[int]:
+    def _indices(self, position: int, count: int) -> SampleIndices:
         epoch, offset = divmod(position, self.data_size)
         indices = self.indices_of_epoch(epoch, offset, count)
+        last = epoch
         while len(indices) < count:  # over the end of an epoch, or of several when the data set is smaller than a batch
-            epoch += 1
-            indices += self.indices_of_epoch(epoch, 0, count - len(indices))
-        return indices
+            last += 1
+            indices += self.indices_of_epoch(last, 0, count - len(indices))
+        return SampleIndices(indices, epoch=epoch, position=offset, epoch_length=self.data_size)
 
     def indices_of_epoch(self, epoch: int, offset: int, count: int) -> list[int]:
         """At most ``count`` indices of one epoch's order, from ``offset`` on."""
@@ -147,14 +149,13 @@ class SingleRoundSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return len(self._batch_numbers())
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[SampleIndices]:
         prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
         for number in self._batch_numbers():
             start = number * self.micro_batch_size
             stop = min(start + self.micro_batch_size, self.data_size)
-            indices = (
-                self._shuffled.order(self.seed, 0)[start:stop].tolist() if self.shuffle else list(range(start, stop))
-            )
+            part = self._shuffled.order(self.seed, 0)[start:stop].tolist() if self.shuffle else range(start, stop)
+            indices = SampleIndices(part, epoch=0, position=start, epoch_length=None)
             if prefetch is not None:
                 prefetch(indices)
             yield indices

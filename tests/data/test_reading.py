@@ -1,0 +1,432 @@
+"""A batch is a function of (seed, epoch, indices): not of the workers, the ranks, or where a run was resumed."""
+
+import functools
+import random
+import time
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
+
+from trainwright.data import (
+    CyclicSampler,
+    DataError,
+    build_image_test_loader,
+    build_image_train_loader,
+    collate,
+)
+from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.epochs import EpochSampler
+from trainwright.data.generators import read_state, write_state
+
+DRAWS = {
+    "nothing": lambda: 0.0,
+    "random": random.random,
+    "numpy": np.random.random,
+    "torch": lambda: torch.rand((), dtype=torch.float64).item(),
+    "numpy normal": np.random.normal,
+    "all": lambda: random.gauss(0, 1) + np.random.normal() + torch.randn(()).item(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _kept_generators():
+    state = read_state()
+    yield
+    write_state(state)
+
+
+class Augmented(Dataset):
+    """Samples ``(index, what was drawn)``. With ``every`` = 100, one sample in a hundred draws."""
+
+    def __init__(self, length=11, draw="all", every=1):
+        self.length = length
+        self.draw = draw
+        self.every = every
+        self.reads = []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        drawn = DRAWS[self.draw]() if index % self.every == self.every - 1 else 0.0
+        return torch.tensor([index, drawn], dtype=torch.float64)
+
+
+class WholeBatches(Augmented):
+    def __getitems__(self, indices):
+        noise = torch.rand(())
+        return [torch.tensor([index, noise]) for index in indices]
+
+
+def noisy(samples):
+    """A collate function that draws, beside what the samples have drawn."""
+    return collate(samples) + random.random() + np.random.random() + torch.rand(())
+
+
+def train_loader(dataset, batch_size=4, **options):
+    return build_image_train_loader(dataset, batch_size, **{"num_workers": 0, "seed": 5, **options})[0]
+
+
+def take(loader, count):
+    return [batch.tolist() for batch in islice(iter(loader), count)]
+
+
+def by_sample(batches):
+    return list(map(tuple, chain.from_iterable(batches)))
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("collate_fn", [None, noisy], ids=["", "random collate"])
+def test_the_number_of_workers_changes_nothing(draw, collate_fn):
+    batches = [take(train_loader(Augmented(draw=draw), num_workers=n, collate_fn=collate_fn), 8) for n in (0, 1, 2)]
+    assert batches[0] == batches[1] == batches[2]
+
+
+def test_workers_may_be_started_afresh_instead_of_forked():
+    batches = [
+        take(build_image_test_loader(range(6), 2, num_workers=n, collate_fn=noisy, multiprocessing_context="spawn"), 3)
+        for n in (0, 1)
+    ]
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_draw_after_batches_without_any_changes_nothing(num_workers):
+    rare = train_loader(Augmented(400, every=100), num_workers=num_workers, sampler=CyclicSampler(range(400), 4))
+    batches = take(rare, 200)
+    # Always seeded, since its first sample draws too.
+    often = train_loader(Augmented(400, every=1), sampler=CyclicSampler(range(400), 4))
+    expected = {(number, index): drawn for number, (index, drawn) in enumerate(by_sample(take(often, 200)))}
+    found = {(number, index): drawn for number, (index, drawn) in enumerate(by_sample(batches)) if drawn}
+    assert len(found) == 8  # four in each of two epochs
+    assert len(set(found.values())) == 8
+    assert found == {place: expected[place] for place in found}
+
+
+def test_a_rare_draw_in_collate_changes_nothing():
+    def collated(samples, *, always):
+        batch = collate(samples)
+        drawn = torch.rand(()) if always or batch[0, 0] == 9 else 0.0
+        return batch + drawn if batch[0, 0] == 9 else batch
+
+    rare, always = (
+        take(
+            train_loader(
+                Augmented(12, "nothing"),
+                3,
+                sampler=CyclicSampler(range(12), 3),
+                collate_fn=functools.partial(collated, always=always),
+            ),
+            8,
+        )
+        for always in (False, True)
+    )
+    assert rare == always
+
+
+@pytest.mark.parametrize("consumed", [*range(0, 36, 5), 11, 12, 22])
+def test_resuming_anywhere_continues_bit_for_bit(consumed):
+    whole = by_sample(take(train_loader(Augmented()), 16))
+    for num_workers in (0, 1):
+        loader = train_loader(Augmented(), consumed_samples=consumed, num_workers=num_workers)
+        assert by_sample(take(loader, 5)) == whole[consumed : consumed + 20]
+
+
+def test_one_loader_set_back_repeats_itself():
+    loader = train_loader(Augmented(), num_workers=2)
+    whole = take(loader, 6)
+    loader.batch_sampler.set_consumed_samples(8)
+    assert take(loader, 4) == whole[2:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_ranks_of_a_step_together_hold_the_same_batch(world_size):
+    micro = 8 // world_size
+    ranks = [
+        train_loader(
+            Augmented(), micro, sampler=CyclicSampler(range(11), micro, True, 0, rank, world_size, 5), num_workers=0
+        )
+        for rank in range(world_size)
+    ]
+    steps = [take(rank, 6) for rank in ranks]
+    together = [row for step in zip(*steps, strict=True) for batch in step for row in batch]
+    assert together == list(chain.from_iterable(take(train_loader(Augmented(), 8), 6)))
+
+
+def test_samples_differ_from_each_other_from_epoch_to_epoch_and_by_seed():
+    drawn = [value for _, value in by_sample(take(train_loader(Augmented(8)), 20))]
+    other = [value for _, value in by_sample(take(train_loader(Augmented(8), seed=6), 20))]
+    assert len({*drawn, *other}) == 160
+
+
+def test_what_is_drawn_is_uniform_over_samples_and_epochs():
+    drawn = torch.tensor([v for _, v in by_sample(take(train_loader(Augmented(500, "numpy"), 50), 40))])
+    counts = torch.histc(drawn, bins=10, min=0, max=1)
+    assert counts.min() > 147  # 200 expected, standard deviation 13.4
+    assert counts.max() < 253
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_of_an_epoch_are_a_function_of_their_place_too(num_workers):
+    def batches(done, count):
+        sampler = EpochSampler(range(11), 4, shuffle=True, seed=3)
+        sampler.set_batches_done(done)
+        loader = make_loader(Augmented(), sampler, seed=5, num_workers=num_workers, collate_fn=noisy, loader_options={})
+        return take(loader, count)
+
+    whole = batches(0, 9)
+    assert batches(4, 5) == whole[4:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_evaluation_draws_the_same_on_every_pass(num_workers):
+    loader = build_image_test_loader(Augmented(), 4, num_workers=num_workers)
+    first, second = (by_sample(take(loader, 9)) for _ in range(2))
+    assert first == second == by_sample(take(build_image_test_loader(Augmented(), 3, num_workers=0), 9))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_another_samplers_lists_are_read_under_the_number_of_the_round(num_workers):
+    loader = train_loader(Augmented(4), sampler=[[0, 1], [2, 3], [0, 2]], num_workers=num_workers)
+    first, second = take(loader, 9), take(loader, 9)
+    assert first[2] == [first[0][0], first[1][0]]  # the same sample in the same round
+    assert not {value for _, value in by_sample(first)} & {value for _, value in by_sample(second)}
+    again = train_loader(Augmented(4), sampler=[(0, 1), torch.tensor([2, 3]), np.array([0, 2])])
+    assert [take(again, 9), take(again, 9)] == [first, second]
+
+
+def test_indices_need_not_be_numbers():
+    class Named(Augmented):
+        def __getitem__(self, name):
+            return torch.rand(())
+
+    batches = [take(train_loader(Named(), sampler=[["a", "b"], ["c", "a"]]), 2) for _ in range(2)]
+    assert batches[0] == batches[1]
+    assert batches[0][0][0] == batches[0][1][1]
+    assert len({*chain.from_iterable(batches[0])}) == 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_data_set_that_reads_whole_batches_is_let(num_workers):
+    sampler = [[0, 1], [2, 3], [4, 5]]
+    batches = take(train_loader(WholeBatches(), sampler=sampler, num_workers=num_workers), 3)
+    assert [[row[0] for row in batch] for batch in batches] == sampler
+    noise = [{row[1] for row in batch} for batch in batches]
+    assert [len(values) for values in noise] == [1, 1, 1]
+    assert len(set.union(*noise)) == 3
+    assert take(train_loader(WholeBatches(), sampler=sampler), 3) == batches
+
+
+def test_a_subset_is_read_as_what_it_is_a_subset_of():
+    loader = build_image_test_loader(Subset(Subset(Augmented(), range(1, 10)), [0, 2, 4, 6]), 3, num_workers=0)
+    other = build_image_test_loader(Subset(Augmented(), [1, 3, 5, 7]), 2, num_workers=0)
+    assert by_sample(take(loader, 2)) == by_sample(take(other, 2))
+    whole = build_image_test_loader(Subset(WholeBatches(), range(4)), 4, num_workers=0)
+    assert len({row[1] for row in take(whole, 1)[0]}) == 1
+
+
+@pytest.mark.parametrize("draw", ["nothing", "all"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_reading_does_not_move_the_random_numbers_of_training(draw, num_workers):
+    random.gauss(0, 1)  # with the second of two normal numbers still to come
+    np.random.normal()
+    before = read_state()
+    batches = iter(train_loader(Augmented(400, draw, every=7), num_workers=num_workers))
+    expected = [(fn(), next(batches))[0] for _ in range(20) for fn in DRAWS.values()]
+    write_state(before)
+    assert [fn() for _ in range(20) for fn in DRAWS.values()] == expected
+
+
+def test_a_failed_read_does_not_move_them_either():
+    class Breaks(Augmented):
+        def __getitem__(self, index):
+            if index == 9:
+                torch.rand(())
+                raise ValueError("broken")
+            return super().__getitem__(index)
+
+    batches = iter(train_loader(Breaks(12, "nothing"), sampler=CyclicSampler(range(12), 3)))
+    before = read_state()
+    for _ in range(3):
+        next(batches)
+    with pytest.raises(ValueError, match="broken"):
+        next(batches)
+    assert read_state() == before
+
+
+def test_a_seed_that_the_data_set_sets_itself_holds_and_ends_with_the_sample():
+    class Seeds(Augmented):
+        def __getitem__(self, index):
+            random.seed(index)
+            return torch.tensor(random.random())
+
+    before = read_state()
+    batches = take(train_loader(Seeds(), sampler=CyclicSampler(range(11), 4)), 6)
+    expected = [random.Random(number % 11).random() for number in range(24)]
+    assert [*chain.from_iterable(batches)] == torch.tensor(expected).tolist()
+    assert read_state() == before
+
+
+def test_collate_draws_numbers_of_its_own_whatever_the_samples_did_to_the_generators():
+    class Seeds(Augmented):
+        def __getitem__(self, index):
+            torch.manual_seed(0)
+            return torch.tensor(index)
+
+    batches = take(train_loader(Seeds(), collate_fn=lambda samples: torch.rand(()) + 0 * len(samples)), 6)
+    assert len(set(batches)) == 6
+
+
+def test_each_sample_is_read_once():
+    data = Augmented(100, "nothing")
+    assert len(take(train_loader(data), 50)) == 50
+    assert len(data.reads) == 200
+    data = Augmented(100, "all")
+    take(train_loader(data), 50)
+    assert len(data.reads) == 200
+    data = Augmented(100, "all", every=50)
+    take(train_loader(data, sampler=CyclicSampler(range(100), 4)), 50)
+    assert len(data.reads) == 204  # the batch of the first draw: once more
+
+
+class Counted(Dataset):
+    def __init__(self, length):
+        self.length = length
+        self.reads = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return index
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_million_samples_resume_at_three_quarters_as_at_one_hundredth(num_workers):
+    def first_batch_s(position):
+        data = Counted(2_000_000)
+        loader = train_loader(data, 32, num_workers=num_workers)
+        start = time.perf_counter()
+        loader.batch_sampler.set_consumed_samples(position)
+        next(iter(loader))
+        elapsed = time.perf_counter() - start
+        assert data.reads.item() <= 32 * (1 + 2 * num_workers)  # one batch, and two prefetched by each worker
+        return elapsed
+
+    near = min(first_batch_s(20_000) for _ in range(3))
+    far = min(first_batch_s(1_500_000) for _ in range(3))
+    assert far < 2 * near + 0.05  # noise of a shared machine; a replay of 1.5 million samples takes seconds
+
+
+def failing(index, error, draw="nothing"):
+    class Fails(Augmented):
+        def __getitem__(self, at):
+            if at == index:
+                raise error
+            return super().__getitem__(at)
+
+    return Fails(12, draw)
+
+
+@pytest.mark.parametrize("draw", ["nothing", "all"])
+@pytest.mark.parametrize("index", [2, 10])  # in the first batch and later
+def test_the_sample_that_failed_is_named(draw, index):
+    sampler = CyclicSampler(range(12), 3, consumed_samples=36)
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
+        take(train_loader(failing(index, ZeroDivisionError("mine"), draw), sampler=sampler), 4)
+    assert raised.value.__notes__ == [f"While reading sample {index} of Fails (epoch 3)."]
+
+
+def error_of(loader):
+    """Type and message. Who keeps the error keeps the frames that it came through, and so the workers."""
+    try:
+        take(loader, 4)
+    except Exception as error:
+        return type(error), "\n".join([str(error), *getattr(error, "__notes__", [])])
+    pytest.fail("nothing was raised")
+
+
+@pytest.mark.parametrize("index", [2, 10])
+def test_the_sample_that_failed_in_a_worker_is_named(index):
+    sampler = CyclicSampler(range(12), 3, consumed_samples=36)
+    start = time.perf_counter()
+    kind, message = error_of(train_loader(failing(index, ValueError("mine")), sampler=sampler, num_workers=2))
+    assert time.perf_counter() - start < 4
+    assert kind is ValueError
+    assert "ValueError: mine" in message
+    assert f"While reading sample {index} of Fails (epoch 3)." in message
+
+
+def test_the_epoch_named_is_that_of_the_sample_and_not_of_the_batch():
+    loader = train_loader(failing(1, ValueError("mine")), sampler=CyclicSampler(range(12), 5, consumed_samples=10))
+    with pytest.raises(ValueError, match="mine") as raised:
+        take(loader, 1)
+    assert raised.value.__notes__ == ["While reading sample 1 of Fails (epoch 1)."]
+
+
+def test_a_batch_that_cannot_be_made_names_its_samples():
+    def refuses(samples):
+        raise KeyError("no")
+
+    def told(batch_size, num_workers):
+        sampler = CyclicSampler(range(100), batch_size)
+        loader = train_loader(Augmented(100), sampler=sampler, collate_fn=refuses, num_workers=num_workers)
+        kind, message = error_of(loader)
+        assert kind is KeyError
+        return message
+
+    for num_workers in (0, 1):
+        assert "While making a batch of the samples 0, 1, 2 of Augmented (epoch 0)." in told(3, num_workers)
+    assert "62, 63, … (70 in all) of Augmented" in told(70, 0)
+
+
+def test_a_whole_batch_that_fails_names_its_samples():
+    class Fails(WholeBatches):
+        def __getitems__(self, indices):
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone") as raised:
+        take(train_loader(Fails(), sampler=[[3, 5]]), 1)
+    assert raised.value.__notes__ == ["While reading the samples 3, 5 of Fails (epoch 0)."]
+
+
+def test_a_data_set_that_stops_does_not_end_the_loop_in_silence():
+    with pytest.raises(DataError, match=r"StopIteration was raised while reading sample 7 of Fails \(epoch 0\)"):
+        take(train_loader(failing(7, StopIteration()), sampler=CyclicSampler(range(12), 3)), 4)
+
+
+def test_the_loader_is_torchs_with_what_was_given():
+    data, sampler = Augmented(), CyclicSampler(range(11), 4)
+    loader = BatchLoader(data, sampler, collate_fn=noisy, seed=7)
+    assert isinstance(loader, DataLoader)
+    assert (loader.dataset, loader.batch_sampler, loader.collate_fn) == (data, sampler, noisy)
+    assert len(loader) == 3
+    assert len(iter(loader)) == 3
+
+
+def test_a_collate_function_may_be_exchanged_before_the_first_batch():
+    loader = train_loader(Augmented())
+    loader.collate_fn = len
+    assert list(islice(loader, 2)) == [4, 4]
+
+
+def _prepare(worker_id):
+    info = get_worker_info()
+    info.dataset.offset = 100 * (info.id + 1)
+
+
+class Prepared(Augmented):
+    offset = 0
+
+    def __getitem__(self, index):
+        return torch.tensor(index + self.offset)
+
+
+def test_a_users_worker_init_finds_the_data_set_itself():
+    loader = build_image_test_loader(Prepared(4), 2, num_workers=2, worker_init_fn=_prepare)
+    assert take(loader, 2) == [[100, 101], [202, 203]]

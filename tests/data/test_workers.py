@@ -1,0 +1,205 @@
+"""Worker processes: the signals they outlive, their end, and what is heard of their death."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from trainwright.data import CyclicSampler, build_image_train_loader, workers
+
+
+class Slow(Dataset):
+    """Samples ``(index, process, seconds that it has to live)``, each read in a few milliseconds."""
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.tensor([index, os.getpid(), signal.getitimer(signal.ITIMER_REAL)[0]], dtype=torch.float64)
+
+
+def loader(num_workers=2):
+    return build_image_train_loader(Slow(), 4, num_workers=num_workers, seed=1)[0]
+
+
+def skip(batches, count=8):
+    """Past what was prefetched before now."""
+    return [next(batches) for _ in range(count)][-1]
+
+
+def processes(batches):
+    return {int(pid) for _ in range(2) for pid in next(batches)[:, 1]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_outlive_the_signals_that_a_terminal_or_scheduler_sends_to_all(number):
+    batches = iter(loader())
+    pids = processes(batches)
+    assert len(pids - {os.getpid()}) == 2
+    for pid in pids:
+        os.kill(pid, number)
+    assert 1 not in skip(batches).shape
+    assert processes(batches) == pids
+
+
+def test_after_sigterm_a_worker_has_half_a_minute():
+    batches = iter(loader(1))
+    (pid,) = processes(batches)
+    assert next(batches)[0, 2] == 0
+    os.kill(pid, signal.SIGTERM)
+    first = skip(batches)[0, 2]
+    assert 28 < first <= 30
+    os.kill(pid, signal.SIGTERM)  # does not begin the time anew
+    assert skip(batches)[0, 2] < first
+
+
+def test_it_dies_when_that_is_over(monkeypatch):
+    monkeypatch.setattr(workers, "GRACE_S", 1)
+    batches = iter(loader(1))
+    (pid,) = processes(batches)
+    os.kill(pid, signal.SIGTERM)
+    start = time.perf_counter()
+    assert "killed by signal: Alarm clock" in death(batches)
+    assert time.perf_counter() - start < 4
+
+
+def death(batches):
+    """What is raised, with its cause. Who keeps the error keeps the frames that it came through, and so the workers."""
+    try:
+        while True:
+            next(batches)
+    except RuntimeError as error:
+        return f"{error} {error.__cause__}"
+
+
+def test_a_killed_worker_is_heard_of_at_once():
+    batches = iter(loader())
+    pid = processes(batches).pop()
+    start = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    assert f"DataLoader worker (pid {pid}) is killed by signal: Killed" in death(batches)
+    del batches
+    assert time.perf_counter() - start < 4
+
+
+def test_after_an_error_workers_end_with_their_loader():
+    class Breaks(Slow):
+        def __getitem__(self, index):
+            raise ValueError("broken")
+
+    def run():
+        with pytest.raises(ValueError, match="broken"):
+            next(iter(build_image_train_loader(Breaks(), 4, num_workers=2)[0]))
+
+    start = time.perf_counter()
+    run()
+    gc.collect()
+    assert time.perf_counter() - start < 4
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_is_busy_for_long_is_killed_in_the_end():
+    class Stuck(Slow):
+        def __getitem__(self, index):
+            time.sleep(0 if index < 4 else 60)
+            return torch.tensor([index, os.getpid()])
+
+    ours = build_image_train_loader(Stuck(), 4, num_workers=1, sampler=CyclicSampler(range(1000), 4))[0]
+    batches = iter(ours)
+    pid = int(next(batches)[0, 1])
+    start = time.perf_counter()
+    del ours, batches
+    assert time.perf_counter() - start < 8  # torch waits 5 s for it
+    assert pid not in {process.pid for process in multiprocessing.active_children()}
+
+
+def test_closing_a_loader_ends_its_workers_at_once():
+    ours = loader()
+    batches = iter(ours)
+    pids = processes(batches)
+    start = time.perf_counter()
+    del ours, batches
+    assert time.perf_counter() - start < 2
+    assert not pids & {process.pid for process in multiprocessing.active_children()}
+
+
+PROGRAM = """
+import os, signal, sys, time
+import multiprocessing
+import torch
+from trainwright.data import CyclicSampler, build_image_train_loader
+
+class Data:
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        return torch.tensor([index, os.getpid()])
+
+def run():
+    global loader, batches
+    loader = build_image_train_loader(Data(), 4, num_workers=2, pin_memory=False)[0]
+    batches = iter(loader)
+    pids = {int(next(batches)[0, 1]) for _ in range(2)}
+    print(*pids, flush=True)
+"""
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().split(")")[1].split()[0] != "Z"
+
+
+def start_program(ending):
+    program = textwrap.dedent(PROGRAM) + textwrap.dedent(ending)
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("run()", 0),
+        ("run(); sys.exit(3)", 3),
+        ("run(); raise KeyError('mine')", 1),
+        ("p = multiprocessing.get_context('fork').Process(target=run); p.start(); p.join(); sys.exit(p.exitcode)", 0),
+    ],
+    ids=["end", "exit", "error", "inside a process"],
+)
+def test_a_process_ends_at_once_with_its_workers(ending, code):
+    program = start_program(f"start = time.time()\n{ending.replace('; ', chr(10))}")
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    start = time.perf_counter()
+    _, errors = program.communicate(timeout=20)
+    assert time.perf_counter() - start < 4
+    assert program.returncode == code
+    assert len(pids) == 2
+    assert not [pid for pid in pids if is_alive(pid)]
+    assert ("KeyError: 'mine'" in errors) == (code == 1)
+    assert "killed" not in errors
+    assert "Exception ignored" not in errors
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
+def test_workers_end_when_the_process_that_trains_is_killed():
+    program = start_program("run()\ntime.sleep(60)")
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    program.kill()
+    program.communicate()
+    deadline = time.monotonic() + 12  # torch's workers look every 5 s
+    while any(is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if is_alive(pid)]

@@ -1,0 +1,146 @@
+"""BatchReader: from the indices of a batch to the batch. Each sample is read under random numbers of its own.
+
+Seeding three generators takes 7 us a sample, more than many a data set needs to read it. So the first batch is read
+seeded, and if nothing was drawn, the next ones are read as they are: a look at the generators, before and after, tells
+whether a batch has drawn after all. If so, it is read once more, seeded, as are all later ones.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import Subset
+
+from trainwright.data.errors import DataError
+from trainwright.data.generators import State, read_state, seed_generators, write_state
+from trainwright.data.indices import SampleIndices
+from trainwright.data.seeding import SAMPLE_STREAM, stream_key, words_at
+
+_SHOWN = 64  # indices that a message names at most
+
+
+class BatchReader:
+    """Reads batches, in the process that trains or in a worker, with the same result.
+
+    What a sample draws from the global generators of ``random``, ``numpy.random`` and torch (on the CPU) is a function
+    of (seed, epoch, index); what ``collate_fn`` draws, of (seed, epoch, position of the batch), and so is what a data
+    set draws that is read by whole batches, with ``__getitems__``. Reading leaves the three generators as they were.
+
+    Errors get a note of the sample, or the batch, that they come from.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, seed: int) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self._key = stream_key(seed, SAMPLE_STREAM)
+        self._reads_batches = _reads_batches(dataset)
+        self._draws: bool | None = None  # None: nothing has been read yet
+        self._seeded: State | None = None  # as the generators were right after seeding, while the first batch is read
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, indices: SampleIndices) -> Any:
+        """The batch of these indices. Torch's loaders call this where it exists, once for each batch."""
+        before = read_state()
+        try:
+            if self._draws is False:
+                batch = self._read(indices)
+                if read_state() == before:
+                    return batch
+                self._draws = True  # as where one sample in a thousand is changed at random
+            batch = self._read_seeded(indices)
+        except BaseException:
+            write_state(before)
+            raise
+        write_state(before)
+        return batch
+
+    def _read(self, indices: SampleIndices) -> Any:
+        if self._reads_batches:
+            return self._collated(indices, self._fetched(indices))
+        dataset, samples = self.dataset, []
+        try:
+            for index in indices:
+                samples.append(dataset[index])  # noqa: PERF401  # how many there are names the one that fails
+        except Exception as error:
+            self._tell_sample(error, indices, len(samples))
+            raise
+        return self._collated(indices, samples)
+
+    def _read_seeded(self, indices: SampleIndices) -> Any:
+        batch_place = f"{indices.epoch}:{indices.position}"
+        samples: Any = []
+        if self._reads_batches:
+            self._seed(f"fetch:{batch_place}")
+            samples = self._fetched(indices)
+            self._note_draws()
+        else:
+            for number, index in enumerate(indices):
+                self._seed(f"{indices.epoch_of(number)}:{_plain(index)}")
+                samples.append(self._sample(indices, number, index))
+                self._note_draws()
+        self._seed(f"collate:{batch_place}")
+        batch = self._collated(indices, samples)
+        self._note_draws()
+        self._draws = bool(self._draws)
+        return batch
+
+    def _seed(self, place: str) -> None:
+        seed_generators(words_at(self._key, place))
+        if self._draws is None:
+            self._seeded = read_state()
+
+    def _note_draws(self) -> None:
+        if self._draws is None and read_state() != self._seeded:
+            self._draws = True
+
+    def _sample(self, indices: SampleIndices, number: int, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            self._tell_sample(error, indices, number)
+            raise
+
+    def _fetched(self, indices: SampleIndices) -> Any:
+        try:
+            return self.dataset.__getitems__(indices)
+        except Exception as error:
+            self._tell(error, f"reading {self._shown(indices)}")
+            raise
+
+    def _collated(self, indices: SampleIndices, samples: Any) -> Any:
+        try:
+            return self.collate_fn(samples)
+        except Exception as error:
+            self._tell(error, f"making a batch of {self._shown(indices)}")
+            raise
+
+    def _tell_sample(self, error: Exception, indices: SampleIndices, number: int) -> None:
+        what = f"sample {_plain(indices[number])} of {type(self.dataset).__name__}"
+        self._tell(error, f"reading {what} (epoch {indices.epoch_of(number)})")
+
+    def _tell(self, error: Exception, doing: str) -> None:
+        error.add_note(f"While {doing}.")
+        if isinstance(error, StopIteration):  # would end the loop over the loader, without a word
+            raise DataError(f"data: StopIteration was raised while {doing}.") from error
+
+    def _shown(self, indices: SampleIndices) -> str:
+        shown = ", ".join(str(_plain(index)) for index in indices[:_SHOWN])
+        more = f", … ({len(indices)} in all)" if len(indices) > _SHOWN else ""
+        return f"the samples {shown}{more} of {type(self.dataset).__name__} (epoch {indices.epoch})"
+
+
+def _plain(index: Any) -> Any:
+    """The same for 3, ``numpy.int64(3)`` and ``torch.tensor(3)``; indices that are no whole numbers as they are."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Whether the data set has a ``__getitems__`` of its own. That of torch's Subset only hands on what it is over."""
+    while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None))
