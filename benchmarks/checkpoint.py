@@ -74,7 +74,7 @@ def main() -> None:
 
     beside = Checkpointer(model, root / "beside", optimizer=optimizer)
     waiting = Checkpointer(model, root / "waiting", asynchronous=False, optimizer=optimizer)
-    beside.reserve_memory()
+    beside.prepare()
     beside.wait()
     number = 0
 

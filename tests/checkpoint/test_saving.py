@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer, folder, keep_newest, verify
+from trainwright.checkpoint import Checkpointer, CheckpointTypeError, folder, keep_newest, verify
 
-LARGE = 300  # 300 x 300 float32: above the size up to which an optimizer's state is copied at once
+LARGE = 300
 
 
 class Training:
@@ -100,36 +100,104 @@ def test_a_save_holds_what_was_when_it_was_called(tmp_path, slow_disk, optimizer
         assert not equal(training.state(), before)
 
 
-def test_an_optimizer_whose_step_is_not_torchs_is_copied_at_once(tmp_path, slow_disk):
-    class Wrapper(torch.optim.Optimizer):
-        """As accelerate's: it has an optimizer, and steps it by a way of its own."""
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        param_groups = property(lambda self: self.inner.param_groups)
-        state = property(lambda self: self.inner.state)
-
-        def state_dict(self):
-            return self.inner.state_dict()
-
-        def load_state_dict(self, state):
-            self.inner.load_state_dict(state)
-
-        def step(self, closure=None):
-            for state in self.inner.state.values():
-                state["exp_avg"].zero_()
-
+def test_a_state_that_changes_right_after_a_save_is_not_in_it(tmp_path, slow_disk):
+    """Whatever changes it: a hook of the user's, a step that is not torch's, a pre-hook of the step."""
     training = Training()
     training.step()
+
+    def forget(*_):
+        for state in training.optimizer.state.values():
+            state["exp_avg"].zero_()
+
+    training.optimizer.register_step_pre_hook(forget)
+    checkpointer = training.checkpointer(tmp_path)
     before = training.state()
-    wrapper = Wrapper(training.optimizer)
-    checkpointer = Checkpointer(training.model, tmp_path, optimizer=wrapper)
     checkpointer.save("model_0000000", iteration=0)
-    wrapper.step()
+    for state in training.optimizer.state.values():
+        state["exp_avg_sq"].fill_(7)
+    training.step()
     slow_disk.may_go_on.set()
     checkpointer.wait()
     assert equal(loaded(tmp_path / "model_0000000"), before)
+
+
+def test_much_is_copied_by_two_threads_and_memory_that_is_got_ready_is_not_what_is_saved(tmp_path):
+    model = nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(3)])  # 27 MB
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    checkpointer = Checkpointer(model, tmp_path)
+    checkpointer.prepare()
+    for name in ("one", "two", "three"):
+        checkpointer.save(name, iteration=1)
+        checkpointer.wait()
+        checkpointer.prepare()
+    checkpointer.save("four", iteration=1)
+    checkpointer.prepare()
+    checkpointer.save("five", iteration=1)
+    for name in ("one", "two", "three", "four", "five"):
+        other = nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(3)])
+        Checkpointer(other, tmp_path).load(tmp_path / name)
+        assert all(torch.equal(value, weights[key]) for key, value in other.state_dict().items()), name
+
+
+def test_a_state_that_cannot_be_saved_is_found_before_hours_have_passed(tmp_path):
+    class Odd:
+        def state_dict(self):
+            return {"seen": object()}
+
+        def load_state_dict(self, state): ...
+
+    with pytest.raises(CheckpointTypeError, match=r"odd.seen"):
+        Checkpointer(nn.Linear(1, 1), tmp_path, odd=Odd()).prepare()
+
+
+def test_what_is_called_after_a_commit_may_ask_the_checkpointer(tmp_path):
+    checkpointer = Training().checkpointer(tmp_path)
+    seen = []
+
+    def ask():
+        checkpointer.wait()
+        seen.append(checkpointer.get_checkpoint_file())
+
+    checkpointer.save("model_0000009", iteration=9, on_commit=ask)
+    checkpointer.wait()
+    assert seen == [str(tmp_path / "model_0000009")]
+
+
+def test_a_forked_process_saves_on_its_own(tmp_path, slow_disk):
+    training = Training()
+    checkpointer = training.checkpointer(tmp_path)
+    checkpointer.save("model_0000009", iteration=9)
+    child = os.fork()
+    if child == 0:  # without its parent's thread, in the middle of its parent's save
+        code = 1
+        try:
+            slow_disk.may_go_on.set()
+            checkpointer.save("model_0000019", iteration=19)
+            checkpointer.wait()
+            code = 0
+        finally:
+            os._exit(code)
+    slow_disk.may_go_on.set()
+    checkpointer.wait()
+    assert os.waitpid(child, 0)[1] == 0
+    assert verify(tmp_path / "model_0000009").iteration == 9
+    assert verify(tmp_path / "model_0000019").iteration == 19
+
+
+def test_a_thread_that_outlives_the_program_still_saves(tmp_path):
+    script = """
+import sys, threading, time, torch
+from trainwright.checkpoint import Checkpointer
+def train():
+    time.sleep(0.3)
+    checkpointer = Checkpointer(torch.nn.Linear(2, 2), sys.argv[1])
+    checkpointer.save("model_0000009", iteration=9)
+    checkpointer.wait()
+threading.Thread(target=train).start()
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert verify(tmp_path / "model_0000009").iteration == 9
 
 
 def test_a_second_name_of_the_same_iteration_does_not_wait(tmp_path, slow_disk):
@@ -231,7 +299,7 @@ def test_memory_is_taken_once(tmp_path):
     checkpointer = training.checkpointer(tmp_path)
     before = set(threading.enumerate())
     for iteration in range(20):
-        checkpointer.reserve_memory()
+        checkpointer.prepare()
         training.step()
         checkpointer.save("model_0000009", iteration=iteration)
     checkpointer.wait()
@@ -266,3 +334,46 @@ def test_shapes_types_and_strides_of_all_kinds_are_staged_as_they_are(tmp_path):
     Checkpointer(other, tmp_path).load(tmp_path / "one")
     for name, value in saved.state_dict().items():
         assert torch.equal(other.state_dict()[name].to(torch.complex128), value.to(torch.complex128)), name
+
+
+def test_links_lead_to_their_neighbours_also_where_the_folder_is_reached_over_a_link(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / "a" / "b" / "out"
+    folder.symlink_to(tmp_path / "elsewhere")
+    checkpointer = Training().checkpointer(folder)
+    checkpointer.save("model_0000029", iteration=29)
+    checkpointer.save("model_final", iteration=29)
+    checkpointer.wait()
+    assert os.readlink(folder / "model_final") == "model_0000029"
+    assert verify(folder / "model_final").iteration == 29
+
+
+def test_a_save_that_fails_when_nobody_asks_any_more_is_said_at_the_end(tmp_path):
+    script = """
+import sys, torch
+from trainwright.checkpoint import Checkpointer, folder
+def fail(*_):
+    raise OSError(28, "No space left on device")
+folder.commit_folder = fail
+Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert "No space left on device" in done.stderr
+    assert "model_0000009" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_fails_after_a_commit_says_that_it_is_saved(tmp_path):
+    checkpointer = Training().checkpointer(tmp_path)
+    checkpointer.save("model_0000009", iteration=9, on_commit=lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        checkpointer.wait()
+    assert "model_0000009 is saved; what failed is on_commit" in "".join(raised.value.__notes__)
+    verify(tmp_path / "model_0000009")
+
+
+@pytest.mark.parametrize("model", [None, {}, torch.nn.Linear])
+def test_a_checkpointer_wants_a_model(tmp_path, model):
+    with pytest.raises(CheckpointTypeError, match=r"Checkpointer.model: got .*; it must be a torch.nn.Module"):
+        Checkpointer(model, tmp_path)

@@ -79,3 +79,20 @@ def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tm
     assert (folder / f"model_{int(saved[1]):07d}" / "manifest.json").is_file()
     assert sha(folder / "model_final") == sha(finished.folder / "model_final")
     assert rows(folder) == rows(finished.folder)
+
+
+def test_sigusr1_before_the_first_step_does_not_end_the_run(finished, short, environment, tmp_path: Path) -> None:
+    process = start([str(finished.config), *short], tmp_path / "output", environment)
+    time.sleep(0.5)  # torch is being loaded
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+
+
+def test_ctrl_c_before_the_first_step_is_one_line(finished, short, environment, tmp_path: Path) -> None:
+    process = start([str(finished.config), *short], tmp_path / "output", environment)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output

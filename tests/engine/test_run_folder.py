@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from trainwright.checkpoint.files import is_temporary
 from trainwright.config.errors import ConfigError
-from trainwright.engine.run_folder import EARLIER_RUNS, RunFolder
+from trainwright.engine.run_folder import EARLIER_RUNS, RunFolder, keep_other_version
 
 CONFIG = OmegaConf.create({"train": {"resume": True, "seed": 1}})
 logger = logging.getLogger("trainwright.test")
@@ -166,6 +167,18 @@ def test_a_worker_that_outlives_its_killed_trainer_does_not_keep_the_folder(tmp_
         trainer.kill()
         trainer.wait()  # its fork reads on until the pipe is closed
         RunFolder(tmp_path, resume=True).check_free()
+
+
+def test_a_config_that_a_kill_has_left_half_written_is_known_as_such(tmp_path: Path) -> None:
+    written: list[str] = []
+
+    def save(path: Path) -> None:
+        written.append(path.name)
+        path.write_text("seed: 1\n")
+
+    keep_other_version(tmp_path / "config.yaml", save)
+    assert is_temporary(written[0])  # so the next start removes it
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_another_config_of_that_name_is_kept(tmp_path: Path) -> None:

@@ -71,6 +71,16 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["model_0000004", "model_0000005", "model_final"]
 
 
+def test_the_final_save_deletes_what_a_kill_has_left(tmp_path: Path) -> None:
+    killed = Trainer(tmp_path)
+    killed.register_hooks([PeriodicCheckpointer(killed.checkpointer, 1)])  # which keeps all
+    killed.train(0, 4)
+    resumed = Trainer(tmp_path)
+    resumed.register_hooks([PeriodicCheckpointer(resumed.checkpointer, 9, max_to_keep=2)])
+    resumed.train(4, 5)
+    assert names(tmp_path) == ["model_0000002", "model_0000003", "model_final"]
+
+
 def test_a_checkpoint_holds_what_every_hook_knew_after_the_iteration(tmp_path: Path) -> None:
     class Counter(HookBase):
         count = 0
@@ -159,6 +169,26 @@ def test_the_best_value_survives_in_the_hooks_state(tmp_path: Path) -> None:
     second = BestCheckpointer(1, Checkpointer(nn.Linear(1, 1)), "accuracy")
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert (second.best, second.best_iter) == (0.9, 1)
+
+
+def test_a_best_that_a_kill_has_left_unsaved_is_saved_by_the_resumed_run(tmp_path: Path) -> None:
+    states: list[dict[str, Any]] = []
+    killed = Trainer(tmp_path / "killed")
+    best = BestCheckpointer(1, killed.checkpointer, "accuracy")
+    given = iter([0.1, 0.9, 0.2, 0.3])
+    saved_before_the_best = CallbackHook(before_step=lambda t: states.append(json.loads(json.dumps(best.state_dict()))))
+    killed.register_hooks([saved_before_the_best, EvalHook(1, lambda: {"accuracy": next(given)}), best])
+    killed.train(0, 4)
+
+    resumed = Trainer(tmp_path / "resumed")
+    nn.init.constant_(resumed.model.weight, 2)
+    best = BestCheckpointer(1, resumed.checkpointer, "accuracy")
+    best.load_state_dict(states[2])
+    given = iter([0.2, 0.3])
+    resumed.register_hooks([EvalHook(1, lambda: {"accuracy": next(given)}), best])
+    resumed.train(2, 4)
+    assert (best.best, best.best_iter) == (0.9, 1)
+    assert steps_in(tmp_path / "resumed", "model_best") == 2
 
 
 def test_a_metric_that_is_not_there_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,19 +108,46 @@ def test_a_signal_in_the_last_iteration_lets_the_run_end_as_a_whole_one() -> Non
     assert trainer.iter == 8
 
 
-def test_a_signal_in_the_final_evaluation_stops_it() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_the_final_save_and_evaluation_are_finished(number: signal.Signals) -> None:
+    finished = []
+
     class Evaluation(HookBase):
         def after_train(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            raise AssertionError("the evaluation goes on")
+            os.kill(os.getpid(), number)
+            finished.append(self.trainer.iter)
 
     trainer = Trainer()
     trainer._hooks.insert(0, Evaluation())
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(0, 3)
+    trainer.register_hooks([])
+    trainer._hooks[0].trainer = trainer
+    trainer.train(0, 3)
+    assert finished == [3]
 
 
-def test_a_save_that_failed_in_the_background_ends_the_training_at_the_next_step() -> None:
+def test_a_save_that_failed_in_the_background_is_made_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    class Recovering(Saver):
+        def wait(self) -> None:
+            failure, self.failure = self.failure, None
+            if failure is not None:
+                raise failure
+
+    trainer = Trainer()
+    trainer._hooks.clear()
+    trainer.saver = Recovering()
+    trainer.register_hooks([Interruptions(trainer.saver, lambda: trainer.saved.append(trainer.iterations_done - 1))])
+
+    def fail(t: Any) -> None:
+        if t.iter == 4:
+            trainer.saver.failure = OSError(5, "Input/output error")
+
+    trainer.register_hooks([CallbackHook(after_step=fail)])
+    trainer.train(0, 8)
+    assert (trainer.done, trainer.saved) == (list(range(8)), [4])
+    assert "Input/output error. Trying once more" in caplog.text
+
+
+def test_a_save_that_fails_twice_ends_the_training_at_the_next_step() -> None:
     trainer = Trainer()
 
     def fail(t: Any) -> None:

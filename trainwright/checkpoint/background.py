@@ -17,13 +17,24 @@ class Background:
         self._executor: ThreadPoolExecutor | None = None
         self._tasks: list[Future[None]] = []
         self._failure: BaseException | None = None
+        self._thread: int | None = None
 
-    def submit(self, task: Callable[[], object]) -> None:
-        """Run ``task`` when those before it are done."""
+    def submit(self, task: Callable[[], object]) -> Callable[[], None]:
+        """Run ``task`` when those before it are done; returns what waits for it.
+
+        Where Python is about to end and starts no thread any more, it is run here and now.
+        """
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_step_back)
+            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=self._begin)
         self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
-        self._tasks.append(self._executor.submit(self._run, task))
+        try:
+            submitted = self._executor.submit(self._run, task)
+        except RuntimeError:
+            self.wait()
+            self._run(task)
+            return lambda: None
+        self._tasks.append(submitted)
+        return submitted.result
 
     def is_busy(self) -> bool:
         """Whether a task is running or to be run."""
@@ -34,9 +45,10 @@ class Background:
         return self._failure is not None
 
     def wait(self) -> None:
-        """Return when no task is left. Failures are for `raise_failure`."""
-        for task in self._tasks:
-            task.result()
+        """Return when no task is left; at once within a task, which cannot wait for itself. Failures are kept."""
+        if threading.get_ident() != self._thread:
+            for task in self._tasks:
+                task.result()
 
     def raise_failure(self) -> None:
         """Raise what a task has failed with, once."""
@@ -52,9 +64,9 @@ class Background:
         except BaseException as error:  # whatever it is, the training hears of it
             self._failure = error
 
-
-def _step_back() -> None:
-    """Leave the processor to the training where there are not enough for both."""
-    if hasattr(os, "setpriority"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # on Linux a thread has its own
+    def _begin(self) -> None:
+        self._thread = threading.get_ident()
+        # Leave the processor to the training where there are not enough for both. On Linux a thread has its own rank.
+        if hasattr(os, "setpriority"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

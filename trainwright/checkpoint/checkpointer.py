@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.candidates import newest_good, resume_candidates
@@ -63,6 +62,8 @@ class Checkpointer:
         asynchronous: bool = True,
         **checkpointables: Stateful | None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise CheckpointTypeError(f"Checkpointer.model: got {type(model).__name__}; it must be a torch.nn.Module.")
         self.model = model
         self.save_dir = str(save_dir)
         self.save_to_disk = save_to_disk
@@ -125,7 +126,7 @@ class Checkpointer:
             if self._is_writer:
                 iteration = extra.get("iteration")
                 if self.asynchronous:
-                    files = self._writer.stage(files, iteration, self._optimizers)
+                    files = self._writer.stage(files, iteration)
                 tag_last = tag_last and name != "model_best"
                 write = partial(self._writer.write, name, files, iteration, tag_last=tag_last, on_commit=on_commit)
         # Nothing is written unless every rank has given its state.
@@ -238,28 +239,23 @@ class Checkpointer:
         """Whether a save in the background has failed, which the next `wait` raises. Asks nobody, waits for nothing."""
         return self._writer.has_failed()
 
-    def wait_until_staged(self) -> None:
-        """Return when the state of the save in flight has been copied, so that weights and optimizer may change.
+    def prepare(self) -> None:
+        """Find out now what a `save` would refuse, and get the memory that staging takes, in the background.
 
-        ``optimizer.step()`` of a registered optimizer waits by itself.
+        Call it, on all ranks, when the optimizer has made its first step, and with it its state: a state that has no
+        place in a checkpoint is then no surprise after hours, and the first `save` is as short as the others.
+
+        Raises:
+            CheckpointTypeError: a state of a type that a checkpoint cannot hold.
         """
-        self._writer.wait_until_staged()
-
-    def reserve_memory(self) -> None:
-        """Get the memory that staging will take, in the background: the first `save` is then as short as the others.
-
-        Call it when the optimizer has made its first step, and with it its state.
-        """
-        if self.asynchronous and self._is_writer:
-            self._writer.reserve(serialize(self.model, self._optimizers, {}))
+        with raised_together():
+            files = serialize(self.model, self.checkpointables, {})
+            if self.asynchronous and self._is_writer:
+                self._writer.reserve(files)
 
     @property
     def _is_writer(self) -> bool:
         return self.save_to_disk and dist.is_main_process()
-
-    @property
-    def _optimizers(self) -> dict[str, Optimizer]:
-        return {name: part for name, part in self.checkpointables.items() if isinstance(part, Optimizer)}
 
     def _load_folder(self, path: Path, manifest: Manifest, wanted: list[str], *, strict: bool) -> dict[str, Any]:
         with raised_together():
@@ -296,5 +292,5 @@ def _check_iteration(extra: Mapping[str, Any]) -> None:
 def _check_exists(path: Path) -> None:
     if not path.exists():
         names = checkpoint_names(path.parent)
-        hint = did_you_mean(path.name, names) if names else f"There is no checkpoint in {path.parent}."
+        hint = did_you_mean(path.name, names) if names else f"There is no checkpoint in '{path.parent}'."
         raise MissingFileError(f"{path}: no such checkpoint. {hint}")

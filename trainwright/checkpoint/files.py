@@ -97,7 +97,8 @@ def replace_link(link: PathLike, target: PathLike) -> None:
     link, target = Path(link), Path(target)
     temporary = temporary_sibling(link)
     try:
-        os.symlink(os.path.relpath(target, link.parent), temporary)
+        # Both as they really are: the way to the folder may lead over other links.
+        os.symlink(os.path.relpath(target.resolve(), link.parent.resolve()), temporary)
         os.replace(temporary, link)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -81,10 +81,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{folder}: no {MANIFEST_NAME}: an interrupted copy, or not a checkpoint of this library. "
-            "For its weights alone, give the path of the weights file in it."
-        ) from None
+        raise CheckpointError(_no_manifest(folder)) from None
+    if not text.strip(b"\0"):
+        raise CheckpointError(f"{path}: is empty (damaged?).")
     try:
         content = json.loads(text)
         found = content.pop(_CHECKSUM_KEY)
@@ -99,6 +98,16 @@ def read_manifest(folder: Path) -> Manifest:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: not a manifest ({type(error).__name__}: {error}).") from error
+
+
+def _no_manifest(folder: Path) -> str:
+    inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}")) if folder.is_dir() else []
+    if inside:
+        return f"{folder}: is a folder of checkpoints; give one of them: {', '.join(inside[-3:])}."
+    return (
+        f"{folder}: no {MANIFEST_NAME}: an interrupted copy, or not a checkpoint of this library. "
+        "For its weights alone, give the path of the weights file in it."
+    )
 
 
 def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:

@@ -1,12 +1,12 @@
 """How files come to disk: staged in memory, then committed beside the training; or at once, while training waits."""
 
+import atexit
 import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from weakref import WeakSet
-
-from torch.optim import Optimizer
 
 from trainwright.checkpoint.background import Background
 from trainwright.checkpoint.files import Writer, named, remove_stale
@@ -19,10 +19,30 @@ logger = logging.getLogger("trainwright.checkpoint")
 _writers: WeakSet["CheckpointWriter"] = WeakSet()
 
 
+@atexit.register
+def _tell_failures() -> None:
+    """A save that failed after the program's last question is at least said: its thread has ended by now."""
+    for writer in list(_writers):
+        try:
+            writer.settle()
+        except Exception as error:
+            logger.error("%s", "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
+
+
 def wait_for_saves() -> None:
     """Wait for every save in flight of this process: what is about to be read may be what is being written."""
     for writer in list(_writers):
         writer.wait()
+
+
+def _forget_in_child() -> None:
+    """A forked process has none of the threads: what is in flight is its parent's affair."""
+    for writer in list(_writers):
+        writer.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class CheckpointWriter:
@@ -30,21 +50,22 @@ class CheckpointWriter:
 
     def __init__(self, save_dir: str) -> None:
         self._folder = Path(save_dir)
-        self._background = Background()
-        self._staging = StagingArea()
-        self._staged_iteration: int | None = None  # of what the staging area holds
-        self._waiting_optimizers: list[Optimizer] = []
+        self.begin_anew()
         self._last_committed: Committed | None = None
         self._is_cleaned = False
         _writers.add(self)
 
-    def stage(
-        self, files: Mapping[str, Writer], iteration: int | None, optimizers: Mapping[str, Optimizer]
-    ) -> Mapping[str, Writer]:
+    def begin_anew(self) -> None:
+        """Without anything in flight or staged."""
+        self._background = Background()
+        self._staging = StagingArea()
+        self._staged_iteration: int | None = None  # of what the staging area holds
+
+    def stage(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer]:
         """``files`` as they are now, from memory that the training does not touch; waits for a save in flight.
 
         Does not wait where that save is one of the same iteration and nothing has changed since: then both share the
-        memory. The state of ``optimizers`` is copied in the background: their next step waits for that.
+        memory.
 
         Raises:
             OSError: the save in flight has failed; and what else may have happened to it.
@@ -54,15 +75,19 @@ class CheckpointWriter:
             if alike is not None:
                 return alike
         self.settle()
+        self._staged_iteration = None
+        staged = self._staging.stage(files, beside=self._background.submit)
         self._staged_iteration = iteration
-        copied_later = [name for name, optimizer in optimizers.items() if self._lets_wait(optimizer)]
-        staged = self._staging.stage(files, may_wait=[f"{name}.safetensors" for name in copied_later])
-        self._background.submit(self._staging.copy_the_rest)
         return staged
 
     def submit(self, write: Callable[[], object]) -> None:
-        """Run ``write`` in the background, after what is there already."""
-        self._background.submit(write)
+        """Run ``write``, of staged files, in the background, after what is there already."""
+
+        def wait_and_write() -> None:
+            self._staging.wait_for_arrivals()
+            write()
+
+        self._background.submit(wait_and_write)
 
     def reserve(self, files: Mapping[str, Writer]) -> None:
         """Get the memory for staging such files, in the background."""
@@ -77,10 +102,6 @@ class CheckpointWriter:
     def wait(self) -> None:
         """Wait for the saves in flight."""
         self._background.wait()
-
-    def wait_until_staged(self) -> None:
-        """Wait until what is in flight has been copied."""
-        self._staging.is_copied.wait()
 
     def has_failed(self) -> bool:
         """Whether `settle` would raise, as far as is known now."""
@@ -115,7 +136,11 @@ class CheckpointWriter:
         finally:
             remove_unlinked(folder)
         if on_commit is not None:
-            on_commit()
+            try:
+                on_commit()
+            except Exception as error:
+                error.add_note(f"{folder / name} is saved; what failed is on_commit, called after that.")
+                raise
 
     def remove_stale(self) -> None:
         """Once: delete what a killed run has left. Failing at that stops nothing."""
@@ -126,16 +151,3 @@ class CheckpointWriter:
             remove_stale(self._folder)
         except OSError as error:
             logger.warning("%s: temporary files of an earlier run stay (%s).", self._folder, error)
-
-    def _lets_wait(self, optimizer: Optimizer) -> bool:
-        """Let the optimizer's next steps wait for the copy of its state. False: copy it at once.
-
-        Only its step changes an optimizer's state, and torch's step calls what was registered here; not so that of a
-        wrapper with a step of its own.
-        """
-        if not getattr(type(optimizer).step, "hooked", False):
-            return False
-        if all(known is not optimizer for known in self._waiting_optimizers):
-            self._waiting_optimizers.append(optimizer)
-            optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: self.wait_until_staged())
-        return True

@@ -4,8 +4,8 @@ The memory of a file is laid out as the file, so it is written in one go. It is 
 used for the first time costs ten times the copy.
 """
 
-import threading
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 import torch
@@ -16,59 +16,53 @@ from trainwright.checkpoint.files import Writer
 from trainwright.checkpoint.tensors import TensorFile, bytes_of
 
 _CHUNK_BYTES = 8 * 2**20  # written and hashed at a time: small enough to be in the cache for the second
-_SMALL_BYTES = 64 * 2**10  # copied at once in any case
-_WORTH_RESERVING_BYTES = 16 * 2**20
+_LARGE_BYTES = 16 * 2**20  # worth a second thread, and worth to be prepared for
+
+Copy = tuple[Tensor, Tensor]  # (place in the memory, original)
 
 
 class StagingArea:
-    """The copies of one checkpoint at a time, and the memory for them.
-
-    ``is_copied`` is set when everything staged has been copied: what may change later only waits for that.
-    """
+    """The copies of one checkpoint at a time, and the memory for them."""
 
     def __init__(self) -> None:
-        self.is_copied = threading.Event()
-        self.is_copied.set()
         self._blocks: dict[str, _Block] = {}
-        self._later: list[tuple[Tensor, Tensor]] = []  # (copy, original)
         self._arrivals: list[torch.cuda.Event] = []  # behind the copies that GPUs have been told to make
 
-    def stage(self, files: Mapping[str, Writer], may_wait: Collection[str] = ()) -> dict[str, Writer]:
-        """The same files, the tensors of which nobody else holds.
+    def stage(
+        self, files: Mapping[str, Writer], beside: Callable[[Callable[[], None]], Callable[[], None]]
+    ) -> dict[str, Writer]:
+        """The same files, the tensors of which nobody else holds. All of them are copied when this returns.
 
-        The large tensors of the files named in ``may_wait`` are copied by `copy_the_rest`, which must be called by
-        another thread soon; so is the wait for what a GPU sends.
+        ``beside(task)`` begins a task in another thread and gives what waits for it: where there is much to copy, two
+        threads do it. What GPUs send may still be on its way: `wait_for_arrivals` waits for that.
         """
-        staged = dict(files)
+        staged, copies = dict(files), list[Copy]()
         for name, file in files.items():
             if isinstance(file, TensorFile):
-                block = self._block_for(name, file)
-                for copy, original in block.pairs(file):
-                    if name in may_wait and original.is_cpu and original.nbytes >= _SMALL_BYTES:
-                        self._later.append((copy, original))
-                    else:
-                        copy.copy_(original.detach(), non_blocking=original.is_cuda)
-                self._arrivals += block.arrivals(file)
-                staged[name] = block
-        if self._later or self._arrivals:
-            self.is_copied.clear()
+                block = staged[name] = self._block_for(name, file)
+                copies += block.places_of(file)
+        sent = [copy for copy in copies if copy[1].is_cuda]
+        _copy_all(deque(sent))  # from this thread, whose stream they belong to
+        to_do = deque(copy for copy in copies if not copy[1].is_cuda)
+        is_large = sum(place.nbytes for place, _ in to_do) >= _LARGE_BYTES
+        wait_for_other = beside(lambda: _copy_all(to_do)) if is_large else None
+        try:
+            _copy_all(to_do)
+        finally:
+            if wait_for_other is not None:
+                wait_for_other()
+        devices = {original.device for _, original in sent}
+        self._arrivals = [torch.cuda.current_stream(device).record_event() for device in devices]
         return staged
 
-    def copy_the_rest(self) -> None:
-        """Copy what `stage` has left, and wait for what is on its way. Nobody waits for it longer if that fails."""
-        try:
-            for copy, original in self._later:
-                copy.copy_(original)
-            for arrival in self._arrivals:
-                arrival.synchronize()
-        finally:
-            self._later.clear()
-            self._arrivals.clear()
-            self.is_copied.set()
+    def wait_for_arrivals(self) -> None:
+        """Wait for what GPUs send."""
+        for arrival in self._arrivals:
+            arrival.synchronize()
 
     def staged_alike(self, files: Mapping[str, Writer]) -> dict[str, Writer] | None:
         """``files`` with what is staged already in place of their tensors; None if any tensor has changed since."""
-        self.is_copied.wait()
+        self.wait_for_arrivals()
         alike = dict(files)
         for name, file in files.items():
             if isinstance(file, TensorFile):
@@ -79,17 +73,30 @@ class StagingArea:
         return alike
 
     def reserve(self, files: Mapping[str, Writer]) -> None:
-        """Get the memory that staging these files will take, and touch it."""
+        """Get the memory that staging these files will take, and touch it. What is staged already stays as it is."""
         for name, file in files.items():
-            if isinstance(file, TensorFile) and file.num_bytes >= _WORTH_RESERVING_BYTES:
+            if isinstance(file, TensorFile) and file.num_bytes >= _LARGE_BYTES and not self._fits(name, file):
                 self._block_for(name, file).memory.zero_()
 
-    def _block_for(self, name: str, file: TensorFile) -> "_Block":
+    def _fits(self, name: str, file: TensorFile) -> bool:
         block = self._blocks.get(name)
-        if block is None or block.header != file.header or block.is_pinned != _is_sent_by_gpu(file):
+        return block is not None and block.header == file.header and block.is_pinned == _is_sent_by_gpu(file)
+
+    def _block_for(self, name: str, file: TensorFile) -> "_Block":
+        if not self._fits(name, file):
             self._blocks.pop(name, None)  # first: there is never more than one copy
-            block = self._blocks[name] = _Block(file)
-        return block
+            self._blocks[name] = _Block(file)
+        return self._blocks[name]
+
+
+def _copy_all(to_do: deque[Copy]) -> None:
+    """Make one copy after the other until none is left; another thread may take from the same ones."""
+    while True:
+        try:
+            place, original = to_do.popleft()
+        except IndexError:
+            return
+        place.copy_(original.detach(), non_blocking=original.is_cuda)
 
 
 class _Block:
@@ -107,18 +114,13 @@ class _Block:
         for start in range(0, len(content), _CHUNK_BYTES):
             file.write(content[start : start + _CHUNK_BYTES])
 
-    def pairs(self, file: TensorFile) -> list[tuple[Tensor, Tensor]]:
+    def places_of(self, file: TensorFile) -> list[Copy]:
         """Each tensor's place in this memory, seen as a tensor like it, and the tensor."""
         return [
             (self.memory[start:end].view(tensor.dtype).view(tensor.shape), tensor)
             for tensor, start, end in file.places
             if start < end
         ]
-
-    def arrivals(self, file: TensorFile) -> list[torch.cuda.Event]:
-        """One event for each GPU that sends into this memory, behind everything it has been told so far."""
-        devices = {tensor.device for tensor, _, _ in file.places if tensor.is_cuda}
-        return [torch.cuda.current_stream(device).record_event() for device in devices]
 
     def holds(self, file: TensorFile) -> bool:
         """Whether the tensors of ``file`` are what is in this memory."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -76,7 +77,9 @@ def _read_torch_file(path: Path) -> dict[str, Tensor]:
     except OSError:
         raise
     except Exception as error:  # a file that is none makes the reader fail in any way
-        reason = str(error).strip().partition("\n")[0]
+        # Torch's first line advises to run the code in the file; the line with the cause, if any, says which it met.
+        found = re.search(r"WeightsUnpickler error: ([^\n.]*)", str(error))
+        reason = found[1].strip() if found else type(error).__name__
         raise CheckpointError(
             f"{path}: refused, it cannot be read as plain tensors ({reason}). A .pt file may hold code, which is never "
             "run here: where it was made, save model.state_dict() alone, or write it with safetensors."

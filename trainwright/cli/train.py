@@ -1,10 +1,16 @@
 """Train from a configuration file: ``trainwright train CONFIG`` and ``tools/train_net.py --config-file CONFIG``."""
 
 import argparse
+import errno
+import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from omegaconf.errors import OmegaConfBaseException
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, TO_BE_PUT_RIGHT = 0, 1, 2
 INTERRUPTED = 130  # what shells give for Ctrl-C
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # no fault of a program
 
 # Raised while a run is put together, these tell of something in the configuration or the data, not of a fault in a
 # program.
@@ -48,7 +55,8 @@ def main(
         args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
         args.opts = [text for text in args.opts if text != args.config_file]
     try:
-        return _run(args, trainer_class)
+        with _early_signals():
+            return _run(args, trainer_class)
     finally:
         _leave_the_other_ranks()
 
@@ -69,6 +77,12 @@ def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None")
     except KeyboardInterrupt:
         print(f"Interrupted. --resume goes on from the newest checkpoint in {cfg.train.output_dir}.", file=sys.stderr)
         return INTERRUPTED
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        else:
+            _say(error, args)
+        return FAILED
     except Exception:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
         return FAILED
@@ -143,6 +157,35 @@ def _evaluation(
     if cfg.train.amp.enabled:
         apply_autocast(model, device)  # as in the evaluations of the training, so that figures agree
     return lambda: trainer_class.test(cfg, loaders, model)
+
+
+@contextmanager
+def _early_signals() -> Iterator[None]:
+    """What signals do while there is nothing to be saved: SIGUSR1, which asks for a save, nothing; SIGINT ends at once.
+
+    A KeyboardInterrupt in the middle of an import may end in any error. A training has handlers of its own.
+    """
+    handlers = {"SIGINT": (signal.default_int_handler, _end_at_once), "SIGUSR1": (signal.SIG_DFL, _wait_for_training)}
+    replaced = []
+    if threading.current_thread() is threading.main_thread():
+        for name, (default, ours) in handlers.items():
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is default:
+                signal.signal(number, ours)
+                replaced.append((number, default))
+    try:
+        yield
+    finally:
+        for number, default in replaced:
+            signal.signal(number, default)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"\nInterrupted.\n")
+    os._exit(INTERRUPTED)
+
+
+def _wait_for_training(number: int, frame: FrameType | None) -> None: ...
 
 
 def _say(error: BaseException, args: argparse.Namespace) -> int:

@@ -45,6 +45,7 @@ _FORMS = re.compile(
     | \beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?                           # JSON web tokens
     | -----BEGIN[ A-Z]*PRIVATE\ KEY-----(?:.*?-----END[ A-Z]*PRIVATE\ KEY-----|.*)
     | (?<=://)[^\s/:@]*:[^\s/@]+(?=@)                                  # user:password of a URL
+    | (?<=[a-z0-9]:/)[^\s/:@]*:[^\s/@]+(?=@)                            # ... of one that went through a path
     | (?<=[Bb]earer\ )[\w.~+/=-]{16,}
     """,
     re.DOTALL,
@@ -62,7 +63,7 @@ _MARKS = (
     "xox",
     "eyJ",
     "-----BEGIN",
-    "://",
+    ":/",
     "earer ",
 )
 # name=value and 'name': 'value'. Not `name: value`, which is also how a message begins: "optim.token: no such key".

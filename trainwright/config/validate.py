@@ -15,7 +15,7 @@ from trainwright.config.amounts import milestone_fault
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
 from trainwright.config.instantiate import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.overrides import override_key
-from trainwright.config.provenance import origin_of, raw_children, shown
+from trainwright.config.provenance import is_trusted, origin_of, raw_children, shown
 from trainwright.config.secrets import is_secret_name
 from trainwright.config.section_values import SECTIONS, section_fault
 from trainwright.config.signatures import unknown_arguments
@@ -102,7 +102,7 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
 
 def _secret_faults(node: Any, path: str) -> Iterator[Fault]:
     """What a saved configuration does without, in sections that are otherwise the user's own affair."""
-    if node._is_missing() and is_secret_name(path.rpartition(".")[2]):
+    if node._is_missing() and (is_secret_name(path.rpartition(".")[2]) or not is_trusted(node._get_parent())):
         yield _missing_fault(path)
     elif isinstance(node, DictConfig | ListConfig):
         for key, child in raw_children(node).items():

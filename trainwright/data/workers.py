@@ -1,6 +1,7 @@
 """Worker processes: their random numbers, the signals they outlive, and their end."""
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,6 @@ from torch.utils.data import get_worker_info
 from trainwright.data.reading import BatchReader
 from trainwright.data.seeding import WORKER_STREAM, mixed_seed, seed_everything_in_this_process
 
-GRACE_S = 30  # seconds that a worker lives on after SIGTERM
-
 
 def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
     """What a loader's worker does first. ``user_init(worker_id)`` comes last."""
@@ -27,23 +26,31 @@ def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[in
         object.__setattr__(info, "dataset", info.dataset.dataset)
     if user_init is not None:
         user_init(worker_id)
+    _end_without_trainer()
+
+
+def _end_without_trainer() -> None:
+    """End if the process that trains was killed while this one began.
+
+    From here on torch's worker ends when it gets another parent. One that has another by now would wait for ever.
+    """
+    parent = multiprocessing.parent_process()
+    is_direct = not type(multiprocessing.current_process()).__name__.startswith("ForkServer")
+    if parent is not None and is_direct and os.getppid() != parent.pid:
+        os._exit(1)
 
 
 def _outlive_signals() -> None:
     """Leave it to the process that trains when to end.
 
     A terminal sends Ctrl-C, and a scheduler SIGTERM, to all processes alike. The one that trains goes on to the end of
-    its step to save, and needs its workers until then.
+    its step, or of its evaluation, to save, and needs its workers until then. When it is gone, torch's workers see that
+    by themselves.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "alarm"):
-        signal.signal(signal.SIGTERM, _die_later)
-
-
-def _die_later(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, _nothing)  # a second one does not begin the time anew
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(GRACE_S)
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):  # not SIG_IGN, which programs that a data set starts would take over
+            signal.signal(getattr(signal, name), _nothing)
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None: ...

@@ -112,11 +112,11 @@ class TrainerBase:
 
     def after_train(self) -> None:
         """Call every hook's ``after_train``, each of them even if one fails; then the first failure is raised."""
-        first_error: Exception | None = None
+        first_error: BaseException | None = None
         for hook in self._hooks:
             try:
                 hook.after_train()
-            except Exception as error:
+            except BaseException as error:  # whoever leaves here, the others may have something to save
                 if first_error is None:
                     first_error = error
                 else:

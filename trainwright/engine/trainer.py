@@ -220,8 +220,8 @@ class Trainer(TrainerBase):
         return [
             IterationTimer(),
             StepSchedule() if self.lr_scheduler is not None else None,
+            SaveSteps(self.checkpointer, self._save_is_due, self._save_step),  # before the last evaluation
             Evaluate(eval_is_due, lambda: self.evaluate()) if evaluates else None,
-            SaveSteps(self.checkpointer, self._save_is_due, self._save_step),
             WriteSteps(partial(state.has_passed, config.log_steps), self.build_writers()),
         ]
 

@@ -41,10 +41,14 @@ class SaveSteps(HookBase):
         self._is_due = is_due
         self._save = save
         self._due: int | None = None  # the update to be saved
+        self._is_prepared = False
 
     def after_step(self) -> None:
         if self._is_due():
             self._due = self.trainer.iter
+        if not self._is_prepared:
+            self._is_prepared = True
+            self._checkpointer.prepare()
 
     def before_step(self) -> None:
         if self._due is not None:

@@ -174,10 +174,14 @@ def _times_tokens(loss: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _as_count(num_tokens: Any, device: torch.device) -> Tensor:
-    if isinstance(num_tokens, Tensor) and num_tokens.numel() != 1:
+    if isinstance(num_tokens, Tensor):
+        fault = f"has shape {tuple(num_tokens.shape)}" if num_tokens.numel() != 1 else ""
+    else:
+        is_count = isinstance(num_tokens, int | float) and num_tokens >= 0
+        fault = "" if is_count else f"is {num_tokens!r} ({type(num_tokens).__name__})"
+    if fault:
         raise ConfigError(
-            f"The model's {TOKENS!r} has shape {tuple(num_tokens.shape)}; it must be one number: over how many tokens"
-            " the losses are means."
+            f"The model's {TOKENS!r} {fault}; it must be one number >= 0: over how many tokens the losses are means."
         )
     count = torch.as_tensor(num_tokens, device=device).detach().reshape(())
     return count.to(wide_dtype(device))

@@ -1,5 +1,6 @@
 """Metrics of a run: put on the step at the cost of a list append, turned into numbers only when somebody reads."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -189,7 +190,7 @@ class EventStorage:
         shown = self.latest()
         for name, (_, iteration) in shown.items():
             if self._hints[name]:
-                shown[name] = (median(self._histories[name].values_of_last_iterations(window_size)), iteration)
+                shown[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
         return shown
 
     def smoothing_hints(self) -> dict[str, bool]:
@@ -259,6 +260,11 @@ class EventStorage:
             if history is None:
                 history = self._histories[name] = HistoryBuffer()
             history.update(number, iteration)
+
+
+def _smoothed(values: list[float]) -> float:
+    """The median; where the newest value is finite again, without those before it that were not."""
+    return median([value for value in values if math.isfinite(value)] if math.isfinite(values[-1]) else values)
 
 
 def _snapshot(name: str, value: Tensor) -> Tensor:

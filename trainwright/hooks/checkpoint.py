@@ -48,7 +48,7 @@ class Saver(Protocol):
 
     def wait(self, *, alone: bool = False) -> None: ...
 
-    def reserve_memory(self) -> None: ...
+    def prepare(self) -> None: ...
 
 
 class PeriodicCheckpointer(HookBase):
@@ -76,17 +76,14 @@ class PeriodicCheckpointer(HookBase):
         check_prefix(file_prefix, "PeriodicCheckpointer.file_prefix")
         self._prefix = file_prefix
         self._due: int | None = None  # the iteration to be saved
-        self._is_reserved = False
-
-    def before_train(self) -> None:
-        self._is_reserved = self.trainer.start_iter + self._period >= self.trainer.max_iter  # too short a run for that
+        self._is_prepared = False
 
     def after_step(self) -> None:
         if self._period > 0 and (self.trainer.iter + 1) % self._period == 0:
             self._due = self.trainer.iter
-        if not self._is_reserved:  # here, since an optimizer has its state after its first step
-            self._is_reserved = True
-            self._checkpointer.reserve_memory()
+        if not self._is_prepared:  # here, since an optimizer has its state after its first step
+            self._is_prepared = True
+            self._checkpointer.prepare()
 
     def before_step(self) -> None:
         if self._due is not None:
@@ -100,16 +97,26 @@ class PeriodicCheckpointer(HookBase):
                 self._save_due()
             max_iter = self.trainer.max_iter if self._max_iter is None else self._max_iter
             if self.trainer.iter >= max_iter:
-                self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
+                self._save(f"{self._prefix}_final", self.trainer.iter - 1)
         finally:
             self._checkpointer.wait(alone=failed)
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
-        delete_older = None
+        self._save(f"{self._prefix}_{iteration:07d}", iteration)
+
+    def _save(self, name: str, iteration: int | None) -> None:
+        delete_older = None  # behind the final one too: a kill may have come between the last save and its deletions
         if self._max_to_keep is not None and self._checkpointer.save_to_disk:
-            delete_older = partial(keep_newest, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
-        self._checkpointer.save(f"{self._prefix}_{iteration:07d}", on_commit=delete_older, iteration=iteration)
+            delete_older = partial(_delete_older, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
+        self._checkpointer.save(name, on_commit=delete_older, iteration=iteration)
+
+
+def _delete_older(save_dir: str, prefix: str, max_to_keep: int) -> None:
+    try:
+        keep_newest(save_dir, prefix, max_to_keep)
+    except OSError as error:  # the next save tries again; what is there too long does no harm
+        logger.warning("%s: an older checkpoint could not be deleted (%s).", save_dir, error)
 
 
 class BestCheckpointer(HookBase):

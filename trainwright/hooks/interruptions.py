@@ -1,6 +1,7 @@
 """Signals, and saves that failed beside the training: acted on between two iterations, by all ranks at the same one."""
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -40,6 +41,11 @@ class Interruptions(HookBase):
     the process at once, as it would without this hook; checkpoints are whole at every moment. Signals that the program
     was started to ignore stay ignored, and outside of the main thread, where Python lets nobody handle signals, all are
     left alone.
+
+    Behind the last iteration there is nothing to stop but the last save and the last evaluation, which are finished.
+
+    A save that has failed in the background is made once more, with the state of now; if that fails too, it ends the
+    training.
 
     It stands last in the list, behind what saves by itself. One process looks at every iteration. Several agree: each
     ``period_s`` seconds they tell each other what has come, at an iteration that all know beforehand, so that a signal
@@ -95,7 +101,7 @@ class Interruptions(HookBase):
         """``came``: the signals that all ranks have agreed on."""
         came = set(came)
         self._came -= came
-        self._checkpointer.wait()  # raises what has failed
+        self._settle()
         if not came:
             return
         is_trained = self.trainer.iterations_done > self.trainer.start_iter
@@ -109,10 +115,17 @@ class Interruptions(HookBase):
         if stopping:
             raise TrainingTerminated if stopping[0] == signal.SIGTERM else KeyboardInterrupt
 
+    def _settle(self) -> None:
+        """Wait for the saves in flight. Where one has failed, save what there is now; failing again is raised."""
+        try:
+            self._checkpointer.wait()
+        except OSError as error:
+            logger.warning("%s. Trying once more, with the state of now.", error)
+            self._save()
+            self._checkpointer.wait()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if number in _STOPPING and self.trainer.iter >= self.trainer.max_iter:  # the last evaluation: all is saved
-            self.after_train()
-            raise TrainingTerminated if number == signal.SIGTERM else KeyboardInterrupt
+            os.write(2, b"\nStopping after this iteration; Ctrl-C again ends at once.\n")  # all that a handler may do
         self._came.add(number)
