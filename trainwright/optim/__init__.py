@@ -1,4 +1,4 @@
-"""What changes the weights: parameter groups, optimizers from a configuration, clipping, learning-rate schedules."""
+"""What changes the weights: parameter groups, configured optimizers, clipping, learning-rate schedules, freezing."""
 
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.clip import gradient_clipper
@@ -10,6 +10,7 @@ from trainwright.optim.configured import (
     configure_linear_scheduler_with_warmup,
     configure_polynomial_decay_scheduler_with_warmup,
 )
+from trainwright.optim.freeze import LayerFreezer, freeze_bn
 from trainwright.optim.groups import get_default_optimizer_params, reduce_param_groups
 from trainwright.optim.schedules import (
     WarmupCosineAnnealingLR,
@@ -38,4 +39,6 @@ __all__ = [
     "configure_cosine_scheduler_with_warmup",
     "configure_cosine_with_hard_restarts_scheduler_with_warmup",
     "configure_polynomial_decay_scheduler_with_warmup",
+    "LayerFreezer",
+    "freeze_bn",
 ]

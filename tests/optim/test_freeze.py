@@ -1,0 +1,492 @@
+"""Freezing, held against loops written by hand."""
+
+import copy
+import io
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.data import TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.optim import LayerFreezer, build_optimizer, freeze_bn
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.norm(self.linear(x)).relu())
+
+
+class Net(nn.Module):
+    """Nested, with a parameter outside of any layer and a weight that stands in two layers."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(width))
+        self.encode = nn.Linear(width, width)
+        self.blocks = nn.Sequential(Block(width), Block(width))
+        self.norm = nn.LayerNorm(width)
+        self.decode = nn.Linear(width, width)
+        self.decode.weight = self.encode.weight
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.decode(self.norm(self.blocks(self.encode(x) + self.shift))))
+
+
+LAYERS = ["encode", "blocks", "norm", "decode", "head"]
+BATCHES = [torch.randn(8, 6, generator=torch.Generator().manual_seed(step)) for step in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def seed() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return model(batch).square().mean()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype = torch.float32) -> None:
+    torch.manual_seed(1)
+    for batch in BATCHES:
+        model.train()
+        loss_of(model, batch.to(dtype)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+
+
+# Against a loop by hand.
+
+
+@pytest.mark.parametrize("draw", range(12))
+@pytest.mark.parametrize("how", ["by_names", "by_idx", "set_slice"])
+def test_frozen_layers_stay_and_the_others_learn_as_in_a_loop_by_hand(draw: int, how: str) -> None:
+    """By hand: a gradient of the trainable parameters alone, AdamW's formula, and norms in evaluation mode."""
+    chosen = random.Random(draw)
+    # A bias before a norm has no gradient but rounding, which AdamW makes steps of unless it is far below its eps.
+    model = Net().double()
+    by_hand = copy.deepcopy(model)
+    before = state_of(model)
+    frozen = chosen.sample(LAYERS, chosen.randrange(1, len(LAYERS)))
+    if how == "by_names":
+        LayerFreezer(model).by_names(frozen)
+    elif how == "by_idx":
+        LayerFreezer(model).by_idx([LAYERS.index(n) - chosen.choice([0, len(LAYERS)]) for n in frozen])
+    else:
+        end = chosen.choice([1, 2, 3, 4, -1, -2, -3, -4])
+        frozen = LAYERS[:end]
+        LayerFreezer(model).set_slice(end)
+    train(model, adamw(model), torch.float64)
+
+    still = {name for name in before if name.split(".")[0] in frozen}
+    if {"encode", "decode"} & set(frozen):
+        still |= {"encode.weight", "decode.weight"}  # one tensor
+    learning = [parameter for name, parameter in by_hand.named_parameters() if name not in still]
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in learning]
+    torch.manual_seed(1)
+    for step, batch in enumerate(BATCHES, start=1):
+        by_hand.train()
+        for name, module in by_hand.named_modules():
+            if isinstance(module, nn.BatchNorm1d) and name.split(".")[0] in frozen:
+                module.eval()
+        gradients = torch.autograd.grad(loss_of(by_hand, batch.double()), learning)
+        with torch.no_grad():
+            for parameter, gradient, (first, second) in zip(learning, gradients, moments, strict=True):
+                first += 0.1 * (gradient - first)
+                second += 0.001 * (gradient**2 - second)
+                parameter *= 1 - 0.1 * 0.5
+                parameter -= 0.1 * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)).sqrt() + 1e-8)
+
+    after = state_of(model)
+    for name, expected in by_hand.state_dict().items():
+        if name in still:
+            assert torch.equal(after[name], before[name]), name
+        else:
+            # torch's order of operations rounds otherwise.
+            torch.testing.assert_close(after[name], expected, rtol=1e-6, atol=1e-6)
+            assert not torch.equal(after[name], before[name]), name
+
+
+@pytest.mark.parametrize("optimizer_of", [adamw, lambda m: torch.optim.SGD(m.parameters(), 0.1, 0.9, weight_decay=0.5)])
+def test_freezing_in_the_middle_stops_decay_momentum_and_gradients_that_are_there(optimizer_of: Callable) -> None:
+    model = Net()
+    optimizer = optimizer_of(model)
+    train(model, optimizer)
+    loss_of(model, BATCHES[0]).backward()
+    LayerFreezer(model).by_names(["blocks", "shift"])
+    assert model.shift.grad is None
+    before = state_of(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    train(model, optimizer)
+    after = state_of(model)
+    assert {n for n in before if torch.equal(before[n], after[n])} == {"shift", *(n for n in before if "blocks" in n)}
+
+
+def test_what_is_let_go_learns_as_if_it_had_never_been_frozen() -> None:
+    model = Net()
+    never = copy.deepcopy(model)
+    freezer = LayerFreezer(model)
+    freezer.set_all()
+    model.eval()
+    model.train()
+    freezer.set_all(freeze=False)
+    assert freezer.show_frozen_layers() == []
+    assert [m.training for m in model.modules()] == [m.training for m in never.modules()]
+    train(model, adamw(model))
+    train(never, adamw(never))
+    assert same(state_of(model), state_of(never))
+
+
+def test_dropout_of_a_frozen_layer_goes_on() -> None:
+    model = Net()
+    LayerFreezer(model).set_all()
+    model.train()
+    assert model.blocks[0].drop.training
+    assert not torch.equal(model(BATCHES[0]), model(BATCHES[0]))
+
+
+# What the freezer says.
+
+
+def test_layers_are_told_by_name_and_index(capsys: pytest.CaptureFixture[str]) -> None:
+    freezer = LayerFreezer(Net())
+    assert (freezer.layer_names, freezer.layer_count) == (LAYERS, 5)
+    freezer.by_idx([-1])
+    assert freezer.status("head") == freezer.status(4) == freezer.status(-1) == ["frozen", "frozen"]
+    assert freezer.status("norm") == ["unfrozen", "unfrozen"]
+    assert capsys.readouterr().out.splitlines()[-1] == "layer norm: unfrozen, unfrozen"
+    assert LayerFreezer(nn.Sequential(nn.ReLU())).status(0) == []
+
+
+def test_a_layer_is_shown_when_any_of_its_parameters_is_frozen() -> None:
+    model = Net()
+    freezer = LayerFreezer(model)
+    freezer.by_names(["blocks.1.linear"])
+    assert freezer.show_frozen_layers() == ["blocks"]
+    freezer.by_names("encode")
+    assert freezer.show_frozen_layers() == ["encode", "blocks", "decode"], "its weight stands in decode, too"
+    assert freezer.status("decode") == ["frozen", "unfrozen"]
+
+
+def test_layers_that_were_put_in_later_are_found() -> None:
+    model = Net()
+    freezer = LayerFreezer(model)
+    freezer.by_names(["head"])
+    model.head = nn.Linear(6, 2)
+    model.extra = nn.Linear(1, 1)
+    assert freezer.show_frozen_layers() == []
+    assert freezer.layer_names[-1] == "extra"
+
+
+def test_set_all_takes_the_parameters_outside_of_layers_and_set_slice_does_not() -> None:
+    model = Net()
+    LayerFreezer(model).set_slice(-1)
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == ["shift", "head.weight", "head.bias"]
+    LayerFreezer(model).set_all()
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_parameters_of_whole_numbers_are_let_be() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].codes = nn.Parameter(torch.ones(2, dtype=torch.int8), requires_grad=False)
+    LayerFreezer(model).set_all()
+    LayerFreezer(model).set_all(freeze=False)
+    assert [p.requires_grad for p in model.parameters()] == [True, True, False]
+
+
+# Errors. None changes anything.
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "said"),
+    [
+        (lambda f: f.by_idx([0, 5, -6]), IndexError, r"Net has no layer 5, -6; it has 5: give 0 to 4, or -1 to -5"),
+        (lambda f: f.status(7), ValueError, "no layer 7"),
+        (lambda f: f.by_idx([0, "1"]), TypeError, r"by_idx: got '1'; it must be a whole number"),
+        (lambda f: f.by_idx([True]), TypeError, "by_idx: got True"),
+        (lambda f: f.by_names(["head", "haed"]), ValueError, r"by_names: Net has no layer 'haed'. Did you mean 'head'"),
+        (lambda f: f.by_names(["blocks.0.lin"]), KeyError, r"Did you mean 'blocks.0.linear'"),
+        (
+            lambda f: f.by_names(["haed", "xyz"]),
+            ValueError,
+            r"(?s)'haed'.*'xyz'. Allowed: blocks, decode, encode, head",
+        ),
+        (lambda f: f.by_names(["head", ""]), ValueError, "no layer ''"),
+        (lambda f: f.by_names([0]), TypeError, "by_names: got 0; it must be the name"),
+        (lambda f: f.status("haed"), ValueError, "status: Net has no layer 'haed'"),
+        (lambda f: f.set_slice(0), ValueError, "set_slice: got 0, which is none of the 5 layers; give 1 to 5"),
+        (lambda f: f.set_slice(-5), ValueError, "set_slice: got -5"),
+        (lambda f: f.set_slice(1.5), TypeError, "set_slice: got 1.5"),
+    ],
+)
+def test_what_the_model_does_not_have_is_said(call: Callable, kind: type[Exception], said: str) -> None:
+    freezer = LayerFreezer(Net())
+    with pytest.raises(kind, match=said):
+        call(freezer)
+    assert freezer.show_frozen_layers() == []
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), DataParallel(nn.Linear(2, 2))])
+def test_a_model_without_layers_is_said(model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"LayerFreezer.model: Linear has no layers.*requires_grad_"):
+        LayerFreezer(model)
+
+
+def test_a_model_that_is_none_is_said() -> None:
+    with pytest.raises(ConfigTypeError, match=r"LayerFreezer.model: got dict"):
+        LayerFreezer({})
+    with pytest.raises(ConfigTypeError, match=r"freeze_bn.model: got dict"):
+        freeze_bn({})
+
+
+def test_a_wholly_frozen_model_is_not_trained(tmp_path: Path) -> None:
+    model = Net()
+    LayerFreezer(model).set_all()
+    with pytest.raises(ConfigError, match="nothing to train"):
+        build_optimizer({"_target_": torch.optim.SGD, "lr": 0.1}, model)
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        Trainer(model, TrainingConfig(output_dir=str(tmp_path)), TensorDataset(BATCHES[0], torch.zeros(8).long()))
+
+
+# BatchNorm.
+
+
+def norms() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(6, 6),
+        nn.BatchNorm1d(6),
+        nn.Sequential(nn.BatchNorm1d(6, momentum=None, affine=False), nn.Dropout(0.1)),
+    )
+
+
+def test_batch_norm_normalizes_by_statistics_that_stay_and_learns_its_scale_as_by_hand() -> None:
+    model, by_hand = norms(), norms()
+    for value in model.buffers():
+        value += 3
+    by_hand.load_state_dict(model.state_dict())
+    before = state_of(model)
+    assert freeze_bn(model) == 2
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    torch.manual_seed(1)
+    for batch in BATCHES:
+        by_hand.train()
+        by_hand[1].eval()
+        by_hand[2][0].eval()
+        loss_of(by_hand, batch).backward()
+        with torch.no_grad():
+            for parameter in by_hand.parameters():
+                parameter.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+    after = state_of(model)
+    assert same(after, state_of(by_hand))
+    assert {name for name in after if torch.equal(after[name], before[name])} == {n for n, _ in model.named_buffers()}
+
+
+def test_batch_norm_that_is_let_go_has_the_mode_of_the_model() -> None:
+    model = norms()
+    freeze_bn(model)
+    assert [module.training for module in model[1:]] == [False, True]
+    assert not model[2][0].training
+    freeze_bn(model, freeze=False)
+    assert all(module.training for module in model.modules())
+    freeze_bn(model)
+    model.eval()
+    freeze_bn(model, freeze=False)
+    assert not any(module.training for module in model.modules())
+    model.train()
+    assert all(module.training for module in model.modules())
+
+
+def test_letting_a_layer_go_leaves_batch_norm_as_freeze_bn_has_it_and_the_other_way_round() -> None:
+    model = norms()
+    freezer = LayerFreezer(model)
+    for first, second in [
+        (freezer.set_all, lambda f: freeze_bn(model, f)),
+        (lambda f: freeze_bn(model, f), freezer.set_all),
+    ]:
+        first(True)
+        second(True)
+        first(False)
+        model.train()
+        assert not model[1].training
+        second(False)
+        assert model[1].training
+
+
+def test_layers_inside_a_batch_norm_follow_the_model() -> None:
+    class WithActivation(nn.BatchNorm1d):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.drop = nn.Dropout(0.5)
+
+    model = nn.Sequential(WithActivation(2))
+    freeze_bn(model)
+    assert not model.train()[0].training
+    assert model[0].drop.training
+    assert not model.eval()[0].drop.training
+    assert model[0].train() is model[0]
+
+
+def test_names_types_and_hooks_of_the_model_are_as_before() -> None:
+    model, plain = norms(), norms()
+    freeze_bn(model)
+    LayerFreezer(model).set_all()
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert list(map(type, model.modules())) == list(map(type, plain.modules()))
+    assert repr(model) == repr(plain)
+    for module in model.modules():
+        assert "forward" not in module.__dict__
+        assert [*module._forward_hooks, *module._forward_pre_hooks, *module._backward_hooks] == []
+    model.load_state_dict(plain.state_dict())
+    assert same(state_of(model), state_of(plain))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickled(m)], ids=["deepcopy", "pickle"])
+def test_a_copy_is_frozen_for_itself(copied: Callable) -> None:
+    model = norms()
+    freeze_bn(model)
+    other = copied(model).train()
+    assert not other[1].training
+    freeze_bn(other, freeze=False)
+    assert other[1].training
+    assert not model.train()[1].training
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+# Wrappers.
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [DataParallel, compiled, lambda m: DataParallel(compiled(m))])
+def test_wrapped_models_are_frozen_by_their_own_names(wrap: Callable) -> None:
+    model, plain = Net(), Net()
+    plain.load_state_dict(model.state_dict())
+    wrapped = wrap(model)
+    freezer = LayerFreezer(wrapped)
+    assert freezer.layer_names == LAYERS
+    for target, freeze in [(freezer, lambda: freeze_bn(wrapped)), (LayerFreezer(plain), lambda: freeze_bn(plain))]:
+        target.by_names(["encode"])
+        freeze()
+    optimizers = adamw(wrapped), adamw(plain)
+    train(wrapped, optimizers[0])
+    train(plain, optimizers[1])
+    freezer.by_names(["head"])  # between steps, which a compiled model has to notice
+    LayerFreezer(plain).by_names(["head"])
+    freezer.by_names(["encode"], freeze=False)
+    LayerFreezer(plain).by_names(["encode"], freeze=False)
+    train(wrapped, optimizers[0])
+    train(plain, optimizers[1])
+    assert same(state_of(model), state_of(plain))
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["before", "after"])
+def test_data_parallel_processes_train_what_is_not_frozen(process_group: None, options: dict) -> None:
+    model, plain = Net(), Net()
+    plain.load_state_dict(model.state_dict())
+    if options:
+        wrapped = DistributedDataParallel(model, **options)
+        LayerFreezer(wrapped).by_names(["blocks"])
+    else:
+        LayerFreezer(model).by_names(["blocks"])
+        wrapped = DistributedDataParallel(model)
+    LayerFreezer(plain).by_names(["blocks"])
+    assert LayerFreezer(wrapped).show_frozen_layers() == ["blocks"]
+    train(wrapped, adamw(wrapped))
+    train(plain, adamw(plain))
+    assert same(state_of(model), state_of(plain))
+
+
+def test_what_would_leave_gradients_unexchanged_is_refused(process_group: None) -> None:
+    model = Net()
+    LayerFreezer(model).by_names(["head"])
+    freezer = LayerFreezer(compiled(DistributedDataParallel(model)))
+    freezer.by_names(["head"])  # is so already
+    with pytest.raises(ConfigError, match=r"2 parameters would leave them. Freeze before wrapping.*find_unused"):
+        freezer.by_names(["encode"])
+    with pytest.raises(ConfigError, match=r"2 parameters would join them. Unfreeze before wrapping"):
+        freezer.set_all(freeze=False)
+    assert freezer.show_frozen_layers() == ["head"]
+
+
+# In a run.
+
+
+def run(folder: Path, *, max_steps: int, resume: bool, later: Sequence[str] = ()) -> nn.Module:
+    torch.manual_seed(0)
+    model = Net()
+    LayerFreezer(model).by_names(["encode"])
+    freeze_bn(model)
+    data = TensorDataset(torch.cat(BATCHES), torch.arange(32) % 3)
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=3, max_steps=max_steps, save_steps=2, lr_scheduler_type="constant",
+        resume_from_checkpoint=resume or None, learning_rate=0.1, weight_decay=0.5, progress_bar=False,
+    )  # fmt: skip
+    trainer = Trainer(model, config, data, data)
+    LayerFreezer(model).by_names(later)
+    trainer.train()
+    return model
+
+
+def test_a_frozen_run_that_is_resumed_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    before = state_of(Net())
+    whole = state_of(run(tmp_path / "whole", max_steps=12, resume=False))
+    run(tmp_path / "parts", max_steps=5, resume=False)
+    assert same(state_of(run(tmp_path / "parts", max_steps=12, resume=True)), whole)
+    still = {name for name in whole if torch.equal(whole[name], before[name])}
+    assert still == {
+        name for name in before if name.startswith("encode.") or name == "decode.weight" or "running" in name
+    } | {name for name in before if name.endswith("num_batches_tracked")}
+
+
+def test_more_is_frozen_on_resuming(tmp_path: Path) -> None:
+    first = state_of(run(tmp_path, max_steps=6, resume=False))
+    second = state_of(run(tmp_path, max_steps=12, resume=True, later=["head", "shift"]))
+    still = {name for name in first if torch.equal(first[name], second[name])}
+    assert {"head.weight", "head.bias", "shift"} < still
+    assert "blocks.0.linear.weight" not in still
