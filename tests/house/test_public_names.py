@@ -15,7 +15,9 @@ ROOMS = {
     " TrainingConfig",
     "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
     "hooks": "HookBase CallbackHook IterationTimer LRScheduler PeriodicWriter PeriodicCheckpointer"
-    " BestCheckpointer EvalHook FiniteCheck NonFiniteError",
+    " BestCheckpointer EvalHook FiniteCheck NonFiniteError Callback CallbackList TrainerControl Logs RunCallbacks"
+    " EarlyStoppingCallback ModelCheckpointCallback TensorBoardCallback TensorBoardCallBack PrintCallback PrintCallBack"
+    " ProgressBarCallback ProgressBarCallBack",
     "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
     " ConsoleWriter",
     "checkpoint": "Checkpointer verify",
@@ -23,7 +25,7 @@ ROOMS = {
     " WarmupCosineAnnealingLR WarmupStepLR WarmupMultiStepLR WarmupExponentialLR WarmupPolynomialLR"
     " configure_constant_scheduler configure_constant_scheduler_with_warmup configure_linear_scheduler_with_warmup"
     " configure_cosine_scheduler_with_warmup configure_cosine_with_hard_restarts_scheduler_with_warmup"
-    " configure_polynomial_decay_scheduler_with_warmup",
+    " configure_polynomial_decay_scheduler_with_warmup LayerFreezer freeze_bn",
     "evaluation": "DatasetEvaluator DatasetEvaluators ClsEvaluator PPLEvaluator RegEvaluator BLEUEvaluator"
     " inference_on_dataset print_csv_format flatten_results_dict",
     "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"

@@ -2,6 +2,21 @@
 
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callback_hook import CallbackHook
+from trainwright.hooks.callbacks import (
+    Callback,
+    CallbackList,
+    EarlyStoppingCallback,
+    Logs,
+    ModelCheckpointCallback,
+    PrintCallBack,
+    PrintCallback,
+    ProgressBarCallBack,
+    ProgressBarCallback,
+    RunCallbacks,
+    TensorBoardCallBack,
+    TensorBoardCallback,
+    TrainerControl,
+)
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.finite import FiniteCheck, NonFiniteError
@@ -22,4 +37,17 @@ __all__ = [
     "FiniteCheck",
     "NonFiniteError",
     "Interruptions",
+    "Callback",
+    "CallbackList",
+    "TrainerControl",
+    "Logs",
+    "RunCallbacks",
+    "EarlyStoppingCallback",
+    "ModelCheckpointCallback",
+    "TensorBoardCallback",
+    "TensorBoardCallBack",
+    "PrintCallback",
+    "PrintCallBack",
+    "ProgressBarCallback",
+    "ProgressBarCallBack",
 ]

@@ -1,0 +1,483 @@
+"""Callbacks on a training: the order of calls, what they are shown, adding and taking out, their wishes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.progress import TrainingProgress
+from trainwright.hooks import Callback, CallbackList, EvalHook, Logs, RunCallbacks, TrainerControl
+
+METHODS = [name for name in vars(Callback) if name.startswith("on_")]
+STEPS = 3  # batches of an epoch
+
+
+class SmallTrainer(TrainerBase):
+    """Its model's weight counts the batches; its loss is the number of the batch, from 1 on."""
+
+    def __init__(
+        self, callbacks: Any = (), folder: Path | str = "", *, fails_at: int | None = None, window: int = 1, **how: Any
+    ) -> None:
+        super().__init__()
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
+        self.fails_at = fails_at
+        self.window = window
+        self.scores = how.pop("scores", None)
+        self.num_evaluations = 0
+        progress = TrainingProgress(self, {})
+        self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=progress)
+        self._progress = progress
+        self.callbacks = callbacks if isinstance(callbacks, CallbackList) else CallbackList(callbacks)
+        self.bridge = RunCallbacks(self.callbacks, steps_per_epoch=STEPS, **how)
+        evaluate = self.bridge.evaluating(self.evaluate)
+        self.register_hooks([EvalHook(STEPS // window or 1, evaluate), self.bridge])
+
+    def _before_first_step(self) -> None:
+        self._progress.restore()
+        done = int(self.model.weight.item())
+        self.batches = self.bridge.train_batches([torch.tensor(n), "label"] for n in range(done + 1, 1000))
+
+    def run_step(self) -> None:
+        for _ in range(self.window):
+            number, _ = next(self.batches)
+            if self.iter == self.fails_at:
+                raise ZeroDivisionError
+            with torch.no_grad():
+                self.model.weight += 1
+        self.storage.put_scalar("total_loss", number)
+
+    def evaluate(self) -> dict[str, float]:
+        self.num_evaluations += 1
+        for _ in self.bridge.eval_batches([["a", "b"]]):
+            pass
+        epoch = max(1, int(self.model.weight.item()) // STEPS)
+        return {"loss": 1 / epoch, "accuracy": self.scores[epoch - 1] if self.scores else epoch / 10}
+
+
+class Recorder(Callback):
+    """Writes down every call, with epochs and batches."""
+
+    def __init__(self, name: str = "", calls: list[str] | None = None) -> None:
+        self.name = name
+        self.calls: list[str] = [] if calls is None else calls
+
+    def write(self, method: str, *given: Any) -> None:
+        self.calls.append(" ".join([self.name, method.removeprefix("on_"), *map(str, given)]).strip())
+
+
+def recording(method: str) -> Any:
+    def on(self: Recorder, *arguments: Any) -> None:
+        *given, logs = arguments
+        assert isinstance(logs, Logs)
+        self.write(method, *given)
+
+    return on
+
+
+for method in METHODS:
+    setattr(Recorder, method, recording(method))
+
+
+def test_there_are_twelve_methods() -> None:
+    assert len(METHODS) == 12
+    for method in METHODS:
+        assert callable(getattr(CallbackList, method))
+
+
+def batch_calls(numbers: Any) -> list[str]:
+    return [
+        call
+        for n in numbers
+        for call in (
+            f"train_batch_begin [tensor({n}), 'label']",
+            f"batch_begin [tensor({n}), 'label']",
+            f"train_batch_end (tensor({n}), 'label')",
+            f"batch_end (tensor({n}), 'label')",
+        )
+    ]
+
+
+EVALUATION = [
+    "eval_begin",
+    "eval_batch_begin ['a', 'b']",
+    "batch_begin ['a', 'b']",
+    "eval_batch_end ('a', 'b')",
+    "batch_end ('a', 'b')",
+    "eval_end",
+]
+
+
+def test_the_order_of_calls_over_two_epochs_of_three_batches() -> None:
+    recorder = Recorder()
+    SmallTrainer([recorder]).train(0, 6)
+    epochs = [
+        ["epoch_begin 1", *batch_calls([1, 2, 3]), *EVALUATION, "epoch_end 1"],
+        ["epoch_begin 2", *batch_calls([4, 5, 6]), *EVALUATION, "epoch_end 2"],
+    ]
+    assert recorder.calls == ["train_begin", *epochs[0], *epochs[1], "train_end"]
+
+
+def test_micro_batches_of_a_window_have_their_own_calls() -> None:
+    recorder = Recorder()
+    SmallTrainer([recorder], window=3).train(0, 2)
+    begun = [call for call in recorder.calls if call.startswith(("train_batch", "epoch", "eval_begin"))]
+    whole = [call for call in batch_calls([1, 2, 3]) if call.startswith("train")]
+    assert begun[:9] == ["epoch_begin 1", *whole, "eval_begin", "epoch_end 1"]
+
+
+def test_callbacks_are_called_first_in_first_called_and_each_finishes_a_batch_before_the_next() -> None:
+    calls: list[str] = []
+    SmallTrainer([Recorder("a", calls), Recorder("b", calls)]).train(0, 1)
+    assert [c.split()[:2] for c in calls[:8]] == [
+        ["a", "train_begin"], ["b", "train_begin"], ["a", "epoch_begin"], ["b", "epoch_begin"],
+        ["a", "train_batch_begin"], ["a", "batch_begin"], ["b", "train_batch_begin"], ["b", "batch_begin"],
+    ]  # fmt: skip
+
+
+def test_a_training_without_handed_batches_has_one_for_each_iteration() -> None:
+    class Bare(TrainerBase):
+        def run_step(self) -> None:
+            pass
+
+    recorder, trainer = Recorder(), Bare()
+    trainer.register_hooks([RunCallbacks(CallbackList([recorder]), steps_per_epoch=2)])
+    trainer.train(0, 3)
+    assert [c for c in recorder.calls if not c.startswith("batch")] == [
+        "train_begin", "epoch_begin 1", *["train_batch_begin ()", "train_batch_end ()"] * 2, "epoch_end 1",
+        "epoch_begin 2", "train_batch_begin ()", "train_batch_end ()", "epoch_end 2", "train_end",
+    ]  # fmt: skip
+
+
+def test_after_a_failure_the_epoch_has_no_end_but_the_training_has() -> None:
+    recorder = Recorder()
+    trainer = SmallTrainer([recorder], fails_at=4)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 6)
+    assert recorder.calls[-2:] == ["batch_begin [tensor(5), 'label']", "train_end"]
+    assert trainer.bridge.control.has_failed
+
+
+def test_every_callback_has_its_end_even_if_one_fails_there() -> None:
+    class Failing(Callback):
+        def on_train_end(self, logs: Any) -> None:
+            raise ZeroDivisionError
+
+    recorder = Recorder()
+    with pytest.raises(ZeroDivisionError):
+        SmallTrainer([Failing(), recorder]).train(0, 3)
+    assert recorder.calls[-1] == "train_end"
+
+
+def test_what_logs_show() -> None:
+    seen: dict[str, dict[str, Any]] = {}
+
+    class Look(Callback):
+        def on_train_begin(self, logs: Any) -> None:
+            seen["train_begin"] = dict(logs)
+
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            seen[f"batch {logs['global_step']}"] = dict(logs)
+
+        def on_eval_end(self, logs: Any) -> None:
+            seen[f"eval {logs['epoch']}"] = dict(logs)
+
+    trainer = SmallTrainer([Look()])
+    trainer.train(0, 6)
+    assert seen["train_begin"] == {"global_step": 0, "epoch": 1, "eval_global_step": 0, "lr": 0.25}
+    first = {"global_step": 1, "epoch": 1, "epoch_step": 1, "eval_global_step": 0, "lr": 0.25}
+    assert seen["batch 1"] == {**first, "step_loss": 1.0, "epoch_loss": 1.0}
+    assert seen["batch 3"]["epoch_loss"] == 2.0
+    results = {"eval_loss": 0.5, "eval_accuracy": 0.2, "eval_epoch_loss": 0.5, "eval_epoch_metric": 0.2}
+    last = {"global_step": 6, "epoch": 2, "epoch_step": 3, "eval_global_step": 2, "lr": 0.25}
+    assert seen["eval 2"] == {**last, "step_loss": 6.0, "epoch_loss": 5.0, **results}
+
+
+def test_what_a_step_tells_comes_before_what_the_storage_holds() -> None:
+    losses = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            losses.append((logs["step_loss"], logs["epoch_metric"]))
+
+    class Telling(SmallTrainer):
+        def run_step(self) -> None:
+            super().run_step()
+            self.bridge.note({"step_loss": torch.tensor(0.5), "epoch_metric": 7})
+
+    Telling([Look()]).train(0, 1)
+    assert losses == [(0.5, 7)]
+
+
+def test_a_tensor_is_waited_for_when_it_is_read_and_is_a_copy() -> None:
+    loss = torch.tensor(0.5, requires_grad=True)
+    logs = Logs(step_loss=loss, note="text")
+    with torch.no_grad():
+        loss += 1
+    assert isinstance(logs.unread("step_loss"), torch.Tensor)
+    assert "step_loss" in logs
+    assert logs["step_loss"] == 0.5
+    assert type(logs.unread("step_loss")) is float
+    asked = []
+    logs.defer("lr", lambda: asked.append(1) or 0.25)
+    assert (len(logs), list(logs), asked) == (3, ["step_loss", "note", "lr"], [])
+    assert "{lr} {note}".format(**logs) == "0.25 text"
+    assert logs.copy() == {"step_loss": 0.5, "note": "text", "lr": 0.25}
+    assert logs.numbers() == {"step_loss": 0.5}
+    del logs["lr"]
+    with pytest.raises(KeyError, match="lr"):
+        logs["lr"]
+    with pytest.raises(KeyError, match="lr"):
+        del logs["lr"]
+
+
+def test_callbacks_know_model_optimizer_and_control_also_those_that_come_later() -> None:
+    early, late = Callback(), Callback()
+    trainer = SmallTrainer([early])
+    trainer.train(0, 1)
+    trainer.callbacks.add_callback(late, singleton=False)
+    for callback in (early, late):
+        assert callback.model is trainer.model
+        assert callback.optimizer is trainer.optimizer
+        assert callback.trainercontrol is trainer.bridge.control
+
+
+class First(Recorder):
+    pass
+
+
+class Second(Recorder):
+    pass
+
+
+def test_a_list_adds_and_takes_out() -> None:
+    first, again, second = First(), First(), Second()
+    callbacks = CallbackList([first, second])
+    callbacks.add_callback(again)
+    assert (len(callbacks), callbacks[0], callbacks[1]) == (2, second, again)
+    callbacks.add_callback(first, singleton=False)
+    assert repr(callbacks) == "CallbackList([Second, First, First])"
+    assert callbacks.pop_callback(First) is again
+    assert callbacks.pop_callback(first) is first
+    assert list(callbacks) == [second]
+    with pytest.raises(ConfigKeyError, match=r"First.*There: Second"):
+        callbacks.pop_callback(First)
+    with pytest.raises(ConfigTypeError, match=r"Second\(\.\.\.\)"):
+        callbacks.add_callback(Second)  # type: ignore[arg-type]
+    with pytest.raises(ConfigTypeError, match="must be a Callback"):
+        CallbackList([print])  # type: ignore[list-item]
+
+
+def test_singleton_takes_all_of_the_class_out() -> None:
+    callbacks = CallbackList([First(), First(), Second(), First()])
+    callbacks.add_callback(First())
+    assert repr(callbacks) == "CallbackList([Second, First])"
+
+
+def test_callbacks_that_come_and_go_in_the_middle() -> None:
+    guest = Second()
+
+    class Host(First):
+        def on_train_batch_begin(self, batch: Any, logs: Any) -> None:
+            super().on_train_batch_begin(batch, logs)
+            if logs["global_step"] == 1:
+                callbacks.add_callback(guest)
+            if logs["global_step"] == 3:
+                callbacks.pop_callback(self)
+
+    host, last = Host(), Recorder()
+    callbacks = CallbackList([host, last])
+    SmallTrainer(callbacks).train(0, 6)
+    assert guest.calls[0] == "train_batch_end (tensor(2), 'label')"
+    assert guest.calls[-1] == "train_end"
+    assert host.calls[-1] == "batch_begin [tensor(4), 'label']"  # a call that has begun is finished
+    assert len([call for call in last.calls if call.startswith("train_batch_begin")]) == 6  # nobody was skipped
+
+
+def test_a_method_that_is_left_alone_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet(Callback):
+        def on_train_end(self, logs: Any) -> None:
+            pass
+
+    trainer = SmallTrainer([Quiet()])
+    unused = Recorder()
+    for method in METHODS:
+        call = trainer.callbacks._calls[method]
+        assert len(call) == (method == "on_train_end")
+    trainer.callbacks.add_callback(unused)
+    trainer.callbacks.pop_callback(unused)
+    assert not trainer.callbacks._calls["on_train_batch_end"]
+
+
+class Wishing(Callback):
+    """Sets a flag after a batch."""
+
+    def __init__(self, wish: str, at: int) -> None:
+        self.wish, self.at = wish, at
+
+    def on_batch_end(self, batch: Any, logs: Any) -> None:
+        if logs["global_step"] == self.at:
+            setattr(self.trainercontrol, self.wish, True)
+
+
+def test_a_stop_inside_an_epoch_ends_the_training_as_any_end_does() -> None:
+    recorder = Recorder()
+    trainer = SmallTrainer([Wishing("should_training_stop", 4), recorder])
+    assert trainer.train(0, 30) == {"loss": 1.0, "accuracy": 0.1}
+    assert (trainer.iter, trainer.max_iter) == (4, 4)
+    assert recorder.calls[-8:] == [*EVALUATION, "epoch_end 2", "train_end"]
+    assert not trainer.bridge.control.has_failed
+
+
+def test_a_stop_at_an_evaluation_does_not_evaluate_twice() -> None:
+    trainer = SmallTrainer([Wishing("should_training_stop", 3)])
+    trainer.train(0, 30)
+    assert (trainer.iter, trainer.num_evaluations) == (3, 1)
+    assert trainer.storage.history("accuracy").values() == [(0.1, 2), (0.1, 3)]  # the final row is there all the same
+    trainer.bridge.evaluating(trainer.evaluate)()
+    assert trainer.num_evaluations == 2  # asked for after the training, it is run
+
+
+def test_other_wishes_are_granted_once() -> None:
+    calls: list[str] = []
+    wishes = ["should_evaluate", "should_log", "should_epoch_stop"]
+    how = {name.removeprefix("should_"): (lambda name=name: calls.append(name)) for name in wishes}
+    how["end_epoch"] = how.pop("epoch_stop")
+    trainer = SmallTrainer([Wishing(wish, at + 1) for at, wish in enumerate(wishes)], **how)
+    trainer.train(0, 6)
+    assert calls == wishes
+    assert trainer.bridge.control == TrainerControl()
+
+
+@pytest.mark.parametrize("wish", ["should_evaluate", "should_log", "should_epoch_stop"])
+def test_a_wish_that_cannot_be_granted_is_an_error(wish: str) -> None:
+    with pytest.raises(ConfigError, match=wish):
+        SmallTrainer([Wishing(wish, 1)]).train(0, 6)
+
+
+def test_a_save_without_a_checkpointer_is_an_error() -> None:
+    trainer = SmallTrainer([Wishing("should_save", 1)])
+    del trainer.checkpointer
+    with pytest.raises(ConfigError, match=r"should_save.*no checkpointer"):
+        trainer.train(0, 6)
+
+
+def test_an_impossible_epoch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="steps_per_epoch: got 0"):
+        RunCallbacks(CallbackList(), steps_per_epoch=0)
+
+
+class Counting(Callback):
+    """Remembers what it was shown, over resumes too."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float]] = []
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        self.seen.append((logs["global_step"], logs["epoch_loss"]))
+
+    def on_epoch_end(self, epochs: int, logs: Any) -> None:
+        self.seen.append((epochs, logs["eval_epoch_metric"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = [tuple(pair) for pair in state["seen"]]
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4, 5])
+def test_a_callbacks_state_survives_a_resume_anywhere(tmp_path: Path, stop_at: int) -> None:
+    whole = Counting()
+    SmallTrainer([whole]).train(0, 6)
+
+    first = SmallTrainer([Counting(), Counting(), Wishing("should_save", stop_at)], tmp_path, fails_at=stop_at)
+    with pytest.raises(ZeroDivisionError):
+        first.train(0, 6)
+    resumed, recorder = Counting(), Recorder()
+    second = SmallTrainer([resumed, Counting(), recorder], tmp_path)
+    second.checkpointer.load(tmp_path / f"model_{stop_at - 1:07d}")
+    second.train(second.start_iter, 6)
+    assert resumed.seen == whole.seen
+    assert second.callbacks[1].seen == whole.seen  # type: ignore[attr-defined]
+    assert recorder.calls[:2] == ["train_begin", f"epoch_begin {stop_at // STEPS + 1}"]
+    assert (second.bridge.logs["global_step"], second.bridge.logs["eval_global_step"]) == (6, 2)
+
+
+@pytest.mark.parametrize(("max_iter", "calls"), [(3, ["epoch_end 1"]), (6, ["epoch_begin 2", "epoch_end 2"])])
+def test_a_checkpoint_from_before_the_last_evaluation_is_resumed(
+    tmp_path: Path, max_iter: int, calls: list[str]
+) -> None:
+    class SavesBeforeItsLastEvaluation(SmallTrainer):
+        def evaluate(self) -> dict[str, float]:
+            self.checkpointer.save("model_final", iteration=2)
+            return super().evaluate()
+
+        def _has_end_to_do(self) -> bool:
+            return True
+
+    SavesBeforeItsLastEvaluation([], tmp_path).train(0, 3)
+    recorder = Recorder()
+    trainer = SavesBeforeItsLastEvaluation([recorder], tmp_path)
+    trainer.checkpointer.load(tmp_path / "model_final")
+    trainer.train(3, max_iter)
+    assert [call for call in recorder.calls if call.startswith("epoch")] == calls
+
+
+def test_two_callbacks_of_a_class_keep_two_states() -> None:
+    before, now = [Counting(), Counting()], [Counting(), Counting()]
+    before[0].seen, before[1].seen = [(1, 0.5)], [(2, 0.25)]
+    CallbackList(now).load_state_dict(CallbackList(before).state_dict())
+    assert [callback.seen for callback in now] == [[(1, 0.5)], [(2, 0.25)]]
+
+
+def test_states_without_a_callback_and_callbacks_without_a_state_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    state = CallbackList([Counting()]).state_dict()
+    CallbackList([Callback()]).load_state_dict(state)
+    assert "not here now: Counting" in caplog.text
+    CallbackList([Counting()]).load_state_dict({"callbacks": []})
+    assert "no state of Counting" in caplog.text
+
+
+def test_the_trainer_of_the_objects_door_is_driven_by_the_same_hook(tmp_path: Path) -> None:
+    from torch.utils.data import TensorDataset
+
+    from trainwright import Trainer, TrainingConfig
+
+    class Wired(Trainer):
+        def build_hooks(self) -> list[Any]:
+            self.bridge = RunCallbacks(CallbackList([recorder]), steps_per_epoch=self._plan.steps_per_epoch)
+            hooks = super().build_hooks()
+            hooks.insert(next(n for n, hook in enumerate(hooks) if isinstance(hook, EvalHook)) + 1, self.bridge)
+            return hooks
+
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:
+            return self.bridge.evaluating(super().evaluate)()  # type: ignore[return-value]
+
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            return dict(self.bridge.note(super().train_step(model, inputs)))
+
+        def _set_batches(self) -> None:
+            super()._set_batches()
+            self._batches = self.bridge.train_batches(self._batches)
+
+    recorder = Recorder()
+    data = TensorDataset(torch.randn(12, 4), torch.randint(2, (12,)))
+    config = TrainingConfig(
+        output_dir=os.fspath(tmp_path), num_epochs=2, batch_size=4, gradient_accumulation_steps=2, progress_bar=False
+    )
+    trainer = Wired(nn.Linear(4, 2), config, data, data)
+    trainer.train()
+    kinds = [call.split()[0] for call in recorder.calls]
+    batches = ["train_batch_begin", "batch_begin", "train_batch_end", "batch_end"] * 3
+    epoch = ["epoch_begin", *batches, "eval_begin", "eval_end", "epoch_end"]
+    assert kinds == ["train_begin", *epoch, *epoch, "train_end"]
+    assert trainer.bridge.logs["global_step"] == trainer.state.global_step == 6
+    assert type(trainer.bridge.logs["step_loss"]) is float

@@ -1,0 +1,33 @@
+"""Callbacks: twelve methods that are called around epochs, batches and evaluations."""
+
+from trainwright.hooks.callbacks.base import Callback
+from trainwright.hooks.callbacks.bridge import RunCallbacks
+from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback
+from trainwright.hooks.callbacks.logs import Logs
+from trainwright.hooks.callbacks.model_checkpoint import ModelCheckpointCallback
+from trainwright.hooks.callbacks.printing import PrintCallback
+from trainwright.hooks.callbacks.progress_bar import ProgressBarCallback
+from trainwright.hooks.callbacks.sequence import CallbackList
+from trainwright.hooks.callbacks.tensorboard import TensorBoardCallback
+
+# As Towhee spells them.
+TensorBoardCallBack = TensorBoardCallback
+PrintCallBack = PrintCallback
+ProgressBarCallBack = ProgressBarCallback
+
+__all__ = [
+    "Callback",
+    "CallbackList",
+    "TrainerControl",
+    "Logs",
+    "RunCallbacks",
+    "EarlyStoppingCallback",
+    "ModelCheckpointCallback",
+    "TensorBoardCallback",
+    "TensorBoardCallBack",
+    "PrintCallback",
+    "PrintCallBack",
+    "ProgressBarCallback",
+    "ProgressBarCallBack",
+]

@@ -1,0 +1,94 @@
+"""What a callback is: code that is called around epochs, batches and evaluations."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.logs import Logs
+
+
+class Callback:
+    """Override the methods you need; one that is left alone costs nothing.
+
+    ``logs`` holds the newest values by name: ``global_step`` (batches trained on, over all resumes), ``epoch`` (from 1
+    on), ``epoch_step``, ``eval_global_step``, ``lr``, ``step_loss``, ``epoch_loss`` …, and after an evaluation
+    ``eval_epoch_loss``, ``eval_epoch_metric`` and each result under ``eval_<name>``. Values read as floats.
+
+    The order of calls::
+
+        on_train_begin(logs)
+        for each epoch:
+            on_epoch_begin(epochs, logs)
+            for each batch:
+                on_train_batch_begin(batch, logs), on_batch_begin(batch, logs)
+                on_train_batch_end(batch, logs), on_batch_end(batch, logs)
+            if it is evaluated:
+                on_eval_begin(logs)
+                for each batch:
+                    on_eval_batch_begin(batch, logs), on_batch_begin(batch, logs)
+                    on_eval_batch_end(batch, logs), on_batch_end(batch, logs)
+                on_eval_end(logs)
+            on_epoch_end(epochs, logs)
+        on_train_end(logs)
+
+    A callback with memory that must survive a resume has ``state_dict()`` and ``load_state_dict(state)``; the second is
+    called after ``on_train_begin``.
+
+    Attributes:
+        model, optimizer: what is trained and by what; set before ``on_train_begin``.
+        trainercontrol: flags for what the training shall do.
+    """
+
+    model: Any = None
+    optimizer: Any = None
+    trainercontrol: TrainerControl | None = None
+
+    def set_model(self, model: Any) -> None:
+        self.model = model
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def set_trainercontrol(self, trainercontrol: TrainerControl) -> None:
+        self.trainercontrol = trainercontrol
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Called before the first batch, also of a training that goes on from a checkpoint."""
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Called once at the end, also when training failed: ``trainercontrol.has_failed`` is True then."""
+
+    def on_epoch_begin(self, epochs: int, logs: Logs) -> None:
+        """Called before an epoch, and where a resume goes on inside one: ``logs["epoch_step"]`` is more than 0 then."""
+
+    def on_epoch_end(self, epochs: int, logs: Logs) -> None:
+        """Called when an epoch has been trained and evaluated."""
+
+    def on_batch_begin(self, batch: Any, logs: Logs) -> None:
+        """Called before a batch, of training or of evaluation."""
+
+    def on_batch_end(self, batch: Any, logs: Logs) -> None:
+        """Called after a batch, of training or of evaluation."""
+
+    def on_train_batch_begin(self, batch: Any, logs: Logs) -> None:
+        """Called before a training batch, and before ``on_batch_begin``."""
+
+    def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
+        """Called after a training batch, and before ``on_batch_end``."""
+
+    def on_eval_batch_begin(self, batch: Any, logs: Logs) -> None:
+        """Called before a batch of evaluation, and before ``on_batch_begin``."""
+
+    def on_eval_batch_end(self, batch: Any, logs: Logs) -> None:
+        """Called after a batch of evaluation, and before ``on_batch_end``."""
+
+    def on_eval_begin(self, logs: Logs) -> None:
+        """Called before an evaluation."""
+
+    def on_eval_end(self, logs: Logs) -> None:
+        """Called after an evaluation: ``logs`` has its results."""
+
+
+def shown(logs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of the names that ``logs`` has, with their values."""
+    return {name: logs[name] for name in names if name in logs}

@@ -1,0 +1,164 @@
+"""Stop a training whose metric gets no better."""
+
+import logging
+import math
+from typing import Any
+
+from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.hooks.callbacks.base import Callback
+from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.logs import Logs
+
+logger = logging.getLogger("trainwright.hooks")
+
+# The last word of a metric's name tells which way is better.
+_SMALLER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "cer", "wer", "ter", "perplexity", "ppl", "nll"}
+_LARGER = {"acc", "accuracy", "acc1", "acc5", "auc", "auroc", "f1", "precision", "recall", "iou", "bleu", "rouge", "r2"}
+
+
+class EarlyStoppingCallback(Callback):
+    """Stop after ``patience`` epochs in a row whose ``monitor`` was no better than the best before.
+
+    Looks at the end of each epoch. NaN and infinity are never better. An epoch without a new evaluation does not count
+    if ``monitor`` is a result of evaluation (``eval_…``). The best value and the count of epochs survive a resume: a
+    stopped run that is resumed stays stopped unless ``patience`` is larger now.
+
+    Args:
+        monitor: a name in ``logs``, such as ``"eval_epoch_metric"`` or ``"epoch_loss"``.
+        min_delta: by how much a value must be better to be better.
+        patience: in epochs; 0 is as 1.
+        mode: "max" or "min", or "auto": by the last word of ``monitor`` ("…loss": min, "…accuracy": max).
+        baseline: epochs count as better only when they are better than this, too.
+
+    Raises:
+        ConfigError: an argument cannot be. At the first evaluation, if ``logs`` has no ``monitor``.
+
+    Attributes:
+        best: the best value so far, None before the first.
+        wait: epochs in a row that were no better.
+        stopped_epoch: the epoch after which it stopped, None if it has not.
+    """
+
+    best: float | None
+    wait: int
+    stopped_epoch: int | None
+
+    def __init__(
+        self,
+        trainercontrol: TrainerControl | None,
+        monitor: str,
+        min_delta: float = 0.0,
+        patience: int = 0,
+        mode: str = "max",
+        baseline: float | None = None,
+    ) -> None:
+        if not isinstance(monitor, str) or not monitor:
+            raise ConfigError(f"EarlyStoppingCallback.monitor: got {monitor!r}; it must be the name of a metric.")
+        if not math.isfinite(min_delta) or min_delta < 0:
+            raise ConfigError(f"EarlyStoppingCallback.min_delta: got {min_delta!r}; it must be a number >= 0.")
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
+            raise ConfigError(f"EarlyStoppingCallback.patience: got {patience!r}; it must be a whole number >= 0.")
+        self.trainercontrol = trainercontrol
+        self.monitor = monitor
+        self.min_delta = min_delta
+        self.patience = patience
+        self.mode = _settled_mode(mode, monitor)
+        self.baseline = baseline
+        self._reset()
+
+    def __repr__(self) -> str:
+        return (
+            f"EarlyStoppingCallback(trainercontrol, {self.monitor!r}, min_delta={self.min_delta},"
+            f" patience={self.patience}, mode={self.mode!r}, baseline={self.baseline})"
+        )
+
+    def on_train_begin(self, logs: Logs) -> None:
+        self._reset()
+
+    def on_eval_end(self, logs: Logs) -> None:
+        self._is_evaluated = True
+        self._require_monitor(logs)
+
+    def on_epoch_end(self, epochs: int, logs: Logs) -> None:
+        is_evaluated, self._is_evaluated = self._is_evaluated, False
+        if self.monitor.startswith("eval") and not is_evaluated:
+            return
+        self._require_monitor(logs)
+        value = float(logs[self.monitor])
+        self.wait += 1
+        if math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
+            self.best = value
+            if self.baseline is None or self._is_better(value, self.baseline):
+                self.wait = 0
+        if self._is_out_of_patience():
+            self.stopped_epoch = epochs
+            self._stop()
+            logger.info(
+                "%s was no better than its best, %s, for %d epochs: stopping after epoch %d.",
+                self.monitor, "none yet" if self.best is None else f"{self.best:.5g}", self.wait, epochs,
+            )  # fmt: skip
+
+    def on_train_end(self, logs: Logs) -> None:
+        has_failed = self.trainercontrol is not None and self.trainercontrol.has_failed
+        if not has_failed and self.best is None and self.wait == 0 and self.monitor.startswith("eval"):
+            logger.warning(
+                "Early stopping had nothing to look at: there was no evaluation that gives %s.", self.monitor
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "monitor": self.monitor,
+            "best": self.best,
+            "wait": self.wait,
+            "stopped_epoch": self.stopped_epoch,
+            "is_evaluated": self._is_evaluated,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["monitor"] != self.monitor:
+            logger.warning("Early stopping watched %s, now %s: it begins anew.", state["monitor"], self.monitor)
+            return
+        self.best, self.wait, self._is_evaluated = state["best"], state["wait"], state["is_evaluated"]
+        if self._is_out_of_patience():
+            self.stopped_epoch = state["stopped_epoch"]
+            self._stop()
+
+    def _reset(self) -> None:
+        self.best = None
+        self.wait = 0
+        self.stopped_epoch = None
+        self._is_evaluated = False  # since the last end of an epoch
+
+    def _is_better(self, value: float, other: float) -> bool:
+        return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
+
+    def _is_out_of_patience(self) -> bool:
+        return self.wait >= max(1, self.patience)
+
+    def _stop(self) -> None:
+        if self.trainercontrol is None:
+            raise ConfigError("EarlyStoppingCallback.trainercontrol: got None; give the trainer's trainercontrol.")
+        self.trainercontrol.should_training_stop = True
+
+    def _require_monitor(self, logs: Logs) -> None:
+        if self.monitor not in logs:
+            raise ConfigKeyError(
+                f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}."
+                f" There are: {', '.join(sorted(logs))}."
+            )
+
+
+def _settled_mode(mode: str, monitor: str) -> str:
+    if mode in ("max", "min"):
+        return mode
+    if mode != "auto":
+        raise ConfigError(f"EarlyStoppingCallback.mode: got {mode!r}; it must be 'max', 'min' or 'auto'.")
+    words = set(monitor.lower().replace("/", "_").replace(".", "_").split("_")[-1:])
+    if words & _SMALLER:
+        return "min"
+    if words & _LARGER:
+        return "max"
+    raise ConfigError(
+        f"EarlyStoppingCallback.mode: 'auto' cannot tell from the name {monitor!r} which way is better; "
+        "give mode='max' or mode='min'."
+    )

@@ -1,0 +1,80 @@
+"""What callbacks are shown of a training: values by name that are waited for only when somebody reads them."""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+
+
+class Logs(MutableMapping[str, Any]):
+    """A mapping as a dict is one, whose tensors read as floats.
+
+    A tensor of one element is kept on its device; reading it waits for the device, ``name in logs`` and ``len`` do not.
+    It always holds the newest values: keep ``dict(logs)``, plain numbers, to remember them.
+
+    >>> import torch
+    >>> logs = Logs(global_step=1)
+    >>> logs["step_loss"] = torch.tensor(0.5)
+    >>> logs["step_loss"]
+    0.5
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        self._values: dict[str, Any] = {}
+        self._readers: dict[str, Callable[[], Any]] = {}
+        self.update(values or {}, **more)
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.unread(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = self._values[name] = value.item()
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.detach().clone()  # the step may go on to write into its own
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        if name not in self:
+            raise KeyError(name)
+        self._values.pop(name, None)
+        self._readers.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values or name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._values, **self._readers})
+
+    def __len__(self) -> int:
+        return len(self._values.keys() | self._readers.keys())
+
+    def __repr__(self) -> str:
+        return f"Logs({dict(self)})"
+
+    def copy(self) -> dict[str, Any]:
+        """What it holds now, as a plain dict of numbers."""
+        return dict(self)
+
+    def numbers(self) -> dict[str, int | float]:
+        """The numbers that were set; not what is deferred."""
+        return {name: value for name in self._values if isinstance(value := self[name], int | float)}
+
+    def count(self, name: str) -> None:
+        """Add one to a counter, which begins at 0."""
+        self._values[name] = self._values.get(name, 0) + 1
+
+    def defer(self, name: str, read: Callable[[], Any]) -> None:
+        """From now on ``name`` is what ``read`` gives, asked at each reading; a value that is set comes before it."""
+        self._readers[name] = read
+
+    def unread(self, name: str) -> Any:
+        """The value as it stands, perhaps a tensor that nobody has waited for.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name in self._values:
+            return self._values[name]
+        return self._readers[name]()

@@ -1,0 +1,62 @@
+"""Save a checkpoint each so many epochs or batches."""
+
+import os
+from typing import Any
+
+from trainwright.config.errors import ConfigError
+from trainwright.hooks.callbacks.base import Callback
+from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.logs import Logs
+
+
+class ModelCheckpointCallback(Callback):
+    """Ask for a checkpoint after each ``every_n_epoch`` epochs, or after each ``every_n_iteration`` batches.
+
+    The trainer's own Checkpointer takes it, before the next iteration: the run's whole state, to be resumed from.
+
+    Args:
+        filepath: the folder of the checkpoints; ``"./"`` stands for that of the run.
+        every_n_epoch, every_n_iteration: one of the two, a whole number >= 1; the other is -1.
+
+    Raises:
+        ConfigError: neither is given, or both.
+    """
+
+    def __init__(
+        self,
+        trainercontrol: TrainerControl | None,
+        filepath: str | os.PathLike[str] = "./",
+        every_n_epoch: int = -1,
+        every_n_iteration: int = -1,
+    ) -> None:
+        periods = {"every_n_epoch": every_n_epoch, "every_n_iteration": every_n_iteration}
+        given = {name: period for name, period in periods.items() if period not in (-1, None)}
+        if len(given) != 1 or not all(type(period) is int and period >= 1 for period in given.values()):
+            got = ", ".join(f"{name}={period!r}" for name, period in periods.items())
+            raise ConfigError(
+                f"ModelCheckpointCallback: got {got}; one of the two must be a whole number >= 1, the other -1."
+            )
+        self.trainercontrol = trainercontrol
+        self.filepath = os.fspath(filepath)
+        self.every_n_epoch = given.get("every_n_epoch", -1)
+        self.every_n_iteration = given.get("every_n_iteration", -1)
+
+    def __repr__(self) -> str:
+        return (
+            f"ModelCheckpointCallback(trainercontrol, {self.filepath!r}, every_n_epoch={self.every_n_epoch},"
+            f" every_n_iteration={self.every_n_iteration})"
+        )
+
+    def on_epoch_end(self, epochs: int, logs: Logs) -> None:
+        if self.every_n_epoch > 0 and epochs % self.every_n_epoch == 0:
+            self._save()
+
+    def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
+        if self.every_n_iteration > 0 and logs["global_step"] % self.every_n_iteration == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self.trainercontrol is None:
+            raise ConfigError("ModelCheckpointCallback.trainercontrol: got None; give the trainer's trainercontrol.")
+        self.trainercontrol.should_save = True
+        self.trainercontrol.save_dir = None if self.filepath in ("", ".", "./") else self.filepath

@@ -1,0 +1,74 @@
+"""A progress bar for each epoch."""
+
+import time
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any
+
+from trainwright.events.writers.progress import live_bars
+from trainwright.hooks.callbacks.base import Callback, shown
+from trainwright.hooks.callbacks.logs import Logs
+from trainwright.parallel.dist import is_main_process
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+_REFRESH_S = 0.1  # losses are read for the bar no more often: reading one waits for the device
+
+
+class ProgressBarCallback(Callback):
+    """``[epoch 1/2] loss=0.500, metric=0.250: 80%|████  |``; after an evaluation also ``eval_loss``, ``eval_metric``.
+
+    A step is a batch of ``train_dataloader``. Only the process with rank 0 shows it, on stderr.
+    """
+
+    def __init__(self, total_epoch_num: int, train_dataloader: Sized) -> None:
+        self.total_epoch_num = total_epoch_num
+        self.train_dataloader = train_dataloader
+        self._bar: tqdm[Any] | None = None
+        self._next_refresh = 0.0  # seconds
+
+    def on_epoch_begin(self, epochs: int, logs: Logs) -> None:
+        self._close()
+        if not is_main_process():
+            return
+        from tqdm import tqdm
+
+        total = len(self.train_dataloader)
+        done = logs.get("epoch_step", 0)
+        self._bar = tqdm(total=total, initial=done, desc=self._title(logs), unit="step", dynamic_ncols=True)
+        live_bars.add(self._bar)
+
+    def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if now >= self._next_refresh or self._bar.n + 1 == self._bar.total:
+            self._next_refresh = now + _REFRESH_S
+            self._show(logs)
+        self._bar.update()
+
+    def on_eval_end(self, logs: Logs) -> None:
+        self._show(logs, "eval_loss", "eval_metric")
+
+    def on_epoch_end(self, epochs: int, logs: Logs) -> None:
+        self._close()
+
+    def on_train_end(self, logs: Logs) -> None:
+        self._close()
+
+    def _show(self, logs: Logs, *names: str) -> None:
+        if self._bar is None:
+            return
+        wanted = {"loss": "epoch_loss", "metric": "epoch_metric"}
+        wanted |= {name: name.replace("eval_", "eval_epoch_") for name in names}
+        values = [f"{name}={value:.3f}" for name, key in wanted.items() for value in shown(logs, key).values()]
+        self._bar.set_description(" ".join([self._title(logs), ", ".join(values)]).rstrip(), refresh=bool(names))
+
+    def _title(self, logs: Logs) -> str:
+        return f"[epoch {logs['epoch']}/{self.total_epoch_num}]"
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            live_bars.discard(self._bar)
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,202 @@
+"""Several callbacks as one, called in the order of their list."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from trainwright.config.errors import ConfigKeyError, ConfigTypeError
+from trainwright.hooks.callbacks.base import Callback
+from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.logs import Logs
+
+logger = logging.getLogger("trainwright.hooks")
+
+# Each moment with the methods that are called then, of one callback after the other.
+_METHODS = {
+    "on_train_begin": ("on_train_begin",),
+    "on_train_end": ("on_train_end",),
+    "on_epoch_begin": ("on_epoch_begin",),
+    "on_epoch_end": ("on_epoch_end",),
+    "on_batch_begin": ("on_batch_begin",),
+    "on_batch_end": ("on_batch_end",),
+    "on_train_batch_begin": ("on_train_batch_begin", "on_batch_begin"),
+    "on_train_batch_end": ("on_train_batch_end", "on_batch_end"),
+    "on_eval_batch_begin": ("on_eval_batch_begin", "on_batch_begin"),
+    "on_eval_batch_end": ("on_eval_batch_end", "on_batch_end"),
+    "on_eval_begin": ("on_eval_begin",),
+    "on_eval_end": ("on_eval_end",),
+}
+
+
+class CallbackList:
+    """Its twelve ``on_*`` methods call those of its callbacks, first in, first called.
+
+    Callbacks may be added and taken out at any time, also by a callback: that counts from the next call on.
+    """
+
+    def __init__(self, callbacks: Iterable[Callback] | None = None) -> None:
+        self._callbacks: list[Callback] = []
+        self._given: dict[str, Any] = {}  # what set_* has given, for callbacks that come later
+        for callback in callbacks or ():
+            self.add_callback(callback, singleton=False)
+        self._collect()
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def __getitem__(self, place: int) -> Callback:
+        return self._callbacks[place]
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(tuple(self._callbacks))
+
+    def __repr__(self) -> str:
+        return f"CallbackList([{', '.join(map(_name, self._callbacks))}])"
+
+    def add_callback(self, callback: Callback, singleton: bool = True) -> None:
+        """Add at the end. ``singleton``: in place of those of the same class that are there.
+
+        Raises:
+            ConfigTypeError: it is no callback.
+        """
+        if not isinstance(callback, Callback):
+            is_class = isinstance(callback, type) and issubclass(callback, Callback)
+            hint = f"call it: {callback.__name__}(...)." if is_class else "a callback must be a Callback."
+            raise ConfigTypeError(f"add_callback: got {callback!r:.80} ({type(callback).__name__}); {hint}")
+        if singleton:  # by name: a class that a notebook has defined anew is the same one
+            self._callbacks = [other for other in self._callbacks if _full_name(other) != _full_name(callback)]
+        for setter, value in self._given.items():
+            getattr(callback, setter)(value)
+        self._callbacks.append(callback)
+        self._collect()
+
+    def pop_callback(self, callback: Callback | type[Callback]) -> Callback:
+        """Take out a callback, or the first one of a class, and return it.
+
+        Raises:
+            ConfigKeyError: it is not there.
+        """
+        for place, other in enumerate(self._callbacks):
+            if other is callback or (isinstance(callback, type) and isinstance(other, callback)):
+                del self._callbacks[place]
+                self._collect()
+                return other
+        there = ", ".join(map(_name, self._callbacks)) or "none"
+        name = callback.__name__ if isinstance(callback, type) else repr(callback)
+        raise ConfigKeyError(f"pop_callback: {name:.80} is not in the list. There: {there}.")
+
+    def set_model(self, model: Any) -> None:
+        self._give("set_model", model)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        self._give("set_optimizer", optimizer)
+
+    def set_trainercontrol(self, trainercontrol: TrainerControl) -> None:
+        self._give("set_trainercontrol", trainercontrol)
+
+    def on_train_begin(self, logs: Logs) -> None:
+        for call in self._calls["on_train_begin"]:
+            call(logs)
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Each callback's, even if one fails; then the first failure is raised."""
+        first_error: Exception | None = None
+        for call in self._calls["on_train_end"]:
+            try:
+                call(logs)
+            except Exception as error:
+                if first_error is None:
+                    first_error = error
+                else:
+                    logger.exception("on_train_end of another callback failed as well:")
+        if first_error is not None:
+            raise first_error
+
+    def on_epoch_begin(self, epochs: int, logs: Logs) -> None:
+        for call in self._calls["on_epoch_begin"]:
+            call(epochs, logs)
+
+    def on_epoch_end(self, epochs: int, logs: Logs) -> None:
+        for call in self._calls["on_epoch_end"]:
+            call(epochs, logs)
+
+    def on_batch_begin(self, batch: Any, logs: Logs) -> None:
+        for call in self._calls["on_batch_begin"]:
+            call(batch, logs)
+
+    def on_batch_end(self, batch: Any, logs: Logs) -> None:
+        for call in self._calls["on_batch_end"]:
+            call(batch, logs)
+
+    def on_train_batch_begin(self, batch: Any, logs: Logs) -> None:
+        for call in self._calls["on_train_batch_begin"]:
+            call(batch, logs)
+
+    def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
+        for call in self._calls["on_train_batch_end"]:
+            call(batch, logs)
+
+    def on_eval_batch_begin(self, batch: Any, logs: Logs) -> None:
+        for call in self._calls["on_eval_batch_begin"]:
+            call(batch, logs)
+
+    def on_eval_batch_end(self, batch: Any, logs: Logs) -> None:
+        for call in self._calls["on_eval_batch_end"]:
+            call(batch, logs)
+
+    def on_eval_begin(self, logs: Logs) -> None:
+        for call in self._calls["on_eval_begin"]:
+            call(logs)
+
+    def on_eval_end(self, logs: Logs) -> None:
+        for call in self._calls["on_eval_end"]:
+            call(logs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the callbacks that have one."""
+        return {"callbacks": [{"class": _name(c), "state": c.state_dict()} for c in self._with_state()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give each callback its state: the n-th of a class gets the n-th that was saved of it."""
+        saved = list(state["callbacks"])
+        for callback in self._with_state():
+            entry = next((entry for entry in saved if entry["class"] == _name(callback)), None)
+            if entry is None:
+                logger.warning("The checkpoint holds no state of %s, which begins anew.", _name(callback))
+                continue
+            saved.remove(entry)
+            callback.load_state_dict(entry["state"])
+        if saved:
+            names = ", ".join(entry["class"] for entry in saved)
+            logger.warning("The checkpoint holds the state of callbacks that are not here now: %s.", names)
+
+    def _with_state(self) -> list[Any]:
+        return [c for c in self._callbacks if hasattr(c, "state_dict") and hasattr(c, "load_state_dict")]
+
+    def _give(self, setter: str, value: Any) -> None:
+        self._given[setter] = value
+        for callback in self._callbacks:
+            getattr(callback, setter)(value)
+
+    def _collect(self) -> None:
+        """Note what is called at each moment: only methods that are overridden."""
+        # New tuples: a callback that changes the list while it is called leaves this round as it is.
+        self._calls = {
+            moment: tuple(call for callback in self._callbacks for call in _overridden(callback, methods))
+            for moment, methods in _METHODS.items()
+        }
+
+
+def _overridden(callback: Callback, methods: Iterable[str]) -> Iterator[Callable[..., None]]:
+    for method in methods:
+        call = getattr(callback, method)
+        if getattr(call, "__func__", None) is not getattr(Callback, method):
+            yield call
+
+
+def _name(callback: Callback) -> str:
+    return type(callback).__name__
+
+
+def _full_name(callback: Callback) -> tuple[str, str]:
+    return type(callback).__module__, type(callback).__qualname__
