@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 PROJECT := examples/mnist
 OUTPUT := output/MNIST
 
-.PHONY: help demo test check format bench docs setup clean
+.PHONY: help demo test torture check format bench docs setup clean
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; first makes .venv)"
 	@echo "make test    run all tests"
+	@echo "make torture kill training runs 500 times and more, at every point of saving, and compare (minutes)"
 	@echo "make check   format, lint, strict types, import floors"
 	@echo "make bench   time the trainers against a plain PyTorch loop"
 	@echo "make docs    make the pictures of the documents anew from a run of the demo"
@@ -46,6 +47,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.all
 	@echo "== Running all tests"
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+torture: $(VENV)/.all
+	@echo "== Killing runs"
+	$(BIN)/python -m tests.torture.run --kills 500 --every-operation
 
 check: $(VENV)/.all
 	@echo "== Format"; $(BIN)/ruff format --check .
