@@ -151,7 +151,8 @@ def remove_unlinked(save_dir: Path) -> None:
         return
     linked = link_targets(save_dir)
     for path in list(save_dir.iterdir()):
-        if _HIDDEN.fullmatch(path.name) and is_checkpoint(path) and path.resolve() not in linked:
+        is_hidden = _HIDDEN.fullmatch(path.name) and not is_temporary(path.name)  # someone may still be writing that
+        if is_hidden and is_checkpoint(path) and path.resolve() not in linked:
             try:
                 remove_folder(path)
             except OSError as error:
