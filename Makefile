@@ -28,9 +28,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[examples]'
 	@touch $@
 
-$(VENV)/.all: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.all: pyproject.toml constraints.txt tests/environment/cpu_torchvision.py | $(VENV)/bin/python
 	@echo "== Installing trainwright with its test and check tools"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[examples,test,check]'
+	$(BIN)/python tests/environment/cpu_torchvision.py
 	@touch $@ $(VENV)/.demo
 
 setup: $(VENV)/.all
