@@ -1,8 +1,8 @@
 """What a save costs a training: ``python -m benchmarks.checkpoint``.
 
 A model of 100.7 million parameters with Adam state, 1.21 GB, steps of some 0.3 s on one thread. Three ways take turns
-in one run: `torch.save`, our save, our save without the background. For each: how long the step that saves is longer than
-the others (the stall), how much slower the steps are while the save is being written, and the peak memory.
+in one run: `torch.save`, our save, our save without the background. For each: how long the step that saves is longer
+than the others (the stall), how much slower the steps are while the save is being written, and the peak memory.
 """
 
 import argparse
