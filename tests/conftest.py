@@ -9,9 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.hub_server import HubServer
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLE = REPOSITORY / "examples" / "mnist"
@@ -98,3 +101,30 @@ def read_rows() -> Callable[[Path], list[dict[str, Any]]]:
         return [json.loads(line, parse_constant=refuse) for line in lines]
 
     return read
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[HubServer]":
+    """A hub on loopback with its ``url``, over the folder ``root``, which huggingface_hub asks in this test.
+
+    Repositories lie at ``root/models/<owner>/<name>/…`` and ``root/datasets/<owner>/<name>/…``.
+    """
+    from huggingface_hub import constants
+
+    from tests.hub_server import HubServer
+
+    server = HubServer(tmp_path / "hub")
+    environment = {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(tmp_path / "hub-cache"), "HF_HOME": str(tmp_path)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    # What huggingface_hub has read at its import: nothing of a test may ask another hub.
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    yield server
+    server.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainwright.config import LazyCall as LazyCall
     from trainwright.config import LazyConfig as LazyConfig
+    from trainwright.config import TrainerConfig as TrainerConfig
     from trainwright.config import TrainingConfig as TrainingConfig
     from trainwright.config import configurable as configurable
     from trainwright.config import get_config as get_config
@@ -27,15 +28,20 @@ _ROOM_OF = {
     "get_config": "config",
     "instantiate": "config",
     "TrainingConfig": "config",
+    "TrainerConfig": "config",
     "DefaultTrainer": "engine",
     "Trainer": "engine",
     "get_event_storage": "events",
 }
 
+_ROOMS = ("ops",)  # reached by attribute too: trainwright.ops.image_embedding.timm(...)
+
 __all__ = ["__version__", *_ROOM_OF]
 
 
 def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _ROOM_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_ROOM_OF[name]}"), name)

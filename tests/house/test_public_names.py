@@ -12,7 +12,8 @@ import trainwright
 
 ROOMS = {
     "config": "LazyCall LazyConfig instantiate configurable get_config try_get_key default_argument_parser"
-    " TrainingConfig",
+    " TrainingConfig TrainerConfig TaskType OptimizerType LRSchedulerType PrecisionType MetricConfig get_config_help"
+    " dump_default_yaml",
     "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
     "hooks": "HookBase CallbackHook IterationTimer LRScheduler PeriodicWriter PeriodicCheckpointer"
     " BestCheckpointer EvalHook FiniteCheck NonFiniteError Callback CallbackList TrainerControl Logs RunCallbacks"
@@ -31,6 +32,10 @@ ROOMS = {
     "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"
     " build_image_train_loader build_image_test_loader build_nlp_train_loader build_nlp_test_loader"
     " build_nlp_train_val_test_loader datasets",
+    "models": "Model ModelConfig ModelOutput register_model build_model init_weights model_files CRNNImage2Text"
+    " CRNNImage2TextConfig Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling"
+    " BertSequenceLabelingConfig CTCSpeechRecognition CTCSpeechRecognitionConfig GPTTextGeneration"
+    " GPTTextGenerationConfig ModelCard vit",
     "parallel": "is_main_process get_rank get_world_size get_data_parallel_rank get_data_parallel_size synchronize"
     " setup_dist_util",
 }

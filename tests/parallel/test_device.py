@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
+from trainwright.config.devices import warn_missing
 from trainwright.config.errors import ConfigError
-from trainwright.parallel import device
 from trainwright.parallel.device import pick_device
 from trainwright.parallel.launch import setup_dist_util
 
@@ -19,7 +19,7 @@ def test_the_cpu_may_be_asked_for() -> None:
 
 @pytest.mark.skipif(has_accelerator, reason="this machine has an accelerator, so none is missing")
 def test_a_missing_accelerator_is_one_warning_and_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
-    device._warn_missing.cache_clear()
+    warn_missing.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert pick_device("cuda") == torch.device("cpu")
         assert pick_device("cuda:1") == torch.device("cpu")

@@ -45,6 +45,7 @@ class Checkpointer:
     Args:
         save_dir: the folder of the checkpoints; "" if nothing will be saved.
         save_to_disk: False makes `save` collect the state and write nothing.
+        attachments: gives files that are no state, such as a ``README.md``, to lie in each checkpoint, by name.
         asynchronous: `save` returns when the state is copied in memory, and the copy is written beside the training;
             False returns when it is on disk, and takes no memory for a copy.
         checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is left out.
@@ -60,6 +61,7 @@ class Checkpointer:
         *,
         save_to_disk: bool = True,
         asynchronous: bool = True,
+        attachments: Callable[[], Mapping[str, bytes]] | None = None,
         **checkpointables: Stateful | None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -68,6 +70,7 @@ class Checkpointer:
         self.save_dir = str(save_dir)
         self.save_to_disk = save_to_disk
         self.asynchronous = asynchronous
+        self.attachments = attachments
         self._writer = CheckpointWriter(self.save_dir)
         self.checkpointables: dict[str, Stateful] = {}
         for name, checkpointable in checkpointables.items():
@@ -122,7 +125,8 @@ class Checkpointer:
             if not self.save_dir:
                 raise CheckpointError("Checkpointer.save: save_dir is empty; say where checkpoints go.")
             _check_iteration(extra)
-            files: Mapping[str, Writer] = serialize(self.model, self.checkpointables, extra)
+            attached = self.attachments() if self.attachments is not None and self._is_writer else {}
+            files: Mapping[str, Writer] = serialize(self.model, self.checkpointables, extra, attached)
             if self._is_writer:
                 iteration = extra.get("iteration")
                 if self.asynchronous:

@@ -26,8 +26,15 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-def serialize(model: nn.Module, checkpointables: Mapping[str, Stateful], extra: Mapping[str, Any]) -> dict[str, Writer]:
+def serialize(
+    model: nn.Module,
+    checkpointables: Mapping[str, Stateful],
+    extra: Mapping[str, Any],
+    attached: Mapping[str, bytes] | None = None,
+) -> dict[str, Writer]:
     """The files of a checkpoint, by name. Writes and copies no tensor: a `TensorFile` reads them when it is called.
+
+    ``attached``: files for people and other programs, which are no state.
 
     Raises:
         CheckpointTypeError: a state holds something that a checkpoint cannot.
@@ -41,12 +48,12 @@ def serialize(model: nn.Module, checkpointables: Mapping[str, Stateful], extra: 
         files[f"{name}.json"] = _bytes_writer(text)
         if tensors:
             files[f"{name}.safetensors"] = TensorFile(tensors)
-    return files
+    return files | {name: _bytes_writer(content) for name, content in (attached or {}).items()}
 
 
 def state_names(manifest: Manifest) -> list[str]:
     """The checkpointables that have a state in a checkpoint."""
-    names = [name.removesuffix(".json") for name in manifest.files if name.endswith(".json")]
+    names = [name.removesuffix(".json") for name in manifest.files if name.endswith(".json") and "/" not in name]
     return [name for name in names if name not in RESERVED_NAMES]
 
 

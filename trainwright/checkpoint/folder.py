@@ -171,6 +171,8 @@ def _commit(
     try:
         os.mkdir(temporary)
         for name, writer in writers.items():
+            if "/" in name:
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             if before and entries[name] == before.manifest.files.get(name) and _link(before.folder, temporary, name):
                 written[name] = entries[name]
                 continue

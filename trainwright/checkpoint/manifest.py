@@ -1,7 +1,6 @@
 """The manifest: what a checkpoint consists of. Size and checksum of each file, and a checksum of its own text."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -113,7 +112,7 @@ def _no_manifest(folder: Path) -> str:
 def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
     """A checksum that fits shows that nothing was damaged, not who wrote the text: each value is looked at."""
     files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
-    if any(name != Path(name).name or name in ("", "..") or b"\0" in os.fsencode(name) for name in files):
+    if not all(is_inside(name) for name in files):
         raise CheckpointError(f"{path}: lists files outside its own folder.")
     manifest = Manifest(files, content["iteration"], content["world_size"], content["saved_at"])
     datetime.fromisoformat(manifest.saved_at)
@@ -121,6 +120,11 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
     if not all(type(count) is int for count in [*counts, *(entry.bytes for entry in files.values())]):
         raise ValueError("a count that is no whole number")
     return manifest
+
+
+def is_inside(name: str) -> bool:
+    """Whether a file's name, perhaps with folders in it (``a/b``), leads to a place inside of the folder it is in."""
+    return not any(mark in name for mark in "\\\0") and not {"", ".", ".."} & set(name.split("/"))
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ from trainwright.checkpoint.manifest import read_manifest
 def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int) -> list[str]:
     """Delete the step checkpoints ``<prefix>_<digits>`` beyond the ``max_to_keep`` last saved; returns their names.
 
+    With an empty prefix they are called ``<digits>``.
+
     Call it after a save has returned: what is counted is on disk. It reads the folder each time, so it goes on where
     an earlier run stopped. A protected checkpoint stays in addition, and folders without a readable manifest stay too.
 
@@ -36,7 +38,7 @@ def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int) -> list[str]:
 
 
 def _is_whole_step(path: Path, prefix: str) -> bool:
-    if not re.fullmatch(rf"{re.escape(prefix)}_\d+", path.name):
+    if not re.fullmatch(rf"{re.escape(prefix)}_\d+" if prefix else r"\d+", path.name):
         return False
     try:
         read_manifest(path)

@@ -1,15 +1,16 @@
-"""Optimizers, losses and dtypes by the names that torch gives them. Torch is imported when a name is looked up."""
+"""Optimizers, losses, schedules and dtypes by torch's names. Torch is imported when a name is looked up."""
 
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from trainwright.config.enums import LRSchedulerType
 from trainwright.config.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
-_SET_BY_TRAINER = {"optimizer": ("params",), "loss": ()}
+_SET_BY_TRAINER = {"optimizer": ("params",), "loss": (), "lr_scheduler": ("optimizer", "last_epoch")}
 
 
 def split_name(value: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -20,24 +21,34 @@ def split_name(value: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[Any] | None, str | None]:
-    """The class that ``value`` names, or what is wrong with the name. ``kind``: "optimizer" or "loss"."""
+    """The class that ``value`` names, or what is wrong with the name. ``kind``: "optimizer", "loss", "lr_scheduler".
+
+    A schedule may also be called by its name in ``LRSchedulerType``.
+    """
     name, _ = split_name(value)
     classes = _classes(kind)
-    found = next((known for known in classes if known.lower() == name.lower()), None)
+    short = LRSchedulerType.words() if kind == "lr_scheduler" else []
+    torch_name = LRSchedulerType(name).torch_name if name in short else name
+    found = next((known for known in classes if known.lower() == torch_name.lower()), None)
     if found is None:
-        return None, f"got {value!r}. {did_you_mean(name, classes)}"
+        return None, f"got {value!r}. {did_you_mean(name, [*short, *classes])}"
     return classes[found], None
 
 
 def arguments_fault(kind: str, value: str | Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments beside the name; None if nothing is."""
+    """What is wrong with the arguments beside the name; None if nothing is. A schedule also needs all of its own."""
     found, _ = find_torch_class(kind, value)
     assert found is not None, "asked only for a name that was found"
     _, arguments = split_name(value)
-    allowed = [name for name in inspect.signature(found).parameters if name not in _SET_BY_TRAINER[kind]]
+    parameters = inspect.signature(found).parameters
+    allowed = [name for name in parameters if name not in _SET_BY_TRAINER[kind]]
     for name in arguments:
         if name not in allowed:
             return f"{found.__name__} has no argument {name!r}. {did_you_mean(str(name), allowed)}"
+    needed = [name for name in allowed if parameters[name].default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in arguments]
+    if kind == "lr_scheduler" and missing:
+        return f"{found.__name__} needs {', '.join(missing)}."
     if arguments.get("reduction", "mean") != "mean":
         return f"got reduction={arguments['reduction']!r}; the loss of a batch must be the mean over it."
     return None
@@ -61,10 +72,13 @@ def _classes(kind: str) -> dict[str, type[Any]]:
         base: type[Any] = torch.optim.Optimizer
         # LBFGS calls the model several times in each step, which no trainer of batches does.
         return _subclasses(torch.optim, base, but=("Optimizer", "LBFGS"))
+    if kind == "lr_scheduler":
+        module = torch.optim.lr_scheduler
+        return _subclasses(module, module.LRScheduler, but=("LRScheduler", "ChainedScheduler"))
     loss = torch.nn.modules.loss
-    return {name: found for name, found in _subclasses(loss, loss._Loss).items() if not name.startswith("_")}
+    return _subclasses(loss, loss._Loss)
 
 
 def _subclasses(module: Any, base: type[Any], but: tuple[str, ...] = ()) -> dict[str, type[Any]]:
-    found = vars(module).items()
-    return {n: c for n, c in found if isinstance(c, type) and issubclass(c, base) and n not in but}
+    found = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in but}
+    return {name: value for name, value in found.items() if isinstance(value, type) and issubclass(value, base)}

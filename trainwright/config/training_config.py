@@ -1,64 +1,34 @@
 """The run settings of the objects door: one flat object, checked as a whole when it is made and at every change."""
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
-from trainwright.config.secrets import warn_of_hidden, without_secrets
-from trainwright.config.torch_names import arguments_fault, find_torch_class
-from trainwright.config.yaml_file import load_yaml
+from trainwright.config import setting_types as types
+from trainwright.config.checked import CheckedConfig
+from trainwright.config.devices import find_device
+from trainwright.config.setting_types import setting
+from trainwright.config.synonyms import SYNONYMS
 
 if TYPE_CHECKING:
     import torch
 
-# The documents' other spellings, and the one field where each is kept. This table is the only one of this door.
-ALIASES = {
-    "epoch_num": "num_epochs",
-    "train_epoch": "num_epochs",
-    "train_micro_batch_size": "batch_size",
-    "train_batch_size": "batch_size",
-    "val_batch_size": "eval_batch_size",
-    "test_micro_batch_size": "eval_batch_size",
-    "lr": "learning_rate",
-    "num_accumulation_steps": "gradient_accumulation_steps",
-    "amp": "mixed_precision",
-    "num_dataloader_workers": "dataloader_num_workers",
-    "log_period": "log_steps",
-    "device": "device_str",  # read as `device` it is a torch.device
-    "load_weight": "init_weights_from",
-}
-_SAID_AS = {"device_str": "device"}  # the name that a message uses
-
-Schedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
-_WITHOUT_WARMUP = (None, "constant")
-# Spellings of values, by field.
-_VALUES: dict[str, dict[Any, Any]] = {
-    "mixed_precision": {True: "bf16", False: "no"},
-    "eval_strategy": {"steps": "step", None: "no", False: "no", "null": "no", "None": "no"},
-    "eval_batch_size": {-1: None},
+_NUM_SHOWN = 25
+# Fields that the repr shows by another name.
+_SHOWN_AS = {
+    "eval_batch_size": "val_batch_size",
+    "num_epochs": "epoch_num",
+    "learning_rate": "lr",
+    "metrics": "metric",
 }
 
-Count = Annotated[int, Field(ge=1, description="a whole number >= 1")]
-CountOrNone = Annotated[Annotated[int, Field(ge=1)] | None, Field(description="a whole number >= 1, or None")]
-CountOrZero = Annotated[int, Field(ge=0, description="a whole number >= 0")]
-YesNo = Annotated[bool, Field(description="True or False")]
-Named = Annotated[str | dict[str, Any], Field(description='a name, or {"name_": name, ...} with its arguments')]
-PathOrNone = Annotated[str | Path | None, Field(description="a path, or None")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a number > 0")]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number >= 0")]
-Ratio = Annotated[float, Field(ge=0, le=1, description="a number in [0, 1]")]
 
-
-class TrainingConfig(BaseModel):
+class TrainingConfig(CheckedConfig):
     """How a :class:`~trainwright.Trainer` trains.
 
     Each setting has one name and may have others from older configurations, which are read and written alike:
     ``config.lr`` is ``config.learning_rate``. Steps are micro-batches: one call of the trainer's ``training_step``.
+    ``get_config_help()`` and ``docs/trainer-config.md`` tell of each of them. It reads like a dict, too:
+    ``config["lr"]``, ``config.get("lr")``, ``config.keys()``.
 
     Raises:
         ConfigError: something is wrong; the message lists every fault.
@@ -68,215 +38,141 @@ class TrainingConfig(BaseModel):
     (0.001, 4)
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-
-    output_dir: Annotated[str | Path, Field(description="a path")] = "./output_dir"
-    eval_strategy: Annotated[Literal["epoch", "step", "no"], Field(description="'epoch', 'step' or 'no'")] = "epoch"
-    eval_steps: CountOrNone = None  # with eval_strategy="step"
-    batch_size: Count = 8
-    eval_batch_size: CountOrNone = None  # None, -1: batch_size; read, it is the number
-    seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number in [0, 2**63)")] = 42
-    num_epochs: Count = 2
-    max_steps: CountOrNone = None  # ends the training before the last epoch does
-    dataloader_shuffle: YesNo = True  # training data only
-    dataloader_drop_last: YesNo = True  # the last batch of an epoch, if it is shorter; training data only
-    dataloader_num_workers: CountOrZero = 0  # never more than the CPUs there are
-    learning_rate: Positive = 5e-5
-    weight_decay: NotNegative = 0.0
-    optimizer: Named = "Adam"  # of torch.optim, upper or lower case
-    loss: Named = "CrossEntropyLoss"  # of torch.nn; used where the model has no loss of its own
-    lr_scheduler_type: Annotated[
-        Schedule | None, Field(description=f"None or one of {', '.join(Schedule.__args__)}")
-    ] = "linear"
-    warmup_ratio: Ratio = 0.0  # of all updates
-    warmup_steps: CountOrZero = 0  # in updates; wins over warmup_ratio
-    gradient_accumulation_steps: Count = 1
-    mixed_precision: Annotated[Literal["no", "bf16"] | None, Field(description="None, 'no' or 'bf16'")] = None
-    log_steps: Count = 50
-    non_finite: Annotated[Literal["stop", "skip", "warn"], Field(description="'stop', 'skip' or 'warn'")] = (
-        "stop"  # where a loss or the gradients become NaN or infinite
+    # The first 25 are shown always, in this order.
+    output_dir: types.Folder = setting("./output_dir", "train", "The folder of everything that a run writes.")
+    overwrite_output_dir: types.YesNo = setting(
+        True, "train", "Begin anew in a folder that has a run in it, which is moved aside; False: refuse to."
     )
-    save_steps: Annotated[
-        Annotated[int, Field(ge=0)] | None,
-        Field(
-            description="None (at the ends of epochs), 0 (only at the end) or a number of steps (and at epochs' ends)"
-        ),
-    ] = None
-    save_freq: CountOrZero = 1  # save at the end of every save_freq-th epoch; 0: of none
-    graph: YesNo = False  # compile the model
-    device_str: Annotated[str | None, Field(description="None or a device such as 'cpu' or 'cuda:0'")] = None
-    resume_from_checkpoint: Annotated[
-        bool | str | Path | None, Field(description="None, False, True (the newest one) or a path")
-    ] = None
-    init_weights_from: PathOrNone = None  # weights alone; a run that is resumed has its own
-    progress_bar: YesNo = True  # on a terminal; log lines tell the same everywhere
+    eval_strategy: types.EvalStrategy = setting(
+        "epoch",
+        "train",
+        "Evaluate at the end of each epoch; every eval_steps steps; or never. 'eval_epoch': as 'epoch', without metrics"
+        " of the training itself.",
+    )
+    eval_steps: types.CountOrNone = setting(None, "train", "Steps between evaluations, with eval_strategy 'step'.")
+    batch_size: types.Count = setting(8, "train", "Samples in a batch of one process.")
+    eval_batch_size: types.CountOrNone = setting(
+        None, "train", "Samples in a batch of evaluation; None and -1: batch_size, and so it reads."
+    )
+    seed: types.Seed = setting(42, "train", "Of weights, shuffling, augmentation and dropout.")
+    num_epochs: types.Count = setting(2, "train", "Passes over the training data.")
+    dataloader_pin_memory: types.YesNo = setting(True, "train", "Read batches into memory that a GPU copies faster.")
+    dataloader_drop_last: types.YesNo = setting(
+        True, "train", "Leave out the last training batch of an epoch if it is shorter. Evaluation takes every sample."
+    )
+    dataloader_num_workers: types.Workers = setting(
+        0,
+        "train",
+        "Processes that read data, at most the CPUs there are; -1: as many as CPUs or batch_size, at most 8.",
+    )
+    learning_rate: types.Positive = setting(5e-5, "learning", "The optimizer's rate, where the schedule is at its top.")
+    metrics: types.Metrics = setting(
+        ["Accuracy"],
+        "metrics",
+        "Metrics by name, or with arguments as a MetricConfig or dict. None: those of the task.",
+    )
+    print_steps: types.CountOrNone = setting(
+        None, "logging", "Print a line every so many steps; None: a progress bar for each epoch."
+    )
+    load_best_model_at_end: types.YesNo = setting(
+        False, "train", "End with the weights that were best by metric_for_best_model."
+    )
+    early_stopping: types.EarlyStoppingOrNone = setting(
+        {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"},
+        "callback",
+        "Stop after patience epochs without a better monitor; the mode 'auto' goes by the monitor's name. None: never.",
+    )
+    model_checkpoint: types.ModelCheckpointOrNone = setting(
+        {"every_n_epoch": 1}, "callback", "Save every so many epochs, or every so many iterations; None: neither."
+    )
+    tensorboard: types.TensorBoardOrNone = setting(
+        {"log_dir": None, "comment": ""}, "callback", "The folder of TensorBoard's events, and what its name ends in."
+    )
+    loss: types.NamedOrNone = setting(
+        "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model that has none of its own."
+    )
+    optimizer: types.Named = setting("Adam", "learning", "An optimizer of torch.optim, in upper or lower case.")
+    lr_scheduler_type: types.LRSchedulerKind = setting(
+        "linear", "learning", "A schedule with warm-up over all updates, or one of torch's stepped at each update."
+    )
+    warmup_ratio: types.Ratio = setting(0.0, "learning", "The part of all updates that warms up.")
+    warmup_steps: types.CountOrZero = setting(0, "learning", "Updates that warm up; goes before warmup_ratio.")
+    device_str: types.Device = setting(
+        None, "device", "None: the accelerator, else the CPU; 'cuda': all GPUs; 'cuda:2', 'cpu': that one."
+    )
+    freeze_bn: types.YesNo = setting(False, "train", "Leave the running statistics of batch normalization as they are.")
 
-    def __init__(self, **values: Any) -> None:
-        fields, faults = _by_field(values)
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            faults += _as_faults(error)
-        else:
-            faults += self._cross_faults(fields)
-        if faults:
-            raise _error(faults)
-        self.__dict__["_given"] = dict(fields)
-
-    def _cross_faults(self, given: dict[str, Any]) -> list[str]:
-        """What does not fit together; also fills in what follows from other fields."""
-        faults = []
-        data = self.__dict__
-        for name in ("output_dir", "init_weights_from", "resume_from_checkpoint"):
-            if isinstance(data[name], str | Path):
-                data[name] = os.path.expanduser(data[name])
-        if data["eval_batch_size"] is None:
-            data["eval_batch_size"] = self.batch_size
-        for name, field in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
-            inner = self.optimizer.get(name) if isinstance(self.optimizer, dict) else None
-            if inner is None:
-                continue
-            if field in given and given[field] not in (inner, type(self).model_fields[field].default):
-                faults.append(
-                    f"TrainingConfig.{field}: got {given[field]!r}, but optimizer has {name}={inner!r}: these are two"
-                    " names of one setting. Give one of them."
-                )
-            data[field] = inner
-        for field in ("optimizer", "loss"):
-            _, fault = find_torch_class(field, data[field])
-            faults += [
-                f"TrainingConfig.{field}: {text}" for text in (fault or arguments_fault(field, data[field]),) if text
-            ]
-        if self.lr_scheduler_type in _WITHOUT_WARMUP and (self.warmup_steps or self.warmup_ratio):
-            faults.append(
-                f"TrainingConfig.lr_scheduler_type: got {self.lr_scheduler_type!r} with a warm-up; a schedule that has"
-                " one is needed, for example 'constant_with_warmup'."
-            )
-        if (self.eval_strategy == "step") != (self.eval_steps is not None):
-            faults.append(
-                f"TrainingConfig.eval_steps: got {self.eval_steps} with eval_strategy={self.eval_strategy!r};"
-                " eval_steps goes with eval_strategy='step', and only with that."
-            )
-        if self.device_str is not None and (fault := _device_fault(self.device_str)):
-            faults.append(f"TrainingConfig.device: got {self.device_str!r}; {fault}")
-        return faults
+    # The rest is shown where it differs from the default.
+    task: types.TaskOrNone = setting(None, "train", "What the model is for: decides its metrics.")
+    max_steps: types.StepsOrShare = setting(
+        None, "train", "Steps after which training ends, if the epochs have not ended by then; a share: of each epoch."
+    )
+    dataloader_shuffle: types.YesNo = setting(True, "train", "Shuffle the training data, anew in each epoch.")
+    evaluate_with_generate: types.YesNo = setting(
+        True, "train", "Evaluate a generative model by what it generates, rather than by its logits."
+    )
+    resume_from_checkpoint: types.Resume = setting(
+        None, "train", "Go on from the newest checkpoint in output_dir (True), if there is one, or from the one given."
+    )
+    init_weights_from: types.PathOrNone = setting(
+        None, "train", "A folder or an id of the hub whose weights to begin with. A run that is resumed has its own."
+    )
+    weight_decay: types.NotNegative = setting(0.0, "learning", "The optimizer's.")
+    gradient_accumulation_steps: types.Count = setting(1, "learning", "Batches whose gradients make one update.")
+    mixed_precision: types.Precision = setting(
+        None, "learning", "Compute forward passes in 'bf16' (also: True) or 'fp16'. None, False, 'no', 'full': do not."
+    )
+    lr_scheduler: types.NamedOrNone = setting(
+        None, "learning", "A schedule of torch.optim.lr_scheduler, instead of lr_scheduler_type."
+    )
+    lr_scheduler_kwargs: types.Arguments = setting(None, "learning", "The arguments of lr_scheduler.")
+    lr_scheduling_steps: types.CountOrNone = setting(
+        None, "learning", "Steps between two steps of lr_scheduler; None: one step at the end of each epoch."
+    )
+    non_finite: types.NonFinite = setting(
+        "stop", "learning", "What to do where a loss or the gradients become NaN or infinite."
+    )
+    metric_for_best_model: types.Key = setting(
+        "loss", "metrics", "What tells the best checkpoint: a key of evaluation, or one with 'train.' before it."
+    )
+    log_steps: types.StepsOrShare = setting(
+        50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone."
+    )
+    logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.")
+    progress_bar: types.YesNo = setting(True, "logging", "Show progress bars on a terminal.")
+    save_enabled: types.YesNo = setting(True, "checkpoint", "False: save nothing at all.")
+    save_steps: types.SaveSteps = setting(
+        None,
+        "checkpoint",
+        "Steps between checkpoints besides those of model_checkpoint; a share: of all steps; 0: none.",
+    )
+    checkpoints_dir: types.Folder = setting("checkpoints", "checkpoint", "The folder of checkpoints inside output_dir.")
+    max_to_keep: types.CountOrNone = setting(
+        None, "checkpoint", "Keep only so many of the newest checkpoints, and the best; None: all."
+    )
+    distributed: types.YesNo = setting(False, "device", "Train in the processes of `accelerate launch`.")
+    graph: types.YesNo = setting(False, "device", "Compile the model.")
 
     @property
     def device(self) -> "torch.device":
-        """Where to train: the device asked for if it is there; else the accelerator if there is one; else the CPU."""
-        import torch
+        """Where to train: the device asked for if it is there; else the accelerator if there is one; else the CPU.
 
-        there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        asked = None if self.device_str is None else torch.device(self.device_str)
-        if asked is not None and (asked.type == "cpu" or (there is not None and asked.type == there.type)):
-            return asked
-        return torch.device("cpu") if asked is not None or there is None else torch.device(there.type, 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every setting by its name, as plain values: ``TrainingConfig(**config.to_dict())`` is this one again."""
-        return {_SAID_AS.get(name, name): getattr(self, name) for name in type(self).model_fields}
-
-    def save_to_yaml(self, path: str | Path) -> None:
-        """Write :meth:`to_dict` as YAML, with ``???`` for what looks secret and one warning that names it."""
-        plain, hidden = without_secrets(self.to_dict())
-        atomic_write(path, yaml.safe_dump(plain, sort_keys=False).encode())
-        warn_of_hidden(hidden, path)
-
-    @classmethod
-    def load_from_yaml(cls, path: str | Path) -> "TrainingConfig":
-        """The settings of a YAML file; those that it does not have are the defaults.
-
-        Raises:
-            MissingFileError: there is no such file.
-            ConfigError: it is no YAML of plain values, or one of them is ``???``, still to be given.
+        One that is asked for and not there is one warning and the CPU. "cuda", all GPUs, is the first of them.
         """
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
+        return find_device(self.device_str)
 
-        cfg = load_yaml(path)  # data: it reads 5e-5 as a number, as people do, and runs nothing
-        try:
-            content = OmegaConf.to_container(cfg, resolve=True)
-            missing = sorted(OmegaConf.missing_keys(cfg))
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
-        if missing:
-            raise ConfigError(
-                f"{path}: {', '.join(missing)}: no value yet (it is '???', as is what looked secret when the file was"
-                " written). Write it in, or make the TrainingConfig in Python."
-            )
-        assert isinstance(content, dict), "load_yaml gives a mapping"
-        return cls(**{str(name): value for name, value in content.items()})
+    def __repr__(self) -> str:
+        return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self._shown())})"
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self, ALIASES[name]) if name in ALIASES else super().__getattr__(name)
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            field = ALIASES.get(name, name)
-            given = {k: v for k, v in self.__dict__["_given"].items() if k != field}
-            self.__dict__.update(type(self)(**{**given, name: value}).__dict__)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrainingConfig) and self.to_dict() == other.to_dict()
-
-    __hash__ = None  # type: ignore[assignment]  # it can be changed
-
-
-def _by_field(values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Values by the fields' own names, and what is wrong with the names."""
-    fields: dict[str, Any] = {}
-    said: dict[str, str] = {}
-    faults = []
-    known = {*TrainingConfig.model_fields, *ALIASES}
-    for name, value in values.items():
-        if name not in known:
-            faults.append(f"TrainingConfig.{name}: no such setting. {did_you_mean(name, known)}")
-            continue
-        field = ALIASES.get(name, name)
-        value = _spelled(field, value)
-        if field in fields and fields[field] != value:
-            faults.append(
-                f"TrainingConfig.{name}: got {value!r}, and {said[field]}={fields[field]!r}: these are two names of one"
-                " setting. Give one of them."
-            )
-        fields[field] = value
-        said[field] = name
-    return fields, faults
-
-
-def _spelled(field: str, value: Any) -> Any:
-    """The field's own word for a value that has several."""
-    for word, meaning in _VALUES.get(field, {}).items():
-        if value is word or (type(value) is type(word) and value == word):
-            return meaning
-    if field == "device_str" and value is not None and type(value).__name__ == "device":  # a torch.device
-        return str(value)
-    return value
-
-
-def _as_faults(error: ValidationError) -> list[str]:
-    faults: dict[str, str] = {}
-    for entry in error.errors():
-        field = str(entry["loc"][0])
-        value = entry["input"]
-        allowed = TrainingConfig.model_fields[field].description
-        name = _SAID_AS.get(field, field)
-        # One sentence for a field, though pydantic has one for each alternative of its type.
-        faults.setdefault(name, f"TrainingConfig.{name}: got {value!r} ({type(value).__name__}); it must be {allowed}.")
-    return list(faults.values())
-
-
-def _device_fault(name: str) -> str | None:
-    import torch
-
-    try:
-        torch.device(name)
-    except RuntimeError as error:
-        return f"it must be a device such as 'cpu' or 'cuda:0' ({str(error).splitlines()[0]})"
-    return None
-
-
-def _error(faults: list[str]) -> ConfigError:
-    kind = ConfigKeyError if all("no such setting" in fault for fault in faults) else ConfigError
-    return kind("\n".join(faults))
+    def _shown(self) -> Iterator[tuple[str, Any]]:
+        """The settings that are shown always, by the names that their page gives them, and those that differ."""
+        fields, as_set = type(self).model_fields, self._as_set
+        for field in list(fields)[:_NUM_SHOWN]:
+            name = _SHOWN_AS.get(field, field)
+            value = SYNONYMS[name].read(as_set[field]) if name in SYNONYMS else as_set[field]
+            yield name, -1 if name == "val_batch_size" and value is None else value
+        if as_set["metrics"] is None or len(as_set["metrics"]) > 1:  # more than the first one tells
+            yield "metrics", as_set["metrics"]
+        for field in list(fields)[_NUM_SHOWN:]:
+            if as_set[field] != fields[field].default:
+                yield field, as_set[field]

@@ -55,6 +55,21 @@ for _class in (Loader, Dumper):
 
 def load_yaml(filename: str | os.PathLike[str]) -> DictConfig:
     """The configuration in a YAML file, marked as data."""
+    content = read_mapping(filename)
+    check_interpolations(content, str(filename))
+    cfg = DictConfig(content, flags={"allow_objects": True})
+    distrust(cfg)
+    set_origin(cfg, os.path.abspath(filename))
+    return cfg
+
+
+def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
+    """The mapping that a YAML file holds, as plain values; of an empty file an empty one.
+
+    Raises:
+        MissingFileError: there is no such file.
+        ConfigError: it is no YAML, or no mapping.
+    """
     path = Path(filename)
     try:
         text = path.read_text(encoding="utf-8")
@@ -71,13 +86,9 @@ def load_yaml(filename: str | os.PathLike[str]) -> DictConfig:
             f"{filename}: not valid as a YAML configuration (python tags are not read): {error}"
         ) from error
     if content is None:
-        content = {}
+        return {}
     if not isinstance(content, dict):
         raise ConfigError(
             f"{filename}: the top of a configuration is a mapping of sections, not {type(content).__name__}."
         )
-    check_interpolations(content, str(filename))
-    cfg = DictConfig(content, flags={"allow_objects": True})
-    distrust(cfg)
-    set_origin(cfg, os.path.abspath(filename))
-    return cfg
+    return content

@@ -65,6 +65,13 @@ class BatchLoader(DataLoader[Any]):
         with ended_with_this_process():
             return _FromWorkers(iter(self._batches))
 
+    def close(self) -> None:
+        """End the workers, if there are any; the next iteration starts others.
+
+        Those of a loader that the garbage collector finds take 5 s each to end: it cuts their wires first.
+        """
+        self._batches = None
+
     def __repr__(self) -> str:
         return (
             f"BatchLoader(<{type(self.dataset).__name__} of {len(self.dataset)}>, "  # type: ignore[arg-type]  # torch's Dataset has no len

@@ -1,4 +1,4 @@
-"""Batches that end with their epoch."""
+"""Batches of one epoch each."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,8 @@ class EpochSampler(Sampler[list[int]]):
     """Endless batches, none of which holds samples of two epochs: the last one of an epoch may be shorter.
 
     The order of an epoch is that of :class:`CyclicSampler`, a pure function of (seed, epoch). ``drop_last`` leaves out
-    that shorter batch. ``len(sampler)`` is the number of batches of an epoch; iterating never ends.
+    that shorter batch. ``len(sampler)`` is the number of batches of an epoch; iterating never ends, unless ``endless``
+    is set to False: then it gives the rest of an epoch, and the next time the next epoch.
 
     >>> batches = iter(EpochSampler(range(5), batch_size=2))
     >>> [next(batches) for _ in range(4)]
@@ -35,6 +36,7 @@ class EpochSampler(Sampler[list[int]]):
                 f"EpochSampler: the data set has {length} samples, fewer than a batch of {batch_size}, and shorter"
                 " batches are dropped. Give a smaller batch_size, or drop_last=False (dataloader_drop_last=False)."
             )
+        self.endless = True
         self._first_batch = 0
 
     def set_batches_done(self, batches: int) -> None:
@@ -56,6 +58,9 @@ class EpochSampler(Sampler[list[int]]):
                     prefetch(indices)
                 yield indices
             epoch, batch = epoch + 1, 0
+            if not self.endless:
+                self._first_batch = epoch * len(self)
+                return
 
     def __repr__(self) -> str:
         order = self._order

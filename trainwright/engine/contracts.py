@@ -32,26 +32,27 @@ class Contract(Protocol):
 def contract_for(
     model: nn.Module,
     inputs: Any,
-    criterion: Callable[..., Tensor],
+    criterion: Callable[..., Tensor] | None,
     own_loss: Callable[..., Tensor] | None,
     note_outputs: Callable[[Any], None] | None = None,
 ) -> Contract:
     """The contract of ``model`` and batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
 
-    ``note_outputs`` is shown what the model returns for batches with names, before its loss is made.
+    ``note_outputs`` is shown what the model returns, before its loss is made.
 
     Raises:
         ConfigTypeError: batches of this type cannot be trained on.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
-        return PairContract(criterion if own_loss is None else own_loss)
+        pair_loss = own_loss or criterion or _no_criterion
+        return PairContract(pair_loss) if note_outputs is None else NotedPairContract(pair_loss, note_outputs)
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
             f"The loader gives {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
             f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
-    loss: Loss = _Undecided(criterion) if own_loss is None else _own(own_loss)
+    loss: Loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own(own_loss)
     return NamedContract(_taken_names(model, inputs), loss if note_outputs is None else _noting(note_outputs, loss))
 
 
@@ -63,6 +64,19 @@ class PairContract:
 
     def compute_loss(self, model: Any, inputs: Any) -> Tensor:
         return self._criterion(logits_of(model(inputs[0])), inputs[1])
+
+
+class NotedPairContract(PairContract):
+    """The same, with a look at what the model returns."""
+
+    def __init__(self, criterion: Callable[..., Tensor], note_outputs: Callable[[Any], None]) -> None:
+        super().__init__(criterion)
+        self._note = note_outputs
+
+    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        outputs = model(inputs[0])
+        self._note(outputs)
+        return self._criterion(logits_of(outputs), inputs[1])
 
 
 class NamedContract:
@@ -104,6 +118,13 @@ class _Undecided:
 
     def _loss_of_criterion(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
         return self._criterion(logits_of(outputs), target_of(inputs))
+
+
+def _no_criterion(*_: Any) -> Tensor:
+    raise ConfigError(
+        "TrainingConfig.loss: got None, and the model gives no loss by itself: it returns none and has no compute_loss."
+        " Name one of torch.nn, such as 'CrossEntropyLoss', or call trainer.set_loss(...)."
+    )
 
 
 def _own(own_loss: Callable[..., Tensor]) -> Loss:

@@ -1,7 +1,7 @@
 """What a run says about itself before it starts."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from omegaconf import DictConfig
@@ -49,3 +49,11 @@ def log_recomputed(names: Sequence[str]) -> None:
             " nn.Sequential with"
             " parameters) and no set_activation_checkpoint, so nothing is recomputed."
         )
+
+
+def training_info(rows: Mapping[str, object]) -> str:
+    """A block with one line for each row."""
+    width = max(len(name) for name in rows)
+    lines = [f"  {name:<{width}}  {value:,}" if type(value) is int else f"  {name:<{width}}  {value}"
+             for name, value in rows.items()]  # fmt: skip
+    return "\n".join(["Training Info", *lines])

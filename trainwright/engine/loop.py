@@ -2,7 +2,8 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from trainwright.config.errors import ConfigTypeError, UserError
@@ -36,6 +37,7 @@ class TrainerBase:
         self.iter = self.start_iter = self.max_iter = self.iterations_done = 0
         self.samples_per_iter = self.samples_done = 0
         self._is_training = False
+        self._stepper: Any = None  # who makes the steps, during a training: its ``iter`` is kept up to date
         self.last_eval_results: dict[str, Any] = {}
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
@@ -54,42 +56,58 @@ class TrainerBase:
         Returns the results of the last evaluation. Whatever ends the training, ``after_train`` of every hook runs,
         and an error of the training itself is the one that is raised.
         """
+        with self._training(start_iter, max_iter) as run_step:
+            for _ in self._iterations():
+                run_step()
+        return self.last_eval_results
+
+    def _iterations(self, until: int | None = None) -> Iterator[None]:
+        """The loop: what comes before and after each iteration. Who goes over it makes the step; no frame of this is
+        between. ``until``: stop before that iteration, to be called again.
+        """
+        stepper, before_step, after_step = self._stepper, self._calls_of("before_step"), self._calls_of("after_step")
+        while self.iter < (self.max_iter if until is None else min(until, self.max_iter)):
+            self.storage.iter = stepper.iter = self.iter
+            for call in before_step:
+                call()
+            yield
+            self.iterations_done = self.iter + 1
+            self.samples_done += self.samples_per_iter
+            self.storage.samples = self.samples_done
+            for call in after_step:
+                call()
+            self.iter += 1
+
+    @contextmanager
+    def _training(self, start_iter: int | None = None, max_iter: int | None = None) -> Iterator[Callable[[], None]]:
+        """A training from its beginning to its end, around its iterations; gives the call that makes a step."""
         if self._is_training:
             raise RuntimeError("train() was called while this trainer trains, from a hook perhaps; let it end first.")
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         self.iterations_done = self.start_iter
         self.max_iter = self.max_iter if max_iter is None else max_iter
+        self._stepper, run_step = self._bind_run_step()
         if self.start_iter >= self.max_iter and not self._has_end_to_do():
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
-            return self.last_eval_results
+            yield run_step
+            self._stepper = None
+            return
 
-        stepper, run_step = self._bind_run_step()
         with EventStorage(self.start_iter) as self.storage:
             try:
                 self._is_training = True
                 self.before_train()
                 self._before_first_step()
-                before_step, after_step = self._calls_of("before_step"), self._calls_of("after_step")
-                while self.iter < self.max_iter:
-                    self.storage.iter = stepper.iter = self.iter
-                    for call in before_step:
-                        call()
-                    run_step()
-                    self.iterations_done = self.iter + 1
-                    self.samples_done += self.samples_per_iter
-                    self.storage.samples = self.samples_done
-                    for call in after_step:
-                        call()
-                    self.iter += 1
+                yield run_step
                 # self.iter == self.max_iter from here on: it tells after_train that no step failed.
-                self.storage.iter = stepper.iter = self.iter
+                self.storage.iter = self._stepper.iter = self.iter
             except BaseException as error:
                 self._after_failure(error)
                 raise
             finally:
                 self._is_training = False
+                self._stepper = None  # it may be the trainer itself: a circle would outlive the training
             self.after_train()
-        return self.last_eval_results
 
     def run_step(self) -> None:
         """One iteration: one update of the weights."""

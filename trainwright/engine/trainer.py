@@ -1,116 +1,116 @@
 """The objects door: a trainer for a model, data sets and settings."""
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.config.errors import ConfigError
 from trainwright.data.collate import to_batch
+from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
-from trainwright.engine.contracts import Contract, contract_for
-from trainwright.engine.gradients import noted, plain_backward, recorded_norm, recorded_step
-from trainwright.engine.loop import TrainerBase
-from trainwright.engine.randomness import seed_everything
-from trainwright.engine.run_folder import OpenRunFolder
-from trainwright.engine.scoring import score_batches
 from trainwright.engine.setup import log_to_console
-from trainwright.engine.step_plan import batches_from, make_plan
-from trainwright.engine.trainer_hooks import Evaluate, SaveSteps, TrainerFolder, WriteSteps
-from trainwright.engine.trainer_state import TrainerState
-from trainwright.engine.window import WindowMean, weighted_mean
-from trainwright.evaluation.untouched import evaluation_mode
+from trainwright.engine.trainer_hooks import TrainerFolder
+from trainwright.engine.trainer_lifecycle import TrainerLifecycle
+from trainwright.engine.trainer_shared import is_overridden
 from trainwright.events.storage import EventStorage
-from trainwright.events.writers import EventWriter, default_writers
-from trainwright.hooks import FiniteCheck, HookBase, Interruptions, IterationTimer
-from trainwright.hooks import LRScheduler as StepSchedule
-from trainwright.optim.clip import gradient_clipper, gradient_norm
-from trainwright.optim.skip import SkipNonFinite
+from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
+from trainwright.optim.freeze import freeze_bn
 from trainwright.parallel.device import pick_device
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
 
-logger = logging.getLogger("trainwright.engine")
 
-
-class Trainer(TrainerBase):
+class Trainer(TrainerLifecycle):
     """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
 
     Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
-    ``compute_loss(model, inputs)`` to change a step; ``prepare_input_batch(batch)`` to change its batch.
+    ``compute_loss(model, inputs)`` to change a step, ``prepare_input_batch(batch)`` to change its batch,
+    ``inner_training_loop(epoch_num)`` to go through an epoch by yourself, ``evaluate_step(model, inputs)``,
+    ``evaluation_step(batch)``, ``compute_metric(model, inputs)`` or ``evaluate`` to change an evaluation,
+    ``create_train_dataloader(dataset)`` or ``create_eval_dataloader(dataset)`` to change the loaders.
 
     Args:
+        model, config: in either order; ``training_config`` is another name of ``config``.
         data_collator: makes a batch of a list of samples; the data set's own ``data_collator`` by default.
+        preprocessor: for a model and data sets that have a place for one and none in it; saved with the model.
+        metrics_handler: computes the metrics of evaluations in place of the one that ``config`` asks for.
         train_dataloader, eval_dataloader: loaders to be used as they are, in place of ours over the data sets.
+        model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
 
     Attributes:
         state: ``global_step``, ``epoch`` and ``epoch_step``, counted in calls of ``training_step``.
         total_steps: what ``state.global_step`` is at the end.
+        callbacks, trainercontrol: see :class:`~trainwright.hooks.Callback`.
+        metrics_handler, loss, optimizer, lr_scheduler, checkpointer: what was built.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        config: "TrainingConfig",
+        model: Any = None,
+        config: "TrainingConfig | Any" = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         *,
+        training_config: "TrainingConfig | None" = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
+        preprocessor: Any = None,
+        metrics_handler: Any = None,
         optimizer: Optimizer | None = None,
         lr_scheduler: LRScheduler | None = None,
+        accelerator: Any = None,
         train_dataloader: Any = None,
         eval_dataloader: Any = None,
+        model_card: Any = None,
     ) -> None:
         super().__init__()
+        model, config = parts.in_order(model, config, training_config)
         has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
         parts.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
         parts.check_given(config, optimizer, lr_scheduler)
         log_to_console()
-        self.config = config
-        self.device = pick_device(config.device_str)
+        self.config: TrainingConfig = config
+        self.device = pick_device(config.device_str and str(config.device))
         self.model = model.to(self.device)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self._collator = data_collator
-        self._is_own_loader = train_dataloader is None
-        self.train_dataloader = (
-            parts.train_loader(train_dataset, config, data_collator) if self._is_own_loader else train_dataloader
-        )
+        self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
+        self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, eval_dataset)
+        self.train_dataloader = train_dataloader or self.create_train_dataloader(train_dataset)
         self.eval_dataloader = eval_dataloader
         if eval_dataloader is None and eval_dataset is not None:
-            self.eval_dataloader = parts.eval_loader(eval_dataset, config, data_collator)
-        self._plan = make_plan(
-            self.train_dataloader,
-            num_epochs=config.num_epochs,
-            max_steps=config.max_steps,
-            accumulation=config.gradient_accumulation_steps,
-        )
-        self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
+            self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
+        self._settle_plan()
 
-        self.optimizer = optimizer or parts.build_optimizer(config, model)
-        self.lr_scheduler = lr_scheduler or parts.build_lr_scheduler(config, self.optimizer, self.max_iter)
-        self._settle_step()
+        self._autocast = optim.autocast_for(config, self.device)
+        if self._autocast is not None:  # no wrapper around the model: names in its state stay the same
+            self.model.forward = self._autocast(self.model.forward)
+        # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
+        self._step_model: Any = torch.compile(model, options={"fallback_random": True}) if config.graph else model
+        self.optimizer = optimizer or optim.build_optimizer(config, model)
+        self.lr_scheduler = lr_scheduler or optim.build_lr_scheduler(config, self.optimizer, self.max_iter)
+        self._grad_scaler = optim.grad_scaler_for(config, self.device)
+        self.loss = optim.build_criterion(config, self.device)
+        self.callbacks, self.trainercontrol = CallbackList(), TrainerControl()
+        self._built_in_callbacks: list[Callback] = []
+        if metrics_handler is not None:
+            self.metrics_handler = metrics_handler
+        elif config.is_set("metrics") or config.task is not None:  # what is wrong with them shall be said now
+            self.metrics_handler = parts.build_metrics_handler(config, self)
         self.storage = EventStorage()
-        made = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
-        self.state = TrainerState(self, self._plan, made, lr=config.learning_rate, seed=config.seed)
-        self._states: dict[str, Any] = {"trainer": self.state, **made}
-        self.checkpointer = Checkpointer(model, Path(config.output_dir, parts.CHECKPOINTS), **self._states)
-        source = parts.resume(config, model, self._states)
+        self._settle_state()
+        self._settle_step()
+
+        source = parts.resume(config, self.checkpointer)
         is_same_run = source is not None and Path(config.output_dir).resolve() in source.resolve().parents
-        self._folder = TrainerFolder(config.output_dir, resume=is_same_run)
-        # What no list of hooks may forget: around the user's own.
-        is_due = partial(self.state.has_passed, config.log_steps)
-        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(policy=config.non_finite, is_due=is_due)])
-        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save_step)])
+        self._folder = TrainerFolder(
+            config.output_dir, resume=is_same_run, checkpoints_dir=config.checkpoints_dir, logs_dir=config.logs_dir
+        )
+        self._settle_hooks()
 
     @property
     def configs(self) -> "TrainingConfig":
@@ -127,13 +127,71 @@ class Trainer(TrainerBase):
         """Training samples used so far; 0 where a loader of the user's does not tell."""
         return self._plan.samples(self.state.global_step)
 
+    def add_callback(self, callback: Callback, singleton: bool = True) -> None:
+        """Call ``callback`` from now on. ``singleton``: in place of those of its class that are there."""
+        self.callbacks.add_callback(callback, singleton)
+
+    def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
+        """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""
+        self.config.optimizer = optimizer_name or optim.CUSTOM
+        self.optimizer = optimizer
+        self.lr_scheduler = optim.build_lr_scheduler(self.config, optimizer, self.max_iter)
+        self._settle_parts()
+        self._settle_step()
+
+    def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
+        """Use ``loss(outputs, target)`` from now on."""
+        self.config.loss = loss_name or optim.CUSTOM
+        self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
+        self._settle_step()
+
+    def set_train_mode(self, model: nn.Module | None = None) -> None:
+        """Training mode, with batch normalization in evaluation mode if ``config.freeze_bn``."""
+        (model or self.model).train()
+        if self.config.freeze_bn:
+            freeze_bn(model or self.model)
+
+    def create_train_dataloader(self, dataset: Any) -> Any:
+        """The loader over training data: the rest of this epoch's batches, then, gone over again, the next epoch's."""
+        state = getattr(self, "state", None)
+        return parts.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
+
     # The way of a batch.
+
+    def train(self, resume_checkpoint_path: str | Path | None = None) -> dict[str, Any]:  # type: ignore[override]
+        """Train to the end, from where the run is or from a checkpoint; returns the results of the last evaluation."""
+        if resume_checkpoint_path is not None:
+            self.load(resume_checkpoint_path)
+        with self._training() as run_step:
+            if is_overridden(self, "inner_training_loop"):
+                self._run_own_epochs()
+            for _ in self._iterations():
+                run_step()
+        return self.last_eval_results
+
+    def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+        """Train to the end of epoch ``epoch_num`` (from 1 on); returns ``loss``, its mean since the run began.
+
+        The training itself goes through all epochs at once, and calls this only where it is overridden. Batches that
+        an override takes by itself are one iteration for hooks, evaluations and checkpoints.
+        """
+        until = self._plan.updates(self._plan.steps_per_epoch * epoch_num)
+        if not self._is_training:
+            whole = self.max_iter
+            try:
+                with self._training(max_iter=min(until, whole)):
+                    return self.inner_training_loop(epoch_num)
+            finally:
+                self.max_iter = whole
+        for _ in self._iterations(until):
+            self.run_step()
+        return {"loss": self.state.mean_loss()}
 
     def run_step(self) -> None:
         """One update of the weights: ``train_step`` for each micro-batch of its window."""
         state, end = self.state, self._plan.steps(self.iter + 1)
         state.step_before = state.global_step
-        self._begin_window(end - state.global_step)
+        self._update.begin(end - state.global_step)
         losses, data_time = list[Any](), 0.0
         while state.global_step < end:
             start = time.perf_counter()
@@ -142,7 +200,9 @@ class Trainer(TrainerBase):
 
             state.global_step += 1
             self._is_window_end = state.global_step == end
-            losses.append(self.train_step(self._step_model, inputs).get("step_loss"))
+            step_logs = self.train_step(self._step_model, inputs)
+            self._after_batch(step_logs, inputs)
+            losses.append(step_logs.get("step_loss"))
         self._put_metrics(losses, data_time)
 
     def prepare_input_batch(self, batch: Any) -> Any:
@@ -152,170 +212,32 @@ class Trainer(TrainerBase):
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         """One micro-batch: forward and backward, and at the end of an accumulation window the update.
 
-        Returns ``step_loss``, a tensor without gradient that nobody has waited for.
+        Returns ``step_loss``, a tensor without gradient that nobody has waited for. What an override returns besides
+        (``epoch_loss``, ``epoch_metric`` …) is what callbacks see and what is printed.
         """
         loss = self.training_step(inputs)
         if self._is_window_end:
             self.optimization_step()
-        return {"step_loss": loss}
+        return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
 
-    def training_step(self, batch: Any) -> Tensor:
+    def training_step(self, batch: Any) -> Any:
         """Forward and backward of one micro-batch; returns its loss without gradient. Changes no weight."""
         loss = self.compute_loss(self._step_model, batch)
-        self._backward(loss, batch)
-        step_loss: Tensor = loss.detach()
-        return step_loss
+        self._update.backward(loss, batch)
+        return loss.detach()
 
     def optimization_step(self) -> None:
         """Use the gradients and set them to None. Called at the end of each accumulation window."""
-        self._step_optimizer(self._clip_gradients())
-        self.optimizer.zero_grad()
+        self._update.finish()
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by what model and batch agree on (see ``docs/trainer.md``)."""
         # Reached by overrides and before the first batch; otherwise the contract's own method stands here.
         return self._settled(inputs).compute_loss(model, inputs)
 
-    # Using the model.
-
-    def evaluate(self, dataset: Any = None) -> dict[str, Any]:
-        """``loss``, the mean over all samples, and for classes ``accuracy``; of ``dataset`` or the eval data.
-
-        ``dataset`` may be a loader. Training state, modes and randomness are afterwards as they were. A model that
-        returns no loss in evaluation mode gives none.
-        """
-        loader = self.eval_dataloader if dataset is None else dataset
-        if loader is None:
-            raise ConfigError("Trainer.evaluate: there is no eval_dataset; give one here or to the Trainer.")
-        if dataset is not None and hasattr(dataset, "__getitem__") and not isinstance(dataset, list):
-            loader = parts.eval_loader(dataset, self.config, self._collator)
-        batches = map(self.prepare_input_batch, loader)
-        return score_batches(self.model, batches, self.compute_loss, self.device)
-
-    def predict(self, inputs: Any) -> Any:
-        """What the model gives for one batch of inputs, in evaluation mode and without gradients."""
-        inputs = self.prepare_input_batch(inputs)
-        with evaluation_mode(self.model):
-            return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
-
-    def save(self, path: str | Path, overwrite: bool = True) -> None:
-        """Write the whole state of the run as the checkpoint folder ``path``."""
-        path = Path(path).expanduser()
-        if path.exists() and not overwrite:
-            raise FileExistsError(f"{path}: exists already; give another path, or overwrite=True.")
-        saver = Checkpointer(self.model, path.parent, asynchronous=False, **self._states)
-        saver.save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
-
-    def load(self, path: str | Path) -> None:
-        """Take the whole state of the run from a checkpoint; ``train`` then goes on from there."""
-        self.checkpointer.load(Path(path).expanduser())
-
-    # What happens around the steps.
-
-    def build_hooks(self) -> list[HookBase | None]:
-        """The hooks, in the order of their calls."""
-        config, state = self.config, self.state
-        eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
-        evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
-        return [
-            IterationTimer(),
-            StepSchedule() if self.lr_scheduler is not None else None,
-            SaveSteps(self.checkpointer, self._save_is_due, self._save_step),  # before the last evaluation
-            Evaluate(eval_is_due, lambda: self.evaluate()) if evaluates else None,
-            WriteSteps(partial(state.has_passed, config.log_steps), self.build_writers()),
-        ]
-
-    def build_writers(self) -> list[EventWriter]:
-        """Where metrics go: the console, a progress bar, ``metrics.json``, ``metrics.csv``, TensorBoard."""
-        config, samples = self.config, self._plan.samples(self._plan.steps(1))
-        return default_writers(
-            config.output_dir, self.max_iter, batch_size=samples, progress_bar=config.progress_bar, table=True
-        )
-
-    def before_train(self) -> None:
-        self._folder.prepare(self.config)
-        self._folder.lock()
-        super().before_train()
-
-    def after_train(self) -> None:
-        self.state.global_step = self._plan.steps(self.iter)  # an update that failed leaves steps that do not count
-        try:
-            super().after_train()
-        finally:
-            self.start_iter = self.iter  # a further train() goes on from here
-            self._folder.close()
-
-    def _before_first_step(self) -> None:
-        if self.start_iter == 0:
-            seed_everything(self.config.seed)
-        self.state.restore()
-        self.model.train()
-        self.optimizer.zero_grad()
-        self._set_batches()
-
-    def _set_batches(self) -> None:
-        """Begin the stream of batches where the run is, and let its first one settle how a batch becomes a loss."""
-        done = self.state.global_step
-        if self._is_own_loader:
-            self.train_dataloader.batch_sampler.set_batches_done(done)
-            batches: Iterator[Any] = iter(self.train_dataloader)
-        else:
-            batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
-            if done % self._plan.steps_per_epoch:
-                logger.warning("The given loader goes on in the middle of an epoch; if it shuffles, in another order.")
-        prepared = map(self.prepare_input_batch, batches)
-        first = next(prepared)
-        self._batches = chain([first], prepared)
-        points = ("train_step", "training_step", "compute_loss")
-        if all(getattr(type(self), name) is getattr(Trainer, name) for name in points):  # else the user's own decide
-            self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
-
-    def _settle_step(self) -> None:
-        """What a step needs to know of the configuration, settled once."""
-        config, model = self.config, self.model
-        self._contract: Contract | None = None
-        self._criterion, self._own_loss = parts.losses(config, model, self.device)
-        # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
-        self._step_model: Any = torch.compile(model, options={"fallback_random": True}) if config.graph else model
-        self._is_window_end = True
-        accumulates = config.gradient_accumulation_steps > 1
-        self._mean = WindowMean(self.optimizer, self._samples_of_step if self._is_own_loader else None)
-        self._note_outputs = self._mean.note if accumulates else None
-        self._begin_window: Callable[[int], None] = self._mean.begin
-        self._backward: Callable[[Tensor, Any], None] = self._mean.backward if accumulates else plain_backward
-        self._clip_gradients = recorded_norm(gradient_clipper(self.optimizer))
-        if config.non_finite == "skip":
-            skip = SkipNonFinite(self.optimizer, model.buffers())
-            self._begin_window, self._backward = noted(skip, self._begin_window, self._backward)
-            self._clip_gradients = recorded_norm(gradient_norm(self.optimizer))
-            self._step_optimizer = recorded_step(skip)  # type: ignore[method-assign, assignment]
-
-    def _step_optimizer(self, norm: Any) -> None:
-        """Change the weights. ``norm`` is that of the gradients, where it is known."""
-        self.optimizer.step()
-
-    def _samples_of_step(self, batch: Any) -> int:
-        return self._plan.samples(self.state.global_step) - self._plan.samples(self.state.global_step - 1)
-
-    def _settled(self, inputs: Any) -> Contract:
-        if self._contract is None:
-            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, self._note_outputs)
-        return self._contract
-
-    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
-        self.storage.put_scalar("data_time", data_time)
-        losses = [loss for loss in losses if loss is not None]
-        if losses:
-            self.storage.put_scalar("total_loss", weighted_mean(losses, self._mean.weights))
-
-    def _save_is_due(self) -> bool:
-        config = self.config
-        if config.save_steps == 0:
-            return False
-        if config.save_steps is not None and self.state.has_passed(config.save_steps):
-            return True
-        return bool(config.save_freq) and self.state.is_epoch_end() and self.epoch % config.save_freq == 0
-
-    def _save_step(self) -> None:
-        name = f"{self.state.global_step:0{len(str(self.total_steps))}d}"
-        self.checkpointer.save(name, iteration=self.state.updates_done - 1)
+    def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:
+        """For a ``train_step`` of one's own: count a batch, and give the means of this epoch: loss, and metric."""
+        if training and self._train_metrics is not None:
+            self._train_metrics.add(None, inputs)
+            return self._run_callbacks.epoch_loss_with(float(step_loss)), self._train_metrics.first()
+        return float(step_loss), self.compute_metric(model, inputs)

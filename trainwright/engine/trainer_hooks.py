@@ -1,15 +1,21 @@
 """What the objects door does around its steps: as the hooks of the other door, but due by steps and epochs."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainwright.engine.run_folder import RunFolder
 from trainwright.events.writers import EventWriter
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.checkpoint import Saver
+from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed
 from trainwright.hooks.evaluate import EvalHook
+from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.writers import PeriodicWriter
+
+logger = logging.getLogger("trainwright.engine")
 
 IsDue = Callable[[], bool]  # asked after an update
 
@@ -17,7 +23,7 @@ IsDue = Callable[[], bool]  # asked after an update
 class Evaluate(EvalHook):
     """Evaluate whenever it is due and once after the last update. Results are put under ``evaluation/``."""
 
-    def __init__(self, is_due: IsDue, evaluate: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, is_due: IsDue, evaluate: Callable[[], Mapping[str, Any] | None]) -> None:
         super().__init__(0, evaluate)
         self._is_due = is_due
 
@@ -28,6 +34,52 @@ class Evaluate(EvalHook):
     def _evaluate(self) -> None:
         with self.trainer.storage.name_scope("evaluation"):
             super()._evaluate()
+
+
+class ScheduleSteps(LRScheduler):
+    """Record the rate of each update; step the schedule whenever it is due, by default after each update.
+
+    Not if the step has done so by itself. One that looks at a metric (``ReduceLROnPlateau``) is stepped behind each
+    evaluation, by ``read_metric``. Where the trainer has no schedule there is nothing to do.
+    """
+
+    def __init__(self, is_due: IsDue | None, read_metric: Callable[[], float | None]) -> None:
+        super().__init__()
+        self._is_due = is_due
+        self._read_metric = read_metric
+        self._seen: object = None
+        self._position = 0  # of the schedule
+
+    def before_train(self) -> None:
+        self._scheduler = None  # another one perhaps than in an earlier training
+        if self.trainer.lr_scheduler is None:
+            self.after_step = self._nothing  # type: ignore[method-assign]
+            return
+        vars(self).pop("after_step", None)
+        super().before_train()
+        self._position = self.trainer.lr_scheduler.last_epoch
+        self._seen = self.trainer.last_eval_results
+
+    def after_step(self) -> None:
+        scheduler = self._scheduler
+        assert scheduler is not None  # set in before_train
+        rate = self.trainer.optimizer.param_groups[self._group]["lr"]
+        self.trainer.storage.put_scalar("lr", rate, smoothing_hint=False)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            self._step_by_metric(scheduler)
+        elif scheduler.last_epoch == self._position and (self._is_due is None or self._is_due()):
+            scheduler.step()
+        self._position = scheduler.last_epoch
+
+    _nothing = HookBase.after_step  # what the loop leaves out
+
+    def _step_by_metric(self, scheduler: ReduceLROnPlateau) -> None:
+        results = self.trainer.last_eval_results
+        if results and results is not self._seen:
+            self._seen = results
+            value = self._read_metric()
+            if value is not None:
+                scheduler.step(value)
 
 
 class SaveSteps(HookBase):
@@ -66,6 +118,34 @@ class SaveSteps(HookBase):
             self._checkpointer.wait(alone=not is_finished)
 
 
+class SaveBest(BestCheckpointer):
+    """Save ``model_best`` beside the other checkpoints when an evaluation was the best so far."""
+
+    def __init__(self, is_due: IsDue, checkpointer: Saver, metric: str, mode: str) -> None:
+        super().__init__(0, checkpointer, metric, mode)
+        self._is_looked_at = is_due
+
+    def after_step(self) -> None:
+        if self._is_looked_at() and self.trainer.iter + 1 != self.trainer.max_iter:
+            self._look(self.trainer.iter)
+
+    def _look(self, evaluated_at: int) -> None:
+        # A metric of training is one of the last update also at the end, where evaluations count one more.
+        is_of_training = not self._metric.startswith("evaluation/")
+        super()._look(min(evaluated_at, self.trainer.max_iter - 1) if is_of_training else evaluated_at)
+
+
+class LoadBest(HookBase):
+    """After a training that has not failed, take the weights of its best checkpoint. Stands behind what saves."""
+
+    def __init__(self, load: Callable[[], object]) -> None:
+        self._load = load
+
+    def after_train(self) -> None:
+        if not has_failed(self.trainer):
+            self._load()
+
+
 class WriteSteps(PeriodicWriter):
     """Write whenever it is due, after the last update, and at the end of training."""
 
@@ -84,11 +164,18 @@ class WriteSteps(PeriodicWriter):
 
 
 class TrainerFolder(RunFolder):
-    """The run folder of the objects door: ``training_config.yaml``, ``metrics.csv`` and ``checkpoints/`` in it."""
+    """The run folder of the objects door: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
 
-    signs_of_a_run = ("metrics.json", "checkpoints/*/manifest.json")
-    written_by_a_run = (*RunFolder.written_by_a_run, "training_config.yaml", "metrics.csv*")
     checkpoints = ()
+
+    def __init__(self, path: str | Path, *, resume: bool, checkpoints_dir: str, logs_dir: str) -> None:
+        self._checkpoints_dir = checkpoints_dir
+        self.signs_of_a_run = ("metrics.json", f"{checkpoints_dir}/*/manifest.json")
+        own = ["training_config.yaml", "metrics.csv*", "epoch_*", "final_epoch"]
+        if Path(logs_dir) != Path("."):
+            own.append(logs_dir)
+        self.written_by_a_run = (*RunFolder.written_by_a_run, *own)
+        super().__init__(path, resume=resume)
 
     def write_config(self, config: Any) -> None:
         """Make the folder and write ``training_config.yaml`` into it."""
@@ -97,5 +184,5 @@ class TrainerFolder(RunFolder):
 
     def _entries_of_the_run(self) -> list[Path]:
         entries = super()._entries_of_the_run()
-        has_checkpoints = next(self.path.glob("checkpoints/*/manifest.json"), None) is not None
-        return [*entries, self.path / "checkpoints"] if has_checkpoints else entries
+        has_checkpoints = next(self.path.glob(f"{self._checkpoints_dir}/*/manifest.json"), None) is not None
+        return [*entries, self.path / self._checkpoints_dir] if has_checkpoints else entries

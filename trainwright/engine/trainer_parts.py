@@ -1,14 +1,13 @@
-"""From a TrainingConfig to the parts of a run: loaders, optimizer, schedule, criterion, and where to go on from."""
+"""From a TrainingConfig to the parts of a run: loaders, metrics, callbacks, writers, and where to go on from."""
 
-import inspect
-import math
+import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -18,16 +17,45 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileE
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.epochs import EpochSampler
 from trainwright.data.sampler import SingleRoundSampler
-from trainwright.optim import configured
+from trainwright.events.writers import EventWriter, default_writers
+from trainwright.hooks.callbacks import (
+    Callback,
+    EarlyStoppingCallback,
+    PrintCallback,
+    ProgressBarCallback,
+    TrainerControl,
+)
+from trainwright.hooks.callbacks.logs import Logs
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
 
-CHECKPOINTS = "checkpoints"
+logger = logging.getLogger("trainwright.engine")
+
+CSV_NAME = "metrics.csv"
+_WEIGHTS_FILES = ("model.safetensors", "model.pt", "pytorch_model.bin")
 
 
-def train_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
-    """An endless loader of epochs' batches."""
+def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
+    """Model and config, given in either order, the second perhaps by its other keyword."""
+    from trainwright.config.training_config import TrainingConfig
+
+    given = [part for part in (config, training_config) if part is not None]
+    if len(given) == 2:
+        raise ConfigTypeError("Trainer: got config and training_config, two names of one argument. Give one of them.")
+    config = given[0] if given else None
+    if isinstance(model, TrainingConfig) and not isinstance(config, TrainingConfig):
+        model, config = config, model
+    if config is None and isinstance(model, nn.Module):
+        config = TrainingConfig()
+        logger.warning("Trainer: no config is given; training by the defaults, into %s.", config.output_dir)
+    return model, config
+
+
+def train_loader(
+    dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
+) -> Any:
+    """A loader of one epoch's batches after another, going on behind ``steps_done`` batches."""
     sampler = EpochSampler(
         dataset,
         config.batch_size,
@@ -35,7 +63,14 @@ def train_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[lis
         drop_last=config.dataloader_drop_last,
         seed=config.seed,
     )
+    sampler.endless = False
+    sampler.set_batches_done(steps_done)
     return _loader(dataset, sampler, config, collator)
+
+
+def is_own_loader(loader: Any) -> bool:
+    """Whether a loader is one of ``train_loader``'s, which can begin anywhere."""
+    return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
 
 
 def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
@@ -51,117 +86,152 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
         seed=config.seed,
         num_workers=config.dataloader_num_workers,
         collate_fn=collator or getattr(dataset, "data_collator", None),
-        loader_options={},
+        loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
     )
 
 
-def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
-    """``config.optimizer`` over the trainable parameters of ``model``.
+def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
+    """Hand the preprocessor that was given, or the model's own, to whoever has a place for it and has none."""
+    if preprocessor is None:
+        preprocessor = getattr(model, "preprocessor", None)
+    if preprocessor is not None:
+        for part in (model, *datasets):
+            if getattr(part, "preprocessor", preprocessor) is None:
+                part.preprocessor = preprocessor
+    return preprocessor
 
-    Raises:
-        ConfigError: nothing is trainable, or the optimizer refuses its arguments.
+
+def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
+    """What ``config.metrics`` asks for: the handler of its task, or torchmetrics where there is no task."""
+    from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
+
+    if config.task is not None:
+        return metrics_handler_for(config.task)(config.metrics, trainer)
+    return TorchMetricsHandler(config.metrics, trainer, is_default=not config.is_set("metrics"))
+
+
+def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> tuple[str, str]:
+    """Where the metric that ``config.metric_for_best_model`` names stands in the storage; and "max" or "min".
+
+    ``train.x`` is x of training, ``evaluation.x`` or x that of the evaluation, if there is one.
     """
-    from trainwright.config.torch_names import find_torch_class, split_name
+    name = config.metric_for_best_model
+    prefix, _, key = name.partition(".")
+    if prefix not in ("train", "evaluation") or not key:
+        prefix, key = "evaluation" if evaluates else "train", name
+    mode = "min"
+    if key != "loss":
+        from trainwright.evaluation import objective_of
 
-    found, _ = find_torch_class("optimizer", config.optimizer)
-    assert found is not None, "checked when the config was made"
-    _, arguments = split_name(config.optimizer)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise ConfigError(
-            f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad on some."
-        )
-    settings = {"lr": config.learning_rate, **arguments}
-    if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
-        settings.setdefault("weight_decay", config.weight_decay)
-    try:
-        optimizer: Optimizer = found(parameters, **settings)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} refuses {settings}: {error}.") from error
-    return optimizer
+        mode = "min" if objective_of(key, trainer.metrics_handler) == "minimize" else "max"
+    if prefix == "evaluation":
+        return f"evaluation/{key}", mode
+    return "total_loss" if key == "loss" else key, mode
 
 
-def build_lr_scheduler(config: "TrainingConfig", optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
-    """``config.lr_scheduler_type`` over ``num_updates`` updates; None without one."""
-    warmup = config.warmup_steps or math.ceil(num_updates * config.warmup_ratio)
-    match config.lr_scheduler_type:
-        case None:
-            return None
-        case "constant":
-            return configured.configure_constant_scheduler(optimizer)
-        case "constant_with_warmup":
-            return configured.configure_constant_scheduler_with_warmup(optimizer, warmup)
-        case "linear":
-            return configured.configure_linear_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "cosine":
-            return configured.configure_cosine_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "cosine_with_restarts":
-            return configured.configure_cosine_with_hard_restarts_scheduler_with_warmup(optimizer, warmup, num_updates)
-        case "polynomial":
-            return configured.configure_polynomial_decay_scheduler_with_warmup(optimizer, warmup, num_updates)
+def log_start(trainer: Any) -> None:
+    """Say what is about to be trained, and how."""
+    from trainwright.config.training_config import TrainingConfig
+
+    config = trainer.config
+    if type(config) is TrainingConfig:
+        logger.warning("%s", repr(config))  # as it is now, whoever reads the record later
+    else:
+        trainer.print_info()
 
 
-def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module:
-    """``config.loss`` on the device.
-
-    Raises:
-        ConfigError: the loss refuses its arguments.
-    """
-    from trainwright.config.torch_names import find_torch_class, split_name
-
-    found, _ = find_torch_class("loss", config.loss)
-    assert found is not None, "checked when the config was made"
-    _, arguments = split_name(config.loss)
-    try:
-        criterion: nn.Module = found(**arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.loss: {found.__name__} refuses {arguments}: {error}.") from error
-    return criterion.to(device)
+def build_callbacks(config: "TrainingConfig", control: TrainerControl, loader: Any) -> list[Callback]:
+    """The callbacks that ``config`` asks for."""
+    callbacks: list[Callback] = []
+    if config.early_stopping is not None:
+        kind = EarlyStoppingCallback if config.is_set("early_stopping") else _EarlyStoppingIfPossible
+        callbacks.append(kind(control, **config.early_stopping))
+    if config.print_steps is not None:
+        callbacks.append(PrintCallback(config.num_epochs, step_frequency=config.print_steps))
+    elif config.progress_bar and sys.stderr.isatty():
+        callbacks.append(ProgressBarCallback(config.num_epochs, loader))
+    return callbacks
 
 
-def losses(
-    config: "TrainingConfig", model: nn.Module, device: torch.device
-) -> tuple[Callable[..., Tensor], Callable[..., Tensor] | None]:
-    """The criterion, and the model's own ``compute_loss`` if it has one, in the precision of the run.
+class _EarlyStoppingIfPossible(EarlyStoppingCallback):
+    """That of the default configuration: a training without its metric has no use for it."""
 
-    With mixed precision the model's forward is replaced by itself under autocast, for good: no wrapper is put around
-    the model, so names in its state stay the same.
-    """
-    criterion = build_criterion(config, device)
-    own_loss = getattr(model, "compute_loss", None)
-    if config.mixed_precision != "bf16":
-        return criterion, own_loss
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ConfigError("TrainingConfig.mixed_precision: got 'bf16', in which this GPU does not compute; give None.")
-    in_bfloat16 = torch.autocast(device.type, dtype=torch.bfloat16)
-    model.forward = in_bfloat16(model.forward)
-    return in_bfloat16(criterion.forward), own_loss and in_bfloat16(own_loss)
+    def on_epoch_end(self, epochs: int, logs: Logs) -> None:
+        if self.monitor in logs:
+            super().on_epoch_end(epochs, logs)
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Nobody asked for it."""
+
+    def _require_monitor(self, logs: Logs) -> None:
+        """As above."""
 
 
-def resume(config: "TrainingConfig", model: nn.Module, states: dict[str, Any]) -> Path | None:
+def build_writers(config: "TrainingConfig", num_updates: int, batch_size: int) -> list[EventWriter]:
+    """Lines on the console unless they are printed by steps, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+    tensorboard = config.tensorboard
+    logs = Path(config.output_dir, config.logs_dir)
+    return default_writers(
+        config.output_dir,
+        num_updates,
+        batch_size=batch_size,
+        progress_bar=False,  # a callback's, for each epoch
+        console=config.print_steps is None,
+        table=logs / CSV_NAME,
+        tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
+    )
+
+
+def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
     """Bring back what ``config`` says to go on from, and return the folder where it was; None for a run begun anew.
 
     Raises:
         MissingFileError: the path that was given holds no checkpoint.
     """
-    asked = config.resume_from_checkpoint
-    weights = config.init_weights_from or ""
+    asked, model = config.resume_from_checkpoint, checkpointer.model
+    states: dict[str, Any] = dict(checkpointer.checkpointables)
     if asked is None or asked is False:
-        Checkpointer(model).load(weights, checkpointables=[])
+        Checkpointer(model).load(weights_at(config.init_weights_from), checkpointables=[])
         return None
-    folder = Path(config.output_dir, CHECKPOINTS) if asked is True else _checkpoints_at(Path(asked))
+    own = Path(checkpointer.save_dir)
+    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
     if is_checkpoint(folder):
         Checkpointer(model, **states).load(folder)
-        return folder
-    checkpointer = Checkpointer(model, folder, **states)
-    is_there = checkpointer.has_checkpoint()
-    checkpointer.resume_or_load(weights, resume=True)
-    return folder if is_there else None
+        return folder.resolve()
+    there = Checkpointer(model, folder, **states)
+    if not there.has_checkpoint():
+        Checkpointer(model).load(weights_at(config.init_weights_from), checkpointables=[])
+        return None
+    there.resume_or_load("", resume=True)
+    return folder
 
 
-def _checkpoints_at(path: Path) -> Path:
+def weights_at(path: str | Path | None) -> str:
+    """The file or checkpoint with the weights that ``init_weights_from`` names, fetched from the hub if need be.
+
+    Raises:
+        MissingFileError: there is nothing of that name, here and on the hub; or no weights in it.
+    """
+    if path is None:
+        return ""
+    from trainwright.checkpoint.hub import local_folder
+
+    if Path(path).is_file():
+        return str(path)
+    folder = local_folder(path, files=[*_WEIGHTS_FILES, "*.yaml", "*.json"])
+    if (folder / "manifest.json").exists():
+        return str(folder)
+    found = next((folder / name for name in _WEIGHTS_FILES if (folder / name).is_file()), None)
+    if found is None:
+        raise MissingFileError(
+            f"TrainingConfig.init_weights_from: {path} holds no weights; looked for {', '.join(_WEIGHTS_FILES)}."
+        )
+    return str(found)
+
+
+def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
     """``path``, or the checkpoints of the run there."""
-    for folder in (path, path / CHECKPOINTS):
+    for folder in (path, path / checkpoints_dir):
         if is_checkpoint(folder) or checkpoint_folders(folder):
             return folder
     raise MissingFileError(
@@ -194,7 +264,8 @@ def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_schedu
     if optimizer is not None:
         unused += [("optimizer", name) for name in ("optimizer", "learning_rate", "weight_decay")]
     if lr_scheduler is not None:
-        unused += [("lr_scheduler", name) for name in ("lr_scheduler_type", "warmup_ratio", "warmup_steps")]
+        names = ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps")
+        unused += [("lr_scheduler", name) for name in names]
     faults = [
         f"TrainingConfig.{name}: got {getattr(config, name)!r}, but the Trainer was given its own {part}. Set one of"
         " them."

@@ -7,6 +7,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.progress import TrainingProgress
 from trainwright.engine.step_plan import StepPlan
+from trainwright.hooks.callbacks.epoch_mean import EpochMean
 
 
 class TrainerState(TrainingProgress):
@@ -20,8 +21,17 @@ class TrainerState(TrainingProgress):
     ) -> None:
         super().__init__(trainer, parts, **settings)
         self._plan = plan
+        self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
         self.step_before = 0  # what global_step was before the newest update
+
+    def set_parts(self, parts: Mapping[str, object]) -> None:
+        """The other things in the checkpoints, by name."""
+        self._classes = {name: type(part).__name__ for name, part in parts.items()}
+
+    def mean_loss(self) -> float:
+        """The mean of the updates' losses since the run began; NaN before the first."""
+        return self._mean_loss.read(self._trainer.storage)
 
     @property
     def epoch(self) -> int:
@@ -59,6 +69,7 @@ class TrainerState(TrainingProgress):
             "epoch_step": self.epoch_step,
             "steps_per_epoch": self._plan.steps_per_epoch,
             "gradient_accumulation_steps": self._plan.accumulation,
+            "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -75,4 +86,5 @@ class TrainerState(TrainingProgress):
                 " gradient_accumulation_steps, or begin anew with TrainingConfig.init_weights_from."
             )
         super().load_state_dict(state)
+        self._mean_loss.load_state_dict(state["mean_loss"])
         self.global_step = step

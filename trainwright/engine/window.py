@@ -27,9 +27,15 @@ class WindowMean:
     With tokens the mean is over those of all ranks; without, each rank's own mean counts the same.
     """
 
-    def __init__(self, optimizer: Optimizer, count: Callable[[Any], int] | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        count: Callable[[Any], int] | None = None,
+        differentiate: Callable[[Tensor], None] = Tensor.backward,
+    ) -> None:
         """``count`` tells the samples of a batch, 0 if unknown; by default :func:`count_samples`."""
         self._optimizer = optimizer
+        self._differentiate = differentiate
         self._count = count or count_samples
         self._length = 1
         self._is_by_tokens = False
@@ -54,7 +60,7 @@ class WindowMean:
     def backward(self, loss: Tensor, batch: Any) -> None:
         """The backward pass of a micro-batch's share; after the window's last one its gradients are complete."""
         tokens, self._noted = self._noted, None
-        self.share(loss, batch, tokens).backward()  # type: ignore[no-untyped-call]
+        self._differentiate(self.share(loss, batch, tokens))
         if len(self.weights) == self._length:
             self.finish()
 

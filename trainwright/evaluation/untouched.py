@@ -6,22 +6,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch import nn
 
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """``model.eval()`` without gradients; afterwards, also after an exception, each submodule has the mode it had."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        # Not inference_mode: a tensor that a model makes here and keeps (a table of positions, say) could then never
-        # take part in training again.
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+from trainwright.models.modes import evaluation_mode as evaluation_mode  # where models themselves use it
 
 
 @contextmanager

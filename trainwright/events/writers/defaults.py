@@ -13,18 +13,28 @@ from trainwright.events.writers.tensorboard import TensorBoardWriter
 
 
 def default_writers(
-    folder: str | Path, max_iter: int, *, batch_size: int, progress_bar: bool = True, table: bool = False
+    folder: str | Path,
+    max_iter: int,
+    *,
+    batch_size: int,
+    progress_bar: bool = True,
+    console: bool = True,
+    table: str | Path | None = None,
+    tensorboard: str | Path | None = "",
 ) -> list[EventWriter]:
     """A progress bar on a terminal, lines on the console, ``metrics.json`` and TensorBoard's events in ``folder``.
 
     Args:
         batch_size: samples of an iteration, for the rate that is shown; 0 if unknown.
-        table: ``metrics.csv`` too.
+        table: a CSV file to write too.
+        tensorboard: another folder for TensorBoard's events; None: no events.
     """
     writers: list[EventWriter] = []
     if progress_bar and sys.stdout.isatty():  # first, since the console's lines are left out while the bar is there
         writers.append(ProgressWriter(max_iter, batch_size=batch_size or None, file=sys.stdout))
-    writers += [ConsoleWriter(batch_size, max_iter), JSONWriter(Path(folder, "metrics.json"))]
-    if table:
-        writers.append(CSVWriter(Path(folder, "metrics.csv")))
-    return [*writers, SafeWriter(TensorBoardWriter(folder))]
+    if console:
+        writers.append(ConsoleWriter(batch_size, max_iter))
+    writers.append(JSONWriter(Path(folder, "metrics.json")))
+    if table is not None:
+        writers.append(CSVWriter(table))
+    return writers if tensorboard is None else [*writers, SafeWriter(TensorBoardWriter(tensorboard or folder))]

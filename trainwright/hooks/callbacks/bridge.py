@@ -115,6 +115,10 @@ class RunCallbacks(HookBase):
         self.logs.update(step_logs)
         return step_logs
 
+    def epoch_loss_with(self, step_loss: float) -> float:
+        """The mean loss of the epoch so far, with that of a step which is not over."""
+        return self._mean_loss.read_with(self.trainer.storage, step_loss)
+
     # The moments.
 
     def before_train(self) -> None:

@@ -27,6 +27,11 @@ class EpochMean:
             self._next = iteration + 1
         return self._total / self._count if self._count else float("nan")
 
+    def read_with(self, storage: EventStorage, value: float) -> float:
+        """The mean with one more value, which has not been put yet."""
+        self.read(storage)
+        return (self._total + value) / (self._count + 1)
+
     def state_dict(self, storage: EventStorage) -> dict[str, Any]:
         """All that was put so far is in it: the storage's own state holds recent values only."""
         self.read(storage)

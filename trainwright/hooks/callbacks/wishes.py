@@ -72,7 +72,8 @@ class Wishes:
                 folder,
                 save_to_disk=own.save_to_disk,
                 asynchronous=own.asynchronous,
-                **own.checkpointables,
+                attachments=own.attachments,
+                **dict[str, Any](own.checkpointables),
             )
         self._save_by(self._checkpointers[folder])
 

@@ -1,0 +1,143 @@
+"""ImageProcessor: what comes in, what is done to it, and what is refused; torchvision is the reference."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.functional as F
+from PIL import Image
+
+from trainwright.config.errors import ConfigError
+from trainwright.data import DataError, ImageProcessor, ImageProcessorConfig
+
+
+@pytest.fixture
+def noise() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+
+
+def pixels(image: Any, **fields: Any) -> torch.Tensor:
+    return ImageProcessor(ImageProcessorConfig(**fields))(image, return_tensors="torch")["pixel_values"]
+
+
+def test_as_torchvision_does_it(noise: np.ndarray) -> None:
+    image = Image.fromarray(noise)
+    got = pixels(image, size=(16, 8), mirror=True, mean=[0.1, 0.2, 0.3], std=[0.5, 0.6, 0.7], resample="bicubic")
+    wanted = F.resize(F.hflip(image), [8, 16], F.InterpolationMode.BICUBIC)
+    wanted = F.normalize(F.to_tensor(wanted), [0.1, 0.2, 0.3], [0.5, 0.6, 0.7])
+    torch.testing.assert_close(got, wanted[None], rtol=1e-5, atol=1e-6)
+    assert got.dtype == torch.float32
+
+
+def test_one_grey_channel(noise: np.ndarray) -> None:
+    got = pixels(noise, size=(16, 8), gray_scale=True, mean=0.5, std=0.5)
+    wanted = F.to_tensor(Image.fromarray(noise).convert("L").resize((16, 8), Image.Resampling.BILINEAR))
+    torch.testing.assert_close(got, wanted[None] * 2 - 1, rtol=1e-5, atol=1e-6)
+
+
+def test_all_kinds_of_pictures_are_one(noise: np.ndarray, tmp_path: Path) -> None:
+    image = Image.fromarray(noise)
+    image.save(tmp_path / "noise.png")
+    tensor = torch.from_numpy(noise).permute(2, 0, 1)
+    kinds = [tmp_path / "noise.png", str(tmp_path / "noise.png"), image, noise, tensor, tensor / 255, noise / 255.0]
+    batch = pixels(kinds)
+    assert batch.shape == (7, 3, 20, 30)
+    torch.testing.assert_close(batch, F.to_tensor(image).expand(7, -1, -1, -1), rtol=1e-6, atol=0)
+    assert (pixels(torch.stack([tensor, tensor])) == batch[:2]).all()
+
+
+def test_values_and_lists(noise: np.ndarray) -> None:
+    assert pixels(noise, rescale=1.0).amax() == noise.max()
+    found = ImageProcessor()(noise)["pixel_values"]
+    assert isinstance(found, list)
+    assert found[0].shape == (3, 20, 30)
+    stacked = ImageProcessor()([noise], return_tensors="np", size=(4, 5))["pixel_values"]
+    assert isinstance(stacked, np.ndarray)
+    assert stacked.shape == (1, 3, 5, 4)
+
+
+def test_odd_pictures_become_plain_ones(tmp_path: Path) -> None:
+    clear = Image.new("RGBA", (2, 2), (0, 0, 0, 0))
+    assert (pixels(clear) == 1).all()
+    assert (pixels(clear.convert("LA"), gray_scale=True) == 1).all()
+    palette = Image.new("RGB", (2, 2), "red").convert("P")
+    assert pixels(palette)[0, :, 0, 0].tolist() == [1, 0, 0]
+    deep = Image.fromarray(np.full((2, 2), 0x8000, dtype=np.uint16))
+    deep.save(tmp_path / "deep.png")
+    assert pixels(tmp_path / "deep.png", gray_scale=True).flatten().tolist() == pytest.approx([0x80 / 255] * 4)
+    assert (pixels(np.ones((2, 2), dtype=bool), gray_scale=True) == 1).all()
+
+
+def test_a_photo_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    Image.new("RGB", (30, 20)).save(tmp_path / "photo.jpg", exif=exif)
+    assert pixels(tmp_path / "photo.jpg").shape == (1, 3, 30, 20)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, noise: np.ndarray) -> None:
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(DataError, match=r"text\.png: cannot be read as a picture.*\n?.*Replace the file"):
+        pixels(tmp_path / "text.png")
+    Image.fromarray(noise).save(tmp_path / "whole.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:700])
+    with pytest.raises(DataError, match=r"half\.png: cannot be read"):
+        pixels(tmp_path / "half.png")
+    with pytest.raises(DataError, match=r"absent\.png: there is no such picture"):
+        pixels(tmp_path / "absent.png")
+
+
+@pytest.mark.parametrize(
+    ("image", "match"),
+    [
+        (np.zeros((2, 3, 5)), r"shape \(2, 3, 5\)"),
+        (np.full((2, 2), 7.0), r"values from 7\.0 to 7\.0"),
+        (np.full((2, 2), -1), "from -1 to -1"),
+        (np.full((2, 2), np.nan), "nan"),
+        ([], "empty list"),
+        (3, "got int"),
+    ],
+)
+def test_what_is_no_picture_is_refused(image: Any, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        pixels(image)
+
+
+def test_unequal_sizes_make_no_batch(noise: np.ndarray) -> None:
+    with pytest.raises(DataError, match=r"of different sizes \(30x10, 30x20\).*size=\(width, height\)"):
+        pixels([noise, noise[:10]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"size": 32}, r"size: got 32; it is \(width, height\)"),
+        ({"size": (32, 0)}, "size"),
+        ({"size": (1.5, 2)}, "size"),
+        ({"resample": "bilinar"}, "mean 'bilinear'"),
+        ({"mean": [0.1, 0.2]}, "a list of 3, one per channel"),
+        ({"mean": [0.1] * 3, "gray_scale": True}, "a list of 1, one per channel"),
+        ({"std": 0.0}, "a number > 0"),
+        ({"mean": "x"}, "mean: got 'x'"),
+        ({"gray_scale": "no"}, "of type bool"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ImageProcessorConfig(**fields)
+
+
+@pytest.mark.parametrize("name", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+def test_resampling_by_name_and_by_pillows_number(name: str, noise: np.ndarray) -> None:
+    method = Image.Resampling[name.upper()]
+    for resample in (name, int(method)):
+        wanted = F.to_tensor(Image.fromarray(noise).resize((7, 9), method))
+        got = pixels(noise, size=(7, 9), resample=resample)
+        torch.testing.assert_close(got, wanted[None], rtol=1e-6, atol=0)
+
+
+def test_return_tensors_is_checked(noise: np.ndarray) -> None:
+    with pytest.raises(ConfigError, match="return_tensors: got 'tf'"):
+        ImageProcessor()(noise, return_tensors="tf")  # type: ignore[arg-type]

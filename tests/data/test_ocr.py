@@ -1,0 +1,181 @@
+"""OCRDataset: own images and a CSV are enough; what is wrong with them is found before the first step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.conftest import PLATES
+from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.data import (
+    DataError,
+    Dataset,
+    ImageProcessor,
+    ImageProcessorConfig,
+    OCRDataset,
+    OCRDatasetConfig,
+    PreprocessorsContainer,
+    TextTokenizer,
+)
+from trainwright.data.batch_loader import make_loader
+from trainwright.data.sampler import SingleRoundSampler
+
+PROCESSOR = ImageProcessor(ImageProcessorConfig(size=(64, 32), gray_scale=True))
+
+
+def test_own_images_and_a_csv_are_enough(plates: Path) -> None:
+    train = Dataset.load(plates, split="train")
+    test = Dataset.load(plates, split="test")
+    assert isinstance(train, OCRDataset)
+    assert train.data == [
+        {"image_path": str(plates / "images" / f"train_{n}.png"), "label": text} for n, text in enumerate(PLATES["train"])
+    ]
+    characters = sorted(set("".join(PLATES["train"] + PLATES["test"])))  # those of test, too
+    assert train.config.id2label == dict(enumerate(["", *characters])) == test.config.id2label
+
+
+def test_samples_and_batches(plates: Path) -> None:
+    dataset = OCRDataset.load(plates, "train", PROCESSOR)
+    sample = dataset[0]
+    wanted = PROCESSOR(plates / "images" / "train_0.png", return_tensors="torch")["pixel_values"][0]
+    assert torch.equal(sample["pixel_values"], wanted)
+    assert [dataset.config.id2label[i] for i in sample["labels"]] == list("12A34")
+    batch = dataset.data_collator([dataset[n] for n in range(3)])
+    assert batch["pixel_values"].shape == (3, 1, 32, 64)
+    texts = ["".join(dataset.config.id2label[i] for i in row) for row in batch["labels"].tolist()]
+    assert texts == ["12A34", "98B", "7"]  # the padding is the blank
+
+
+def test_the_preprocessor_may_come_later(plates: Path) -> None:
+    dataset = OCRDataset.load(plates, "train")
+    with pytest.raises(ConfigError, match=r"OCRDataset: needs a preprocessor with an image processor.*to the Trainer"):
+        dataset[0]
+    dataset.preprocessor = PreprocessorsContainer([PROCESSOR])
+    assert dataset[0]["pixel_values"].shape == (1, 32, 64)
+
+
+def test_any_number_of_workers_reads_the_same(plates: Path) -> None:
+    dataset = OCRDataset.load(plates, "train", PROCESSOR)
+
+    def batches(num_workers: int) -> list[dict[str, torch.Tensor]]:
+        loader = make_loader(
+            dataset, SingleRoundSampler(dataset, 3), seed=0, num_workers=num_workers, collate_fn=dataset.data_collator,
+            loader_options={},
+        )  # fmt: skip
+        return list(loader)
+
+    alone, together = batches(0), batches(2)
+    assert len(alone) == len(together) == 2
+    for first, second in zip(alone, together, strict=True):
+        assert torch.equal(first["pixel_values"], second["pixel_values"])
+        assert torch.equal(first["labels"], second["labels"])
+
+
+def test_persian_plates(tmp_path: Path, make: Callable) -> None:
+    for name in ("a.png", "b.png"):
+        make("plate", tmp_path / "train" / "images" / name, "x")
+    make("csv", tmp_path / "train" / "labels.csv", ["image_path", "label"], [["a.png", "۱۲ب۳۴۵۶۷"], ["images/b.png", "۹۸ی"]])
+    plain = Dataset.load(tmp_path, split="train", max_length=8)
+    turned = Dataset.load(tmp_path, split="train", max_length=8, reverse_digits=True)
+    assert [row["label"] for row in plain.data] == ["۱۲ب۳۴۵۶۷", "۹۸ی"]
+    assert [row["label"] for row in turned.data] == ["۲۱ب۷۶۵۴۳", "۸۹ی"]
+    assert plain.config.id2label == turned.config.id2label == dict(enumerate(["", *sorted("بی۱۲۳۴۵۶۷۸۹")]))
+    mirrored = Dataset.load(tmp_path, split="train", reverse_text=True, reverse_digits=True)
+    assert mirrored.data[0]["label"] == "۳۴۵۶۷ب۱۲"
+    assert Path(plain.data[1]["image_path"]) == tmp_path / "train" / "images" / "b.png"
+
+
+def test_letters_are_composed_however_they_were_typed(tmp_path: Path, make: Callable) -> None:
+    make("plate", tmp_path / "a.png", "x")
+    make("csv", tmp_path / "train.csv", ["image_path", "label"], [["a.png", "cafe\u0301"]])
+    dataset = OCRDataset(OCRDatasetConfig(path=str(tmp_path), id2label=["", "a", "c", "f", "é"]), "train", PROCESSOR)
+    assert dataset[0]["labels"] == [2, 1, 3, 4]
+
+
+def test_all_bad_rows_are_named_before_the_first_step(plates: Path) -> None:
+    with open(plates / "train.csv", "a", encoding="utf-8") as file:
+        file.write("absent.png,12\ntrain_0.png,\ntrain_0.png,1234567890\ntrain_0.png,1\u200cz\n")
+    with pytest.raises(DataError) as caught:
+        OCRDataset.load(plates, "train", max_length=8, id2label=["", *"0123456789ABC"])
+    text = str(caught.value)
+    for part in (
+        "train.csv, line 6: there is no picture 'absent.png', looked for in",
+        "train.csv, line 7: the label is empty",
+        "train.csv, line 8: the label '1234567890' has 10 characters; max_length is 8",
+        "train.csv, line 9: the label '1\\u200cz' has characters that id2label has not: 'z' (U+007A LATIN SMALL LETTER Z)",
+        "U+200C ZERO WIDTH NON-JOINER",
+        "4 of 8 rows cannot be used",
+    ):
+        assert part in text
+
+
+def test_a_picture_that_cannot_be_read_tells_its_row(plates: Path) -> None:
+    (plates / "images" / "train_2.png").write_bytes(b"no picture")
+    dataset = OCRDataset.load(plates, "train", PROCESSOR)
+    with pytest.raises(DataError, match=r"train\.csv, line 4: .*train_2\.png: cannot be read as a picture"):
+        dataset[2]
+
+
+def test_rows_with_some_characters_can_be_left_out(plates: Path) -> None:
+    dataset = OCRDataset.load(plates, "train", invalid_characters=["A"])
+    assert [row["label"] for row in dataset.data] == ["98B", "7"]
+    assert "A" not in dataset.config.id2label.values()
+
+
+def test_labels_by_a_tokenizer(plates: Path) -> None:
+    tokenizer = TextTokenizer.train(PLATES["train"], level="char")
+    dataset = OCRDataset.load(plates, "train", [PROCESSOR, tokenizer], text_split_type="tokenize", max_length=4)
+    assert dataset[0]["labels"] == tokenizer.encode("12A34", max_length=4)
+    labels = dataset.data_collator([dataset[0], dataset[2]])["labels"]
+    assert labels[1].tolist() == [*tokenizer.encode("7"), -100]
+
+
+def test_rows_of_ones_own(plates: Path) -> None:
+    class Upside(OCRDataset):
+        def _load(self, split: str | None) -> list[Any]:
+            return [{"image_path": plates / "images" / "train_0.png", "label": "ba"}]
+
+    dataset = Upside(OCRDatasetConfig(path=None), "train", PROCESSOR)
+    assert dataset.config.id2label == {0: "", 1: "a", 2: "b"}
+    assert dataset[0]["labels"] == [2, 1]
+
+
+def test_pictures_of_several_folders_and_systems(tmp_path: Path, make: Callable) -> None:
+    for name in ("train/a.png", "images/sub/b.png", "c.png"):
+        make("plate", tmp_path / name, "x")
+    rows = [["a.png", "1"], ["sub\\b.png", "1"], ["c.png", "1"], [tmp_path / "c.png", "1"], ["../c.png", "1"]]
+    make("csv", tmp_path / "train" / "labels.csv", ["image_path", "label"], rows)
+    found = [Path(row["image_path"]) for row in OCRDataset.load(tmp_path, "train").data]
+    c = tmp_path / "c.png"
+    assert found == [tmp_path / "train" / "a.png", tmp_path / "images" / "sub" / "b.png", c, c, c]
+
+
+def test_settings_that_cannot_be_are_refused(plates: Path) -> None:
+    for fields, match in (
+        ({"max_length": 0}, r"OCRDatasetConfig\.max_length: got 0"),
+        ({"text_split_type": "word"}, "char_split or tokenize"),
+        ({"id2label": ["", "a", "a"]}, "'a' occurs twice"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            OCRDatasetConfig(**fields)
+    with pytest.raises(ConfigKeyError, match=r"no split 'tst'. Did you mean 'test'\?"):
+        Dataset.load(plates, split="tst")
+    with pytest.raises(ConfigKeyError, match=r"max_len.*mean 'max_length'"):
+        Dataset.load(plates, split="test", max_len=8)
+
+
+def test_sizes_are_known_without_reading_a_picture(plates: Path) -> None:
+    for path in (plates / "images").iterdir():
+        path.write_bytes(b"")
+    assert len(Dataset.load(plates, split="train")) == 4
+
+
+def test_unequal_pictures_are_told_in_the_batch(plates: Path, make: Callable) -> None:
+    make("plate", plates / "images" / "train_1.png", "98B", size=(90, 24))
+    dataset = OCRDataset.load(plates, "train", ImageProcessor())
+    with pytest.raises(DataError, match="give the image processor a size"):
+        dataset.data_collator([dataset[0], dataset[1]])
+    assert np.isfinite(dataset[0]["pixel_values"]).all()

@@ -1,0 +1,121 @@
+"""torchmetrics' metrics by name, today's and those of torchmetrics 0.7."""
+
+import subprocess
+import sys
+
+import pytest
+
+from trainwright.config.errors import ConfigError
+from trainwright.evaluation import TMMetrics, get_metric_by_name, show_avaliable_metrics
+from trainwright.evaluation.metrics.names import find_metric, key_of, metric_classes
+
+# As printed by TMMetrics.get_tm_avaliable_metrics() of Towhee 0.9 with torchmetrics 0.7.0.
+PAGE = """
+CatMetric MaxMetric MeanMetric MinMetric SumMetric PIT SDR SI_SDR SI_SNR SNR PermutationInvariantTraining
+ScaleInvariantSignalDistortionRatio ScaleInvariantSignalNoiseRatio SignalDistortionRatio SignalNoiseRatio AUC AUROC F1
+ROC Accuracy AveragePrecision BinnedAveragePrecision BinnedPrecisionRecallCurve BinnedRecallAtFixedPrecision
+CalibrationError CohenKappa ConfusionMatrix F1Score FBeta FBetaScore HammingDistance Hinge HingeLoss IoU JaccardIndex
+KLDivergence MatthewsCorrcoef MatthewsCorrCoef Precision PrecisionRecallCurve Recall Specificity PSNR SSIM
+MultiScaleStructuralSimilarityIndexMeasure PeakSignalNoiseRatio StructuralSimilarityIndexMeasure CosineSimilarity
+ExplainedVariance MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogError PearsonCorrcoef
+PearsonCorrCoef R2Score SpearmanCorrcoef SpearmanCorrCoef SymmetricMeanAbsolutePercentageError TweedieDevianceScore
+RetrievalFallOut RetrievalHitRate RetrievalMAP RetrievalMRR RetrievalNormalizedDCG RetrievalPrecision RetrievalRecall
+RetrievalRPrecision WER BLEUScore CharErrorRate CHRFScore ExtendedEditDistance MatchErrorRate SacreBLEUScore SQuAD
+TranslationEditRate WordErrorRate WordInfoLost WordInfoPreserved MinMaxMetric MeanAveragePrecision
+"""
+OLD = PAGE.split()
+NEEDS = {
+    "PIT": {"metric_func": "scale_invariant_signal_noise_ratio"},
+    "PermutationInvariantTraining": {"metric_func": "scale_invariant_signal_noise_ratio"},
+    "BinnedRecallAtFixedPrecision": {"min_precision": 0.5},
+    "PSNR": {"data_range": 1.0},
+    "PeakSignalNoiseRatio": {"data_range": 1.0},
+    "MinMaxMetric": {"base_metric": "Accuracy"},
+}
+
+
+def test_every_name_of_the_page_is_listed_and_so_is_what_is_new():
+    names = TMMetrics.get_tm_avaliable_metrics()
+    assert set(OLD) <= set(names)
+    assert {"BinaryAUROC", "MulticlassF1Score", "ROUGEScore", "DiceScore", "ConcordanceCorrCoef"} <= set(names)
+    assert names == sorted(names)
+    assert not {"Metric", "MetricCollection", "CompositionalMetric", "BaseAggregator"} & set(names)
+
+
+@pytest.mark.parametrize("name", [name for name in OLD if name != "MeanAveragePrecision"])
+def test_every_name_of_the_page_can_be_made(name):
+    assert TMMetrics(name, **NEEDS.get(name, {})).name == name
+
+
+def test_what_needs_an_absent_package_says_which():
+    with pytest.raises(ConfigError, match=r"metric MeanAveragePrecision: .* not installed: .*pycocotools"):
+        TMMetrics("MeanAveragePrecision")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("Acuracy", "Accuracy"), ("F1_Scor", "F1Score"), ("MeanSquareError", "M")]
+)
+def test_an_unknown_name_is_an_error_with_the_nearest(name, nearest):
+    with pytest.raises(ConfigError, match=f"torchmetrics has no {name!r}. Did you mean '{nearest}"):
+        TMMetrics(name)
+
+
+def test_a_name_that_is_near_to_none_says_where_the_names_are():
+    with pytest.raises(ConfigError, match=r"get_tm_avaliable_metrics"):
+        TMMetrics("zzzzzzzzz")
+
+
+def test_a_missing_argument_is_named_at_once():
+    with pytest.raises(ConfigError, match=r"metric PSNR: it needs data_range"):
+        TMMetrics("PSNR")
+
+
+def test_a_wrong_argument_is_named_at_once():
+    with pytest.raises(ConfigError, match=r"metric Accuracy: no argument 'topk'. Did you mean 'top_k'"):
+        TMMetrics("Accuracy", topk=3)
+    with pytest.raises(ConfigError, match=r"metric MeanSquaredError: .*nonsense"):
+        TMMetrics("MeanSquaredError", nonsense=1)
+    with pytest.raises(ConfigError, match=r"no 'signal_noise_ration'. Did you mean 'signal_noise_ratio'"):
+        TMMetrics("PIT", metric_func="signal_noise_ration")
+
+
+def test_old_names_are_todays_classes_with_the_old_behaviour():
+    assert find_metric("IoU")[0] is metric_classes()["JaccardIndex"]
+    assert find_metric("BinnedAveragePrecision") == (metric_classes()["AveragePrecision"], {"thresholds": 100})
+    assert find_metric("mean_squared_error")[0] is metric_classes()["MeanSquaredError"]
+
+
+def test_keys_are_in_snake_case():
+    names = ["Accuracy", "F1Score", "MeanSquaredError", "AUROC", "SI_SDR", "IoU", "CHRFScore", "SQuAD", "RetrievalMAP"]
+    keys = [
+        "accuracy",
+        "f1_score",
+        "mean_squared_error",
+        "auroc",
+        "si_sdr",
+        "iou",
+        "chrf_score",
+        "squad",
+        "retrieval_map",
+    ]
+    assert [key_of(name) for name in names] == keys
+
+
+def test_metrics_by_name_and_their_list(capsys):
+    assert repr(get_metric_by_name("Accuracy", top_k=2)) == "TMMetrics('Accuracy', top_k=2)"
+    assert show_avaliable_metrics() == {"TMMetrics": TMMetrics.get_tm_avaliable_metrics()}
+    assert "MeanSquaredError" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"metric_impl: got 'sklearn'"):
+        get_metric_by_name("Accuracy", metric_impl="sklearn")
+
+
+def test_importing_the_metrics_does_not_load_torchmetrics():
+    code = (
+        "import sys\n"
+        "from trainwright.evaluation import TMMetrics, TorchMetricsHandler, build_metric, metrics_handler_for\n"
+        "build_metric('f1').compute([1], [1])\n"
+        "metrics_handler_for('text_classification')(['f1'])\n"
+        "print({'torchmetrics', 'seqeval', 'sacrebleu', 'rouge_score', 'rapidfuzz'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,52 @@
+"""Whether more of a result is better."""
+
+import pytest
+
+from trainwright.config.metric_config import MetricConfig
+from trainwright.evaluation import TextGenerationMetricsHandler, TorchMetricsHandler, build_metric, objective_of
+from trainwright.evaluation.metrics.names import key_of, metric_classes
+
+# What only the class can tell, not its name.
+BY_THE_CLASS_ONLY = {
+    "BinaryFairness",
+    "BinaryGroupStatRates",
+    "ContinuousRankedProbabilityScore",
+    "DeepImageStructureAndTextureSimilarity",
+    "LearnedPerceptualImagePatchSimilarity",
+    "WordInfoPreserved",  # torchmetrics 1.9 has it the wrong way round
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "objective"),
+    [("loss", "minimize"), ("evaluation.loss", "minimize"), ("train.accuracy", "maximize"), ("cer", "minimize"),
+     ("evaluation.wer", "minimize"), ("f1", "maximize"), ("rougeLsum", "maximize"), ("val_loss", "minimize"),
+     ("my_metric", "maximize"), ("mean_absolute_error", "minimize"), ("hamming_distance", "minimize")],
+)  # fmt: skip
+def test_a_name_tells(key, objective):
+    assert objective_of(key) == objective
+
+
+def test_names_tell_what_torchmetrics_tells():
+    wrong = {
+        name
+        for name, kind in metric_classes().items()
+        if isinstance(kind.higher_is_better, bool)
+        and (objective_of(key_of(name)) == "maximize") is not kind.higher_is_better
+    }
+    assert wrong <= BY_THE_CLASS_ONLY
+
+
+def test_what_the_user_says_comes_first():
+    assert objective_of("rouge1", [MetricConfig("rouge", objective="minimize", output_keys=["rouge1"])]) == "minimize"
+    handler = TextGenerationMetricsHandler([MetricConfig("bleu", objective="minimize"), "rouge"])
+    assert objective_of("evaluation.bleu", handler) == "minimize"
+    assert objective_of("rougeL", handler) == "maximize"
+    assert objective_of("loss", handler) == "minimize"
+    handler = TorchMetricsHandler(
+        [MetricConfig("Accuracy", objective="minimize"), "WordInfoPreserved", "ConfusionMatrix"]
+    )
+    assert objective_of("accuracy", handler) == "minimize"
+    assert objective_of("word_info_preserved", handler) == "maximize"
+    assert objective_of("confusion_matrix", handler) == "maximize"
+    assert objective_of("wer", build_metric("wer")) == "minimize"

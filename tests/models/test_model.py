@@ -1,0 +1,150 @@
+"""What every model can do: its config, its loss, predict."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.data.preprocessor import PreprocessorsContainer
+from trainwright.models import BertConfig, Model, ModelConfig, ModelOutput
+
+
+def test_keyword_arguments_set_fields_of_a_copy_of_the_config(tiny: Model) -> None:
+    config = tiny.config
+    wider = type(tiny)(config, width=5)
+    assert (wider.config.width, wider.linear.in_features, config.width) == (5, 5, 2)
+    with pytest.raises(ConfigKeyError, match="Did you mean 'width'"):
+        type(tiny)(config, widht=5)
+
+
+def test_a_config_of_another_kind_is_refused(tiny: Model) -> None:
+    with pytest.raises(ConfigTypeError, match=r"Tiny.config: got BertConfig; it must be a TinyConfig"):
+        type(tiny)(BertConfig())
+    with pytest.raises(ConfigTypeError, match="got dict"):
+        type(tiny)({"width": 2})
+
+
+def test_the_loss_is_cross_entropy_over_labels_that_count() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, -100, 4], [0, 2, -100]])
+    model = Model(ModelConfig())
+    rows = [logits[0, 0], logits[0, 2], logits[1, 0], logits[1, 1]]
+    expected = sum(-row.log_softmax(-1)[label] for row, label in zip(rows, [1, 4, 0, 2], strict=True)) / 4
+    torch.testing.assert_close(model.compute_loss(logits, labels), expected)
+    torch.testing.assert_close(
+        model.compute_loss(logits[:, 0], torch.tensor([1, 2])), F.cross_entropy(logits[:, 0], torch.tensor([1, 2]))
+    )
+
+
+def test_the_loss_of_half_precision_is_made_in_single() -> None:
+    logits = torch.randn(2, 5, dtype=torch.bfloat16)
+    assert Model(ModelConfig()).compute_loss(logits, torch.tensor([1, 2])).dtype is torch.float32
+
+
+def test_parameters_are_counted(tiny: Model) -> None:
+    assert tiny.num_parameters == 2 * 3 + 3 + 3 + 3
+    tiny.linear.weight.requires_grad_(False)
+    assert tiny.num_trainable_parameters == 9
+    assert tiny.device == torch.device("cpu")
+    assert Model(ModelConfig()).device == torch.device("cpu")
+
+
+# predict
+
+
+def test_predict_takes_raw_inputs_and_gives_an_output_for_each(tiny: Model) -> None:
+    outputs = tiny.predict(["one two", "three", "a b c"])
+    tiny.eval()
+    batch = {"lengths": torch.tensor([[6.0, 6.0], [10.0, 0.0], [2.0, 2.0]])}
+    expected = tiny(**batch)["logits"].argmax(dim=-1).tolist()
+    assert [out.label for out in outputs] == [f"class {i}" for i in expected]
+    assert tiny.predict("three") == outputs[1:2]
+    assert tiny.predict(batch) == outputs
+
+
+def test_predict_leaves_modes_and_gradients_as_they_were(tiny: Model) -> None:
+    tiny.train()
+    tiny.norm.eval()
+    before = tiny.norm.running_mean.clone()
+    assert tiny.predict(["a"]) == tiny.predict(["a"])  # no dropout
+    assert [m.training for m in (tiny, tiny.linear, tiny.dropout, tiny.norm)] == [True, True, True, False]
+    assert torch.equal(tiny.norm.running_mean, before)
+    assert not tiny.predict(["a"], post_process=False)["logits"].requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_predict_restores_the_mode_after_an_error(tiny: Model) -> None:
+    tiny.train()
+    with pytest.raises(RuntimeError):
+        tiny.predict({"lengths": torch.ones(1, 7)})
+    assert tiny.training
+    assert tiny.dropout.training
+
+
+def test_arguments_of_predict_go_where_they_are_named(tiny: Model) -> None:
+    assert tiny.predict(["a"], as_text=False)[0].label in (0, 1, 2)
+    plain = tiny.predict(["a"], post_process=False)["logits"]
+    torch.testing.assert_close(tiny.predict(["a"], post_process=False, bias=2.0)["logits"], plain + 2)
+    moved = tiny.predict(["abc de"], post_process=False, offset=1.0)["logits"]
+    assert torch.equal(moved, tiny.predict({"lengths": torch.tensor([[7.0, 5.0]])}, post_process=False)["logits"])
+    with pytest.raises(ConfigTypeError, match=r"Tiny.predict: no argument 'ofset'. Did you mean 'offset'"):
+        tiny.predict(["a"], ofset=1.0)
+
+
+def test_a_batch_may_have_more_than_forward_takes(tiny: Model) -> None:
+    batch = {"lengths": torch.ones(2, 2), "labels": torch.tensor([0, 1])}
+    assert len(tiny.predict(batch)) == 2
+
+
+def test_a_tensor_is_taken_as_it_is_where_nothing_else_can_be_meant(tiny: Model) -> None:
+    tensor = torch.tensor([[2.0, 2.0]])
+    expected = tiny.predict({"lengths": tensor})
+    assert tiny.predict(tensor, preprocess=False) == expected
+    tiny.preprocessor = None
+    assert tiny.predict(tensor) == expected
+
+
+def test_raw_inputs_without_a_preprocessor_are_an_error_that_says_what_to_do(tiny: Model) -> None:
+    tiny.preprocessor = None
+    with pytest.raises(ConfigError, match=r"got a list of str.*no preprocessor.*\n?.*Set model.preprocessor"):
+        tiny.predict(["a"])
+
+
+def test_several_preprocessors_become_a_container(tiny: Model) -> None:
+    single = tiny.preprocessor
+    tiny.preprocessor = [single]
+    assert isinstance(tiny.preprocessor, PreprocessorsContainer)
+    assert tiny.preprocessor["lengths_of_words"] is single
+
+
+def test_a_model_without_forward_or_generate_says_so() -> None:
+    with pytest.raises(NotImplementedError, match="Model has no forward"):
+        Model(ModelConfig())(1)
+    with pytest.raises(NotImplementedError, match="generates nothing"):
+        Model(ModelConfig()).generate(1)
+
+
+def test_a_generative_model_is_asked_to_generate() -> None:
+    class Counting(Model):
+        is_generative = True
+
+        def generate(self, start: Any, length: int = 2) -> Any:
+            return [[int(s) + i for i in range(length)] for s in start]
+
+        def post_process(self, outputs: Any) -> list[ModelOutput]:
+            return [ModelOutput(text=str(row)) for row in outputs]
+
+    assert Counting(ModelConfig()).predict({"start": torch.tensor([3, 5])}, length=3)[1].text == "[5, 6, 7]"
+
+
+def test_an_output_is_a_mapping_with_attributes() -> None:
+    out = ModelOutput(text="a", score=0.5)
+    assert (out["text"], out.text, dict(out)) == ("a", "a", {"text": "a", "score": 0.5})
+    out.score = 1.0
+    assert out["score"] == 1.0
+    assert repr(out) == "ModelOutput(text='a', score=1.0)"
+    assert out == ModelOutput(text="a", score=1.0)
+    with pytest.raises(AttributeError, match=r"no 'txt'. Did you mean 'text'"):
+        out.txt  # noqa: B018

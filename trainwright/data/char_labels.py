@@ -1,0 +1,86 @@
+"""Texts as the ids of their characters, for models that read character by character.
+
+Characters are Unicode's code points in the composed form (NFC), so that "é" is one character however it was typed.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainwright.config.errors import ConfigError, did_you_mean
+
+BLANK = ""
+
+
+def labels_of(texts: Iterable[str]) -> dict[int, str]:
+    """``id2label`` of all characters in ``texts``, sorted by code point, behind the blank "" with id 0.
+
+    >>> labels_of(["ba", "b1"])
+    {0: '', 1: '1', 2: 'a', 3: 'b'}
+    """
+    characters = sorted({character for text in texts for character in composed(text)})
+    return dict(enumerate([BLANK, *characters]))
+
+
+def settled(value: Any, where: str) -> dict[int, str] | None:
+    """``id2label`` with whole numbers for keys, from a mapping (its keys may be text, as in JSON) or a list.
+
+    Raises:
+        ConfigError: it is neither, or a label occurs twice.
+    """
+    if value is None:
+        return None
+    pairs = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else None
+    )
+    try:
+        labels = {int(key): str(label) for key, label in pairs}  # type: ignore[union-attr]  # None is the TypeError
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{where}.id2label: got {value!r}; it must map whole numbers to texts, such as {{0: '', 1: 'a'}}."
+        ) from None
+    if len(set(labels.values())) < len(labels):
+        twice = next(label for label in labels.values() if list(labels.values()).count(label) > 1)
+        raise ConfigError(f"{where}.id2label: {twice!r} occurs twice.")
+    return dict(sorted(labels.items()))
+
+
+def composed(text: str) -> str:
+    """The text in Unicode's composed form."""
+    return unicodedata.normalize("NFC", text)
+
+
+def reverse_digits(text: str) -> str:
+    """Each run of digits, of any script, the other way round: as numbers stand in a line that is read from the right.
+
+    >>> reverse_digits("12ب345")
+    '21ب543'
+    """
+    return re.sub(r"\d+", lambda match: match.group()[::-1], text)
+
+
+def fault_of(text: str, label2id: Mapping[str, int], max_length: int | None) -> str | None:
+    """What is wrong with a label, in words; None if nothing is."""
+    if not text:
+        return "the label is empty"
+    if max_length is not None and len(text) > max_length:
+        return f"the label {text!r} has {len(text)} characters; max_length is {max_length}"
+    unknown = sorted({character for character in text if character not in label2id})
+    if unknown:
+        named = ", ".join(f"{c!r} (U+{ord(c):04X} {unicodedata.name(c, 'without a name')})" for c in unknown)
+        return f"the label {text!r} has characters that id2label has not: {named}"
+    return None
+
+
+def id_of(label: Any, label2id: Mapping[str, int]) -> int | None:
+    """The id of a class's label, which may be given as the id itself; None if it is neither."""
+    if str(label) in label2id:
+        return label2id[str(label)]
+    is_id = isinstance(label, int) and not isinstance(label, bool) and label in label2id.values()
+    return int(label) if is_id else None
+
+
+def unknown_label(label: Any, label2id: Mapping[str, int]) -> str:
+    """What is wrong with a label that is none of the known ones."""
+    return f"the label {label!r} is none of id2label. {did_you_mean(str(label), label2id)}"

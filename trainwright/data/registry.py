@@ -1,0 +1,66 @@
+"""Classes of data sets and preprocessors by the name in their settings, so that a folder can say what it is."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.config.yaml_config import YamlConfig
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """What `register_dataset` and `register_preprocessor` fill. ``kind`` is the word for its classes in messages."""
+
+    def __init__(self, kind: str, config_base: type[YamlConfig]) -> None:
+        self.kind = kind
+        self._config_base = config_base
+        self._classes: dict[str, type[T]] = {}
+
+    def decorator(self, name: str, config_class: type[YamlConfig]) -> Callable[[Any], Any]:
+        """A class decorator that files the class under ``name`` and sets its ``config_class``.
+
+        Defining a class again, as a notebook does, replaces it.
+
+        Raises:
+            ConfigTypeError, ConfigError: the settings' class is none, has another name, or another class has the name.
+        """
+        where = f"register_{self.kind}({name!r})"
+        if not (isinstance(config_class, type) and issubclass(config_class, self._config_base)):
+            raise ConfigTypeError(
+                f"{where}: config_class must be a subclass of {self._config_base.__name__}; got {config_class!r}."
+            )
+        if config_class.name != name:
+            raise ConfigError(
+                f"{where}: {config_class.__name__}.name is {config_class.name!r}; write `name = {name!r}` into it, "
+                f"so that its file names the {self.kind}."
+            )
+
+        def register(cls: Any) -> Any:
+            there = self._classes.get(name)
+            if there is not None and (there.__module__, there.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ConfigError(
+                    f"{where}: {there.__module__}.{there.__qualname__} has this name; give {cls.__qualname__} another."
+                )
+            cls.config_class = config_class
+            self._classes[name] = cls
+            return cls
+
+        return register
+
+    def find(self, name: Any, where: str) -> type[T]:
+        """The class of a name.
+
+        Raises:
+            ConfigKeyError: there is none; tells the nearest name.
+        """
+        if name not in self._classes:
+            raise ConfigKeyError(
+                f"{where}: no {self.kind} is registered as {name!r}. {did_you_mean(str(name), self._classes)} One of "
+                f"your own is known once the module is imported in which @register_{self.kind}({name!r}, "
+                "config_class=...) stands."
+            )
+        return self._classes[name]
+
+    def __iter__(self) -> Iterator[type[T]]:
+        return iter(self._classes.values())

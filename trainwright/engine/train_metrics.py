@@ -1,0 +1,103 @@
+"""The metrics of the batches that are trained on, from what the model gave for them: no second forward pass."""
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainwright.engine.contracts import target_of
+from trainwright.hooks.base import HookBase
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class TrainMetrics(HookBase):
+    """Metrics over the epoch so far. Computed when somebody reads them, and when ``is_due`` put into the storage.
+
+    ``note`` is shown what the model returns; ``add`` then takes it in, with the batch that it was for.
+
+    Args:
+        make_handler: makes what has ``reset``, ``update(predictions, labels)``, ``compute`` and a state; called when
+            there is something to count.
+    """
+
+    def __init__(
+        self, make_handler: Callable[[], Any], is_due: Callable[[], bool], is_epoch_end: Callable[[], bool]
+    ) -> None:
+        self._make_handler = make_handler
+        self._is_due = is_due
+        self._is_epoch_end = is_epoch_end
+        self._outputs: Any = None
+        self._is_epoch_over = False
+        self._has_values = False
+        self.is_on = True
+
+    @cached_property
+    def _handler(self) -> Any:
+        return self._make_handler()
+
+    def note(self, outputs: Any) -> None:
+        """What the model has returned for the batch whose ``add`` comes next."""
+        self._outputs = outputs
+
+    def watch(self, model: nn.Module) -> None:
+        """Note each output of ``model`` in training, for steps of the user's own."""
+
+        def note(module: nn.Module, _: Any, outputs: Any) -> None:
+            if module.training:
+                self._outputs = outputs
+
+        model.register_forward_hook(note)
+
+    def add(self, step_logs: Any, inputs: Any) -> None:
+        """Count a batch. ``step_logs`` are not looked at."""
+        outputs, self._outputs = predictions_of(self._outputs), None
+        if not self.is_on:
+            return
+        target = target_of(inputs)
+        if outputs is None or target is None:
+            what = "the model's output holds no scores" if outputs is None else "the batch holds no labels"
+            logger.info("No metric is computed in training: %s.", what)
+            self.is_on = False
+            return
+        if self._is_epoch_over:
+            self._is_epoch_over = False
+            self._handler.reset()
+        self._handler.update(outputs, target)
+        self._has_values = True
+
+    def read(self) -> dict[str, float]:
+        """The metrics of this epoch so far, by name."""
+        return self._handler.compute() if self._has_values else {}
+
+    def first(self) -> float:
+        """The first metric; NaN where there is none."""
+        return next(iter(self.read().values()), float("nan"))
+
+    def after_step(self) -> None:
+        if not self._has_values:
+            return
+        self._is_epoch_over = self._is_epoch_end()
+        if self._is_due() or self._is_epoch_over:
+            self.trainer.storage.put_scalars(**self.read(), smoothing_hint=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._handler.state_dict() if self._has_values else None
+        return {"handler": state, "is_epoch_over": self._is_epoch_over}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._is_epoch_over = state["is_epoch_over"]
+        self._has_values = state["handler"] is not None
+        if self._has_values:
+            self._handler.load_state_dict(state["handler"])
+
+
+def predictions_of(outputs: Any) -> Any:
+    """The scores in what a model returned: the output itself, or its entry ``logits``; None where there are none."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs.get("prediction_scores"))  # the second is what our evaluators read
+    return None

@@ -1,0 +1,200 @@
+"""The evaluating half of the objects door: exact figures over samples, and the points where a user may change them."""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.data.collate import to_batch
+from trainwright.engine import trainer_parts as parts
+from trainwright.engine.contracts import target_of
+from trainwright.engine.scoring import MeanLoss, batch_size
+from trainwright.engine.train_metrics import predictions_of
+from trainwright.engine.trainer_shared import TrainerShared, is_overridden
+from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class EvaluatingTrainer(TrainerShared):
+    """What evaluates."""
+
+    _is_watched = False  # by callbacks
+
+    def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
+        """``loss``, the mean over all samples, and each metric, over the eval data or over ``dataset``.
+
+        ``dataset`` may be a loader. Training state, modes and randomness are afterwards as they were. A model that
+        returns no loss in evaluation mode gives none. Nothing is logged or written.
+
+        Called as ``evaluate(model, logs)`` it evaluates the eval data and returns ``logs``, with ``eval_epoch_loss``
+        and ``eval_epoch_metric`` in it.
+
+        Raises:
+            ConfigError: there is nothing to evaluate on.
+        """
+        is_by_model = isinstance(dataset, nn.Module)
+        loader = self.eval_dataloader if dataset is None or is_by_model else dataset
+        if loader is None:
+            raise ConfigError("Trainer.evaluate: there is no eval_dataset; give one here or to the Trainer.")
+        if loader is dataset and hasattr(dataset, "__getitem__") and not isinstance(dataset, list):
+            parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, dataset)
+            loader = self.create_eval_dataloader(dataset)
+        results = self._score(loader)
+        if not is_by_model and logs is None:
+            return results
+        if logs is None:
+            logs = {}
+        logs.update(self.named_results(results))
+        return logs  # type: ignore[return-value]  # the caller's own mapping
+
+    def create_eval_dataloader(self, dataset: Any) -> Any:
+        """The loader over evaluation data: every sample once, in order."""
+        return parts.eval_loader(dataset, self.config, self._collator)
+
+    def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """Evaluate one batch: ``eval_step_loss``, and by :meth:`evaluation_step` what the metrics need."""
+        outputs = self.evaluation_step(inputs)
+        self._count(inputs, outputs)
+        return {"eval_step_loss": outputs.get("loss")}
+
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        """What the model gives for one batch, as a dict: its own entries or ``logits``, and ``loss`` if there is one.
+
+        A generative model's ``logits`` are what its ``generate`` gives, with ``evaluate_with_generate``.
+        """
+        seen: list[Any] = []
+        # However compute_loss calls the model, overridden or not, this sees what it gives: no second forward pass.
+        hook = self.model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
+        try:
+            loss = self.compute_loss(self.model, batch)
+        finally:
+            hook.remove()
+        last = seen[-1] if seen else None
+        outputs = dict(last) if isinstance(last, Mapping) else {} if last is None else {"logits": last}
+        if self._generates():
+            outputs["logits"] = _generated(self.model, batch)
+        outputs.pop("loss", None)
+        return outputs if loss is None else {**outputs, "loss": loss.detach() if isinstance(loss, Tensor) else loss}
+
+    def compute_metric(self, model: Any, inputs: Any) -> float:
+        """The first metric over what it was asked about so far, with this batch: a forward pass in evaluation mode.
+
+        The training itself does without that pass and calls this method only where it is overridden.
+        """
+        with evaluation_mode(self.model):
+            outputs = _forward(model, inputs)
+        self.metrics_handler.update(predictions_of(outputs), target_of(inputs))
+        return next(iter(self.metrics_handler.compute().values()), float("nan"))
+
+    def predict(self, inputs: Any) -> Any:
+        """What the model gives for one batch of inputs, in evaluation mode and without gradients."""
+        inputs = to_batch(inputs, self.device)
+        with evaluation_mode(self.model):
+            return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+
+    @property
+    def metric(self) -> Any:
+        """The first metric of ``metrics_handler``; None without one."""
+        return getattr(self.metrics_handler, "first", None)
+
+    def named_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """The results of an evaluation by the names that callbacks and ``evaluate(model, logs)`` have for them."""
+        named = {f"eval_{name}": value for name, value in results.items()}
+        metric = next((name for name in results if name != "loss"), None)
+        if "loss" in results:
+            named["eval_epoch_loss"] = results["loss"]
+        return named if metric is None else named | {"eval_epoch_metric": results[metric]}
+
+    # How they work together.
+
+    def _evaluate_in_training(self) -> dict[str, Any]:
+        """An evaluation whose batches callbacks see."""
+        self._is_watched = True
+        try:
+            return self._evaluate_as_documented()
+        finally:
+            self._is_watched = False
+
+    def _evaluate_as_documented(self) -> dict[str, Any]:
+        """Call ``evaluate`` as its signature says: with ``(model, logs)``, ``(dataset)`` or nothing."""
+        if not is_overridden(self, "evaluate"):
+            return self._score(self.eval_dataloader)
+        parameters = inspect.signature(self.evaluate).parameters
+        if "logs" in parameters and "dataset" not in parameters:
+            logs = self.evaluate(self.model, {"global_step": self.iterations_done}) or {}
+            return {
+                name.removeprefix("eval_epoch_"): logs[name]
+                for name in ("eval_epoch_loss", "eval_epoch_metric")
+                if name in logs
+            }
+        needs_data = any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+        return self.evaluate(self.eval_dataset) if needs_data else self.evaluate()
+
+    def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
+        self._mean_loss, self._told = MeanLoss(), dict[str, Any]()
+        self._has_metrics = True
+        self.metrics_handler.reset()
+        watched = self._run_callbacks.eval_batches if self._is_watched else iter
+        with evaluation_mode(self.model), kept_randomness(self.device):
+            for inputs in watched(map(self.prepare_input_batch, loader)):
+                self._is_counted = False
+                logs = self.evaluate_step(self.model, inputs)
+                if self._is_watched:
+                    self._run_callbacks.note({name: value for name, value in logs.items() if value is not None})
+                if not self._is_counted:
+                    self._take(logs, inputs)
+        results: dict[str, Any] = self._mean_loss.results()
+        if self._has_metrics:
+            results |= self.metrics_handler.compute()
+        return results | self._told
+
+    def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
+        """Take a batch into the loss and the metrics."""
+        self._is_counted = True
+        self._mean_loss.add(outputs.get("loss"), batch_size(inputs))
+        if is_overridden(self, "compute_metric"):
+            self._has_metrics = False
+            self._told["metric"] = self.compute_metric(self.model, inputs)
+            return
+        predictions, labels = predictions_of(outputs), target_of(inputs)
+        if predictions is None or labels is None:
+            self._has_metrics = False
+        else:
+            rest = {**(inputs if isinstance(inputs, Mapping) else {}), **outputs}
+            taken = ("logits", "prediction_scores", "labels", "loss", "predictions")
+            more = {name: value for name, value in rest.items() if name not in taken}
+            self.metrics_handler.update(predictions, labels, **more)
+
+    def _take(self, logs: Mapping[str, Any], inputs: Any) -> None:
+        """What an ``evaluate_step`` of the user's own has returned is all there is."""
+        self._has_metrics = False
+        loss = logs.get("eval_step_loss")
+        self._mean_loss.add(None if loss is None else torch.as_tensor(loss), batch_size(inputs))
+        told = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
+        self._told |= {name: float(logs[key]) for name, key in told.items() if logs.get(key) is not None}
+
+    def _generates(self) -> bool:
+        return bool(self.config.evaluate_with_generate and getattr(self.model, "is_generative", False))
+
+
+def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:
+    """Those fields of a batch with names that a function takes."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in batch.items() if takes_all or name in parameters}
+
+
+def _forward(model: Any, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**_arguments_for(model.forward, batch))
+    return model(batch[0] if isinstance(batch, tuple | list) else batch)
+
+
+def _generated(model: Any, batch: Any) -> Any:
+    outputs = model.generate(**_arguments_for(model.generate, batch))
+    return outputs.get("generated_ids", outputs) if isinstance(outputs, Mapping) else outputs

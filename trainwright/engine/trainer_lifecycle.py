@@ -1,0 +1,337 @@
+"""What happens around the steps of the objects door: its plan, its hooks, where its batches come from."""
+
+import logging
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.data.batch_loader import BatchLoader
+from trainwright.engine import trainer_optim as optim
+from trainwright.engine import trainer_parts as parts
+from trainwright.engine.contracts import Contract, contract_for
+from trainwright.engine.header import training_info
+from trainwright.engine.randomness import seed_everything
+from trainwright.engine.run_folder import OpenRunFolder
+from trainwright.engine.step_plan import batches_from, make_plan
+from trainwright.engine.train_metrics import TrainMetrics
+from trainwright.engine.trainer_evaluation import EvaluatingTrainer
+from trainwright.engine.trainer_hooks import (
+    Evaluate,
+    LoadBest,
+    SaveBest,
+    SaveSteps,
+    ScheduleSteps,
+    WriteSteps,
+)
+from trainwright.engine.trainer_saving import SavingTrainer
+from trainwright.engine.trainer_shared import is_overridden
+from trainwright.engine.trainer_state import TrainerState
+from trainwright.engine.update import Update
+from trainwright.engine.window import weighted_mean
+from trainwright.events.writers import EventWriter
+from trainwright.hooks import FiniteCheck, HookBase, Interruptions, IterationTimer
+from trainwright.hooks.callbacks import RunCallbacks
+
+logger = logging.getLogger("trainwright.engine")
+
+# Overrides of these see to the loss by themselves.
+_OF_THE_STEP = ("train_step", "training_step", "compute_loss")
+
+
+class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
+    """What is settled before the first step, and what is called before and after the steps."""
+
+    def build_hooks(self) -> list[HookBase | None]:
+        """The hooks, in the order of their calls."""
+        config, state = self.config, self.state
+        evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
+        eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
+        saves = config.save_enabled
+        metric, mode = parts.metric_for_best(config, self, evaluates=evaluates)
+        best = SaveBest(eval_is_due, self.checkpointer, metric, mode) if evaluates and saves else None
+        every = config.lr_scheduling_steps or (self._plan.steps_per_epoch if config.lr_scheduler else None)
+        return [
+            IterationTimer(),
+            ScheduleSteps(partial(state.has_passed, every) if every else None, partial(self._latest, metric)),
+            self._train_metrics,
+            # Before the last evaluation, which may take long.
+            SaveSteps(self.checkpointer, self._save_is_due, self._save_step) if saves else None,
+            Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training)) if evaluates else None,
+            best,
+            self._run_callbacks,
+            WriteSteps(self._log_is_due, self.build_writers()),
+            LoadBest(self._load_best) if config.load_best_model_at_end and best is not None else None,
+        ]
+
+    def build_writers(self) -> list[EventWriter]:
+        """Where metrics go: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+        return parts.build_writers(self.config, self.max_iter, self._plan.samples(self._plan.steps(1)))
+
+    def print_info(self) -> None:
+        """Log what is trained, on what, and for how long."""
+        config, model = self.config, self.model
+        rows = {
+            "Output": config.output_dir,
+            "Task": config.task,
+            "Model": type(model).__name__,
+            "Parameters": sum(p.numel() for p in model.parameters()),
+            "Trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "Device": self.device,
+            "Mixed precision": config.mixed_precision,
+            "Training samples": _length(self.train_dataset),
+            "Evaluation samples": _length(self.eval_dataset),
+            "Epochs": config.num_epochs,
+            "Batch size": config.batch_size,
+            "Gradient accumulation": config.gradient_accumulation_steps,
+            "Steps": self.total_steps,
+            "Updates": self._plan.num_updates,
+            "Begins behind step": self.state.global_step,
+            "Metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
+        }
+        logger.info("%s", training_info({name: value for name, value in rows.items() if value not in (None, "")}))
+
+    def before_train(self) -> None:
+        self._folder.prepare(self.config)
+        self._folder.lock()
+        parts.log_start(self)
+        self._add_built_in_callbacks()
+        super().before_train()
+
+    def after_train(self) -> None:
+        self.state.global_step = self._plan.steps(self.iter)  # an update that failed leaves steps that do not count
+        try:
+            super().after_train()
+        finally:
+            self.start_iter, self.max_iter = self.iter, self._plan.num_updates  # a further train() goes on from here
+            self._folder.close()
+            self._close_loaders()
+
+    # Settled before the first step.
+
+    def _settle_plan(self) -> None:
+        """How many steps and updates, and which are due for what."""
+        config = self.config
+        max_steps = config.max_steps
+        if isinstance(max_steps, float):  # a part of each epoch
+            max_steps = math.ceil(max_steps * len(self.train_dataloader)) * config.num_epochs
+        self._plan = make_plan(
+            self.train_dataloader,
+            num_epochs=config.num_epochs,
+            max_steps=max_steps,
+            accumulation=config.gradient_accumulation_steps,
+        )
+        self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
+        self._save_steps = _steps_of(config.save_steps, self.total_steps)
+        self._log_steps = _steps_of(config.log_steps, self.total_steps)
+
+    def _settle_state(self) -> None:
+        """What a checkpoint holds, and the hooks that other parts call."""
+        config = self.config
+        self.state = TrainerState(self, self._plan, {}, lr=config.learning_rate, seed=config.seed)
+        self.checkpointer = Checkpointer(
+            self.model,
+            Path(config.output_dir, config.checkpoints_dir),
+            attachments=self._attachments,
+            trainer=self.state,  # first: it finds out whether the others can be taken over
+        )
+        self._settle_parts()
+        self._train_metrics = self._build_train_metrics()
+        self._run_callbacks = RunCallbacks(
+            self.callbacks,
+            self.trainercontrol,
+            steps_per_epoch=self._plan.steps_per_epoch,
+            save=self._save_by,
+            evaluate=self._evaluate_in_training if self.eval_dataloader is not None else None,
+        )
+        if self._train_metrics is not None:
+            self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
+
+    def _settle_parts(self) -> None:
+        """What a checkpoint holds of optimizer, schedule and scaler."""
+        made = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler, "grad_scaler": self._grad_scaler}
+        there = {name: part for name, part in made.items() if part is not None}
+        self.state.set_parts(there)
+        self.checkpointer.checkpointables = {"trainer": self.state, **there}
+
+    def _settle_hooks(self) -> None:
+        config = self.config
+        save = self._save_step if config.save_enabled else _do_not_save
+        # What no list of hooks may forget: around the user's own.
+        is_due = self._log_is_due if config.log_steps else self.state.is_epoch_end
+        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(policy=config.non_finite, is_due=is_due)])
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
+
+    def _settle_step(self) -> None:
+        """What a step needs to know of the configuration, settled once."""
+        config = self.config
+        self._contract: Contract | None = None
+        vars(self).pop("compute_loss", None)
+        self._criterion, self._own_loss = optim.losses(self.loss, self.model, self._autocast)
+        self._is_window_end = True
+        self._update = Update(
+            self.optimizer,
+            self.model,
+            optim.step_of(self.optimizer),
+            accumulates=config.gradient_accumulation_steps > 1,
+            skip_non_finite=config.non_finite == "skip",
+            grad_scaler=self._grad_scaler,
+            count=self._samples_of_step if parts.is_own_loader(self.train_dataloader) else None,
+        )
+        self._after_batch = self._looks_after_batch()
+
+    def _build_train_metrics(self) -> TrainMetrics | None:
+        if self.config.eval_strategy == "eval_epoch" or self.config.metrics in ([], ()):
+            return None
+        if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
+            return None
+        make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
+        metrics = TrainMetrics(make_copy, self._log_is_due, self.state.is_epoch_end)
+        if any(is_overridden(self, name) for name in _OF_THE_STEP):
+            metrics.watch(self.model)
+        return metrics
+
+    def _looks_after_batch(self) -> Any:
+        """What is done with the logs of each micro-batch: as little as can be."""
+        show = self._run_callbacks.note if is_overridden(self, "train_step") else None
+        metrics = self._train_metrics
+        if is_overridden(self, "compute_metric"):
+            return self._ask_for_metric
+        if is_overridden(self, "update_metrics"):
+            return self._ask_for_metrics
+        if show is None:
+            return _nothing if metrics is None else metrics.add
+        return show if metrics is None else partial(_show_and_add, show, metrics.add)
+
+    # Where batches come from, and what becomes of a step's figures.
+
+    def _before_first_step(self) -> None:
+        if self.start_iter == 0:
+            seed_everything(self.config.seed)
+        self.state.restore()
+        self.set_train_mode()
+        self.optimizer.zero_grad()
+        self._set_batches()
+
+    def _set_batches(self) -> None:
+        """Begin the stream of batches where the run is, and let its first one settle how a batch becomes a loss."""
+        done = self.state.global_step
+        if parts.is_own_loader(self.train_dataloader):
+            sampler = self.train_dataloader.batch_sampler
+            sampler.set_batches_done(done)
+            sampler.endless = True
+            batches: Iterator[Any] = iter(self.train_dataloader)
+        else:
+            batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
+            if done % self._plan.steps_per_epoch:
+                logger.warning("The given loader goes on in the middle of an epoch; if it shuffles, in another order.")
+        prepared = map(self.prepare_input_batch, batches)
+        first = next(prepared)
+        self._batches = self._run_callbacks.train_batches(chain([first], prepared))
+        if not any(is_overridden(self, name) for name in _OF_THE_STEP):  # else the user's own decide
+            self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
+
+    def _close_loaders(self) -> None:
+        self._batches: Iterator[Any] = iter(())
+        for loader in (self.train_dataloader, self.eval_dataloader):
+            if isinstance(loader, BatchLoader):
+                loader.close()
+
+    def _settled(self, inputs: Any) -> Contract:
+        if self._contract is None:
+            notes = [self._update.note, self._train_metrics and self._train_metrics.note]
+            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, _all_of(notes))
+        return self._contract
+
+    def _run_own_epochs(self) -> None:
+        """Epochs through an ``inner_training_loop`` of the user's own."""
+        plan = self._plan
+        while self.iter < self.max_iter:
+            first = self.iter
+            epoch = plan.steps(first) // plan.steps_per_epoch + 1
+            self.inner_training_loop(epoch)
+            if self.iter == first:  # it took the batches by itself: they are one iteration
+                last = min(plan.updates(plan.steps_per_epoch * epoch), self.max_iter) - 1
+                self.state.step_before, self.iter = plan.steps(first), last
+                for _ in self._iterations(last + 1):
+                    self.state.global_step = plan.steps(last + 1)
+
+    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
+        self.storage.put_scalar("data_time", data_time)
+        losses = [loss for loss in losses if loss is not None]
+        if losses:
+            self.storage.put_scalar("total_loss", weighted_mean(losses, self._update.weights))
+
+    def _ask_for_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """For an ``update_metrics`` of the user's own."""
+        loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
+        self._run_callbacks.note({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
+
+    def _ask_for_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """For a ``compute_metric`` of the user's own."""
+        metric = self.compute_metric(self.model, inputs)
+        self.set_train_mode()  # it may have changed that
+        self._run_callbacks.note({**step_logs, "epoch_metric": metric})
+
+    def _add_built_in_callbacks(self) -> None:
+        """Those of the configuration, behind the user's own, and none of a class that the user has given."""
+        for callback in self._built_in_callbacks:
+            if any(callback is there for there in self.callbacks):
+                self.callbacks.pop_callback(callback)
+        own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
+        built_in = parts.build_callbacks(self.config, self.trainercontrol, self.train_dataloader)
+        self._built_in_callbacks = [c for c in built_in if not own & {k.__name__ for k in type(c).__mro__[:-2]}]
+        for callback in self._built_in_callbacks:
+            self.callbacks.add_callback(callback, singleton=False)
+
+    def _samples_of_step(self, batch: Any) -> int:
+        return self._plan.samples(self.state.global_step) - self._plan.samples(self.state.global_step - 1)
+
+    def _log_is_due(self) -> bool:
+        return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
+
+    def _latest(self, name: str) -> float | None:
+        value, _ = self.storage.latest().get(name, (None, 0))
+        return value
+
+    def _has_end_to_do(self) -> bool:
+        evaluates = self.config.eval_strategy != "no" and self.eval_dataloader is not None
+        return evaluates and self.state.is_loaded and not self._folder.has_row(self.max_iter)
+
+
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _steps_of(period: int | float | None, total_steps: int) -> int:
+    """A period in steps, which may be given as a part of all steps; 0: none."""
+    return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
+
+
+def _all_of(notes: list[Any]) -> Any:
+    """One call that makes all of these that there are; None if there are none."""
+    there = [note for note in notes if note is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+
+    def note_all(outputs: Any) -> None:
+        for note in there:
+            note(outputs)
+
+    return note_all
+
+
+def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -> None:
+    show(step_logs)
+    add(step_logs, inputs)
+
+
+def _do_not_save() -> None:
+    """With save_enabled=False."""
+
+
+def _nothing(step_logs: dict[str, Any], inputs: Any) -> None:
+    """Where nobody looks at a step's logs."""

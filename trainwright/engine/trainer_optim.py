@@ -1,0 +1,192 @@
+"""From a TrainingConfig to what changes the weights: precision, criterion, optimizer, and its schedule."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.optim import configured
+
+if TYPE_CHECKING:
+    from trainwright.config.training_config import TrainingConfig
+
+Autocast = Callable[[Callable[..., Any]], Callable[..., Any]]  # a function -> the same under autocast
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_for(config: "TrainingConfig", device: torch.device) -> Autocast | None:
+    """What puts a function under ``config.mixed_precision``; None without one.
+
+    Raises:
+        ConfigError: the device does not compute in it.
+    """
+    dtype = _DTYPES.get(config.mixed_precision or "")
+    if dtype is None:
+        return None
+    if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(
+            "TrainingConfig.mixed_precision: got 'bf16', in which this GPU does not compute; give 'fp16', or None."
+        )
+    return torch.autocast(device.type, dtype=dtype)
+
+
+def grad_scaler_for(config: "TrainingConfig", device: torch.device) -> torch.amp.GradScaler | None:
+    """The scaler that gradients in float16 need, with ``torch.amp``'s defaults; None for any other precision."""
+    return torch.amp.GradScaler(device.type) if config.mixed_precision == "fp16" else None
+
+
+def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:
+    """``config.loss`` on the device; None without one.
+
+    Raises:
+        ConfigError: the loss refuses its arguments.
+    """
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    if config.loss is None or config.loss == CUSTOM:
+        return None
+    found, _ = find_torch_class("loss", config.loss)
+    assert found is not None, "checked when the config was made"
+    _, arguments = split_name(config.loss)
+    try:
+        criterion: nn.Module = found(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TrainingConfig.loss: {found.__name__} refuses {arguments}: {error}.") from error
+    return criterion.to(device)
+
+
+CUSTOM = "custom_"  # what stands in a configuration for an object that set_optimizer or set_loss was given
+
+
+def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
+    """``config.optimizer`` over the parameters of ``model``.
+
+    Frozen ones too: without a gradient nothing becomes of them, and a run that is resumed may have frozen others.
+
+    Raises:
+        ConfigError: nothing is trainable, or the optimizer refuses its arguments.
+    """
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    found, _ = find_torch_class("optimizer", config.optimizer)
+    assert found is not None, "checked when the config was made"
+    _, arguments = split_name(config.optimizer)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad on some."
+        )
+    settings = {"lr": config.learning_rate, **arguments}
+    if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
+        settings.setdefault("weight_decay", config.weight_decay)
+    try:
+        optimizer: Optimizer = found(list(model.parameters()), **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} refuses {settings}: {error}.") from error
+    return optimizer
+
+
+def step_of(optimizer: Optimizer) -> Callable[[], Any]:
+    """``optimizer.step``; an optimizer whose step must be given a closure is given None."""
+    step = optimizer.step
+    parameters = list(inspect.signature(step).parameters.values())
+    if (
+        parameters
+        and parameters[0].default is inspect.Parameter.empty
+        and parameters[0].kind
+        in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+    ):
+        return lambda: step(None)
+    return step
+
+
+def build_lr_scheduler(config: "TrainingConfig", optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
+    """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
+
+    None without one, and for an optimizer whose groups have no learning rate.
+    """
+    if not all("lr" in group for group in optimizer.param_groups):
+        return None
+    if config.lr_scheduler is not None:
+        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer)
+    if isinstance(config.lr_scheduler_type, Mapping):
+        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer)
+    warmup = config.warmup_steps or math.ceil(num_updates * config.warmup_ratio)
+    match config.lr_scheduler_type:
+        case None:
+            return None
+        case "constant":
+            return configured.configure_constant_scheduler(optimizer)
+        case "constant_with_warmup":
+            return configured.configure_constant_scheduler_with_warmup(optimizer, warmup)
+        case "linear":
+            return configured.configure_linear_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "cosine":
+            return configured.configure_cosine_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "cosine_with_restarts":
+            return configured.configure_cosine_with_hard_restarts_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "polynomial":
+            return configured.configure_polynomial_decay_scheduler_with_warmup(optimizer, warmup, num_updates)
+    raise AssertionError(f"checked when the config was made: {config.lr_scheduler_type!r}")
+
+
+# Names of LRSchedulerType that are not those of torch's classes.
+_TORCH_SCHEDULERS = {
+    "constant": "ConstantLR",
+    "lambda": "LambdaLR",
+    "step": "StepLR",
+    "reduce_on_plateau": "ReduceLROnPlateau",
+    "multi_step": "MultiStepLR",
+    "one_cycle": "OneCycleLR",
+    "linear": "LinearLR",
+    "exponential": "ExponentialLR",
+    "cyclic": "CyclicLR",
+    "sequential": "SequentialLR",
+    "polynomial": "PolynomialLR",
+    "cosine_anealing": "CosineAnnealingLR",
+    "cosine_annealing": "CosineAnnealingLR",
+}
+
+
+def _torch_scheduler(named: Any, arguments: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
+    """A class of ``torch.optim.lr_scheduler`` by its own name or by that of an LRSchedulerType."""
+    from trainwright.config.torch_names import split_name
+
+    name, inner = split_name(getattr(named, "value", named))
+    arguments = {**inner, **arguments}
+    known = {
+        key: value
+        for key, value in vars(torch.optim.lr_scheduler).items()
+        if isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler
+    }
+    found = known.get(_TORCH_SCHEDULERS.get(name, name))
+    if found is None:
+        raise ConfigError(
+            f"TrainingConfig.lr_scheduler: got {name!r}. {did_you_mean(name, [*_TORCH_SCHEDULERS, *known])}"
+        )
+    try:
+        scheduler: LRScheduler = found(optimizer, **arguments)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"TrainingConfig.lr_scheduler_kwargs: {found.__name__} refuses {dict(arguments)}: {error}."
+        ) from error
+    return scheduler
+
+
+def losses(
+    criterion: Callable[..., Tensor] | None, model: nn.Module, autocast: Autocast | None
+) -> tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]:
+    """The criterion, and the model's own ``compute_loss`` if it has one, in the precision of the run."""
+    own_loss = getattr(model, "compute_loss", None)
+    if autocast is None:
+        return criterion, own_loss
+    return criterion and autocast(criterion), own_loss and autocast(own_loss)

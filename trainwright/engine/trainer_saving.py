@@ -1,0 +1,187 @@
+"""The saving half of the objects door: checkpoints named by their step, links named by their epoch, the hub."""
+
+import csv
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.files import replace_link
+from trainwright.checkpoint.retention import keep_newest
+from trainwright.config.errors import MissingFileError
+from trainwright.engine import trainer_parts as parts
+from trainwright.engine.trainer_shared import TrainerShared
+from trainwright.parallel.dist import is_main_process
+
+logger = logging.getLogger("trainwright.engine")
+
+BEST = "model_best"
+FINAL_EPOCH = "final_epoch"
+
+
+class SavingTrainer(TrainerShared):
+    """What saves and loads."""
+
+    _fixed_attachments: dict[str, bytes] | None = None
+
+    def save(self, path: str | Path, overwrite: bool = True) -> None:
+        """Write the whole state of the run as the checkpoint folder ``path``, with its model card ``README.md``.
+
+        Raises:
+            FileExistsError: ``path`` is there, and ``overwrite`` is False.
+        """
+        path = Path(path).expanduser()
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path}: exists already; give another path, or overwrite=True.")
+        self._saver_beside(path).save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
+
+    def load(self, path: str | Path) -> None:
+        """Take the whole state of the run from a checkpoint; ``train`` then goes on from there."""
+        self.checkpointer.load(Path(path).expanduser())
+
+    def push_to_hub(self, repo_id: str, *, commit_message: str | None = None, private: bool = False) -> str:
+        """Upload the model, its config, preprocessor and card, and the state of the run; returns the repository's URL.
+
+        Raises:
+            MissingFileError: the hub cannot be reached, or refuses.
+        """
+        from trainwright.checkpoint.hub import upload_folder
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder, "upload"))
+            return upload_folder(
+                Path(folder, "upload"), repo_id, commit_message=commit_message or "Upload model", private=private
+            )
+
+    def load_csv_logs(self, logs_dir: str | Path | None = None) -> dict[str, list[float | None]]:
+        """The columns of ``metrics.csv`` by name, None where a row has no value.
+
+        Raises:
+            MissingFileError: no such file has been written.
+        """
+        folder = Path(self.config.output_dir, self.config.logs_dir) if logs_dir is None else Path(logs_dir)
+        path = folder / parts.CSV_NAME
+        if not path.is_file():
+            raise MissingFileError(f"{path}: not there; it is written while the trainer trains.")
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        names = list(rows[0]) if rows else []
+        return {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
+
+    # What the hooks call.
+
+    def _save_is_due(self) -> bool:
+        config, state = self.config, self.state
+        if not config.save_enabled:
+            return False
+        if state.is_epoch_end() and self._is_linked_epoch(state.epoch):
+            return True
+        periods = (self._save_steps, (config.model_checkpoint or {}).get("every_n_iteration"))
+        return any(period and state.has_passed(period) for period in periods)
+
+    def _save_step(self) -> None:
+        """Save what is trained so far, under the name of its last step."""
+        self._save_by(self.checkpointer)
+
+    def _save_by(self, checkpointer: Checkpointer) -> None:
+        state = self.state
+        name = f"{state.global_step:0{len(str(self.total_steps))}d}"
+        links = [Path(self.config.output_dir, link) for link in self._links_to_this()]
+        is_own = checkpointer is self.checkpointer
+        on_commit = partial(_link_and_prune, Path(checkpointer.save_dir), name, links, self.config.max_to_keep)
+        checkpointer.save(name, iteration=state.updates_done - 1, on_commit=on_commit if is_own else None)
+
+    def _links_to_this(self) -> Iterator[str]:
+        state = self.state
+        if state.is_epoch_end() and self._is_linked_epoch(state.epoch):
+            yield f"epoch_{state.epoch}"
+        if self.iter >= self.max_iter:
+            yield FINAL_EPOCH
+
+    def _is_linked_epoch(self, epoch: int) -> bool:
+        period = (self.config.model_checkpoint or {}).get("every_n_epoch")
+        return period is not None and epoch % period == 0
+
+    def _load_best(self) -> None:
+        """Take the weights of the best checkpoint, if there is one."""
+        self.checkpointer.wait()
+        best = Path(self.checkpointer.save_dir, BEST)
+        if not best.exists():
+            logger.warning(
+                "There is no best checkpoint to load: no evaluation gave %r.", self.config.metric_for_best_model
+            )
+            return
+        Checkpointer(self.model).load(best, checkpointables=[], strict=True)
+        logger.info("The model has the weights of the best checkpoint, %s.", best.resolve().name)
+
+    def _saver_beside(self, path: Path) -> Checkpointer:
+        return Checkpointer(
+            self.model,
+            path.parent,
+            asynchronous=False,
+            save_to_disk=is_main_process(),
+            attachments=self._attachments,
+            **self.checkpointer.checkpointables,
+        )
+
+    def _attachments(self) -> Mapping[str, bytes]:
+        """What lies beside the weights so that the folder is a model: its config, its preprocessor, its card."""
+        if self._fixed_attachments is None:
+            self._fixed_attachments = _files_beside(self.model, self.preprocessor)
+        return {"README.md": self._card().encode(), **self._fixed_attachments}
+
+    def _card(self) -> str:
+        from trainwright.models.card import ModelCard
+
+        card = self.model_card or ModelCard(
+            model_name=Path(os.path.abspath(self.config.output_dir)).name,
+            model_architecture=type(self.model).__name__,
+            tasks=[str(self.config.task)] if self.config.task else None,
+            training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
+            training_config=self.config.to_dict(),
+            eval_results=dict(self.last_eval_results) or None,
+        )
+        return str(card.to_text())
+
+
+def _files_beside(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_yaml"):
+        files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
+    if hasattr(preprocessor, "save"):
+        files |= _written_by(preprocessor.save)
+    return files
+
+
+def _written_by(save: Callable[[Path], object]) -> dict[str, bytes]:
+    """The files that ``save(folder)`` writes, by their names in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder))
+        written = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
+
+
+def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:
+    """Point links at a checkpoint that is on disk; then delete those beyond ``max_to_keep``, and links to them."""
+    for link in links:
+        if link.is_symlink() or not link.exists():
+            replace_link(link, folder / name)
+    if max_to_keep is None:
+        return
+    steps = sorted((path for path in folder.iterdir() if re.fullmatch(r"\d+", path.name)), key=lambda p: int(p.name))
+    old = {path.resolve() for path in steps[:-max_to_keep]}
+    try:
+        for link in folder.parent.glob("epoch_*"):
+            if link.is_symlink() and link.resolve() in old:
+                link.unlink()
+        keep_newest(folder, "", max_to_keep)
+    except OSError as error:  # the next save tries again; what is there too long does no harm
+        logger.warning("%s: an older checkpoint could not be deleted (%s).", folder, error)

@@ -1,0 +1,84 @@
+"""What the files of the objects door share: its attributes, and the methods that they call on each other."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.run_folder import RunFolder
+from trainwright.engine.step_plan import StepPlan
+from trainwright.engine.trainer_optim import Autocast
+from trainwright.engine.trainer_parts import build_metrics_handler
+from trainwright.engine.trainer_state import TrainerState
+from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
+
+if TYPE_CHECKING:
+    from trainwright.config.training_config import TrainingConfig
+
+
+class TrainerShared(TrainerBase):
+    """The trainer itself is :class:`~trainwright.Trainer`, which makes these and says what they are."""
+
+    # Given.
+    config: "TrainingConfig"
+    model: nn.Module
+    train_dataset: Any
+    eval_dataset: Any
+    preprocessor: Any
+    model_card: Any
+    # Built.
+    device: torch.device
+    train_dataloader: Any
+    eval_dataloader: Any
+    optimizer: Optimizer
+    lr_scheduler: LRScheduler | None
+    loss: Any
+    callbacks: CallbackList
+    trainercontrol: TrainerControl
+    state: TrainerState
+    checkpointer: Checkpointer
+    total_steps: int
+    _collator: Callable[[list[Any]], Any] | None
+    _plan: StepPlan
+    _save_steps: int
+    _log_steps: int
+    _step_model: Any
+    _autocast: Autocast | None
+    _grad_scaler: torch.amp.GradScaler | None
+    _folder: RunFolder
+    _run_callbacks: RunCallbacks
+    _built_in_callbacks: list[Callback]
+
+    @cached_property
+    def metrics_handler(self) -> Any:
+        """What computes the metrics of evaluations; by default made when it is first needed."""
+        return build_metrics_handler(self.config, self)
+
+    def prepare_input_batch(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        raise NotImplementedError
+
+    def compute_metric(self, model: Any, inputs: Any) -> float:
+        raise NotImplementedError
+
+    def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:
+        raise NotImplementedError
+
+    def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+        raise NotImplementedError
+
+    def set_train_mode(self, model: nn.Module | None = None) -> None:
+        raise NotImplementedError
+
+
+def is_overridden(trainer: object, name: str) -> bool:
+    """Whether a method is a user's own, and not one of the engine's."""
+    return not str(getattr(type(trainer), name).__module__).startswith("trainwright.engine.")

@@ -1,0 +1,88 @@
+"""A metric over a whole data set: predictions and targets in, a dictionary of numbers out."""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import EllipsisType
+from typing import Any  # predictions and targets are lists, arrays or tensors of what the metric asks for
+
+from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.evaluation.evaluator import EvaluationError
+
+
+class Metric:
+    """Subclass it, name the results in ``all_keys``, and give ``values``.
+
+    Args:
+        objective: "maximize" or "minimize"; None: the metric's own.
+        output_keys: those results that are wanted; None: all.
+        n_decimals: digits after the point; None: exact.
+
+    Raises:
+        ConfigError: an output key that the metric does not give.
+    """
+
+    name = ""
+    all_keys: Sequence[str] = ()
+    default_objective = "maximize"
+
+    def __init__(
+        self,
+        *,
+        objective: str | None = None,
+        output_keys: Sequence[str] | None = None,
+        n_decimals: int | None = 4,
+    ) -> None:
+        if objective not in (None, "maximize", "minimize"):
+            raise ConfigError(f"metric {self.name}: objective is {objective!r}; it must be 'maximize' or 'minimize'.")
+        self.objective = objective or self.default_objective
+        self.output_keys = self._checked(output_keys)
+        self.n_decimals = n_decimals
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(output_keys={list(self.output_keys)!r}, n_decimals={self.n_decimals!r})"
+
+    def values(self, predictions: Any, targets: Any) -> Mapping[str, float]:
+        """Every result, exact. ``predictions`` and ``targets`` hold one entry per sample."""
+        raise NotImplementedError(f"{type(self).__name__} must override values(predictions, targets)")
+
+    def compute(
+        self,
+        predictions: Any,
+        targets: Any,
+        n_decimals: int | EllipsisType | None = ...,
+        output_keys: Sequence[str] | None = None,
+    ) -> dict[str, float]:
+        """The wanted results over all samples.
+
+        Args:
+            n_decimals: digits after the point, None for exact values; left out, as the metric was made: 4.
+            output_keys: those that are wanted; None: as the metric was made.
+
+        Raises:
+            EvaluationError: there are no samples, or the two are not equally many.
+            ConfigError: an output key that the metric does not give.
+        """
+        if len(predictions) != len(targets):
+            raise EvaluationError(
+                f"metric {self.name}: {len(predictions)} predictions and {len(targets)} targets; "
+                "there must be one of each for every sample."
+            )
+        if not len(predictions):
+            raise EvaluationError(f"metric {self.name} has seen no samples.")
+        wanted = self.output_keys if output_keys is None else self._checked(output_keys)
+        found = self.values(predictions, targets)
+        digits = self.n_decimals if isinstance(n_decimals, EllipsisType) else n_decimals
+        return {key: _rounded(found[key], digits) for key in (wanted or found) if key in found}
+
+    def _checked(self, output_keys: Sequence[str] | None) -> tuple[str, ...]:
+        if output_keys is None:
+            return tuple(self.all_keys)
+        for key in output_keys if self.all_keys else ():
+            if key not in self.all_keys:
+                raise ConfigError(f"metric {self.name}: no result {key!r}. {did_you_mean(key, self.all_keys)}")
+        return tuple(output_keys)
+
+
+def _rounded(value: float, n_decimals: int | None) -> float:
+    value = float(value)
+    return value if n_decimals is None or not math.isfinite(value) else round(value, n_decimals)

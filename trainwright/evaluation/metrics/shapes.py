@@ -1,0 +1,126 @@
+"""What predictions and targets are, told from their shapes and types.
+
+B batch, C classes, L labels or positions.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainwright.evaluation.evaluator import EvaluationError, described
+
+Pair = tuple[Tensor, Tensor]  # predictions and targets
+
+
+def aligned(predictions: Tensor, targets: Tensor) -> Pair:
+    """Without trailing dimensions of size 1 that only one of the two has: (B, 1) and (B,) become (B,) and (B,)."""
+    while predictions.dim() > targets.dim() and predictions.shape[-1] == 1:
+        predictions = predictions.squeeze(-1)
+    while targets.dim() > predictions.dim() and targets.shape[-1] == 1:
+        targets = targets.squeeze(-1)
+    # (B, C) scores with (B, 1) labels.
+    if targets.dim() == predictions.dim() > 1 and targets.shape[1:].numel() == 1 < predictions.shape[1:].numel():
+        targets = targets.flatten()
+    if predictions.shape == targets.shape and predictions.dim() == 2 and predictions.shape[1] == 1:
+        return predictions.squeeze(1), targets.squeeze(1)
+    return predictions, targets
+
+
+def infer_task(predictions: Tensor, targets: Tensor) -> tuple[str, int | None]:
+    """``("binary", None)``, ``("multiclass", C)`` or ``("multilabel", L)``, of aligned predictions and targets.
+
+    ``("multiclass", None)``: the predictions are class indices, and how many classes there are stands in no shape.
+
+    Raises:
+        EvaluationError: the two do not fit a classification.
+    """
+    scores = predictions.is_floating_point()
+    if predictions.shape == targets.shape:
+        if not scores:
+            return "multiclass", None
+        return ("multilabel", predictions.shape[1]) if predictions.dim() > 1 else ("binary", None)
+    if scores and predictions.dim() == targets.dim() + 1:
+        last = is_channels_last(predictions, targets)
+        if last is not False or _channels_first(predictions, targets):
+            return "multiclass", predictions.shape[-1 if last else 1]
+    raise EvaluationError(
+        f"cannot tell the task from predictions {shape_and_type(predictions)} and targets {shape_and_type(targets)}. "
+        "Classification takes scores (B, C) and class indices (B,), probabilities (B,) and 0 or 1 (B,), "
+        "class indices (B,) twice, or scores (B, L) and 0 or 1 (B, L) for L labels."
+    )
+
+
+def is_channels_last(predictions: Tensor, targets: Tensor) -> bool | None:
+    """Whether scores are (B, L, C), not (B, C, L), for targets (B, L); None if both fit, or there is no L."""
+    if predictions.dim() != targets.dim() + 1:
+        return False
+    last, first = predictions.shape[:-1] == targets.shape, _channels_first(predictions, targets)
+    return None if last and first else last
+
+
+def _channels_first(predictions: Tensor, targets: Tensor) -> bool:
+    return predictions.shape[:1] == targets.shape[:1] and predictions.shape[2:] == targets.shape[1:]
+
+
+def for_classification(
+    predictions: Tensor, targets: Tensor, task: str | None, *, channels_last: bool = False, from_logits: bool = False
+) -> Pair:
+    """Scores with classes in dimension 1, in full precision, and targets as int64.
+
+    Raises:
+        EvaluationError: targets are numbers with a fraction.
+    """
+    if channels_last and predictions.dim() > 2:
+        predictions = predictions.movedim(-1, 1)
+    predictions = full_precision(predictions)
+    if from_logits and predictions.is_floating_point():
+        predictions = predictions.softmax(dim=1) if task == "multiclass" else predictions.sigmoid()
+    if targets.is_floating_point() and not torch.equal(targets, targets.round()):
+        raise EvaluationError(
+            f"targets {shape_and_type(targets)} have fractions; a classification's are whole numbers. "
+            "Name a metric of regression, such as MeanSquaredError."
+        )
+    return predictions if predictions.is_floating_point() else predictions.long(), targets.long()
+
+
+def check_classes(pair: Pair, num_classes: int, ignored: int | None) -> None:
+    """
+    Raises:
+        EvaluationError: a class index is out of range. (torchmetrics only counts how many different ones there are.)
+    """
+    for what, values in zip(("predictions", "targets"), pair, strict=True):
+        if values.is_floating_point():
+            continue
+        wrong = (values < 0) | (values >= num_classes)
+        if ignored is not None:
+            wrong &= values != ignored
+        if wrong.any():
+            raise EvaluationError(f"{what} hold class {int(values[wrong][0])}; there are {num_classes}, from 0 on")
+
+
+def for_regression(predictions: Tensor, targets: Tensor) -> Pair:
+    """Both in full precision: sums of many bfloat16 numbers are wrong."""
+    predictions = full_precision(predictions)
+    whole = predictions.is_floating_point() and not targets.is_floating_point() and not targets.is_complex()
+    return predictions, targets.to(predictions.dtype) if whole else full_precision(targets)
+
+
+def full_precision(values: Tensor) -> Tensor:
+    """Half-precision numbers as float32; anything else as it is."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def shape_and_type(value: Any) -> str:
+    """``(32, 10) float32``, for an error message."""
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return f"of {len(value)} entries ({type(value).__name__})" if isinstance(value, list | tuple) else described(value)
+
+
+def scores_of(outputs: Any) -> Any:
+    """What a model gave as predictions: ``logits`` or ``prediction_scores`` of a dictionary, the first of a tuple."""
+    if isinstance(outputs, Mapping):
+        return next((outputs[key] for key in ("logits", "prediction_scores") if key in outputs), outputs)
+    return outputs[0] if isinstance(outputs, tuple) and outputs else outputs

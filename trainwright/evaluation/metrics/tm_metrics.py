@@ -1,0 +1,308 @@
+"""A torchmetrics metric by its name, that finds out about the task by itself and is cheap to update at every step."""
+
+from typing import Any, Self  # torchmetrics' results: numbers, tensors, dictionaries or tuples of these
+
+import torch
+from torch import Tensor
+
+from trainwright.config.errors import ConfigError, UserError
+from trainwright.evaluation.evaluator import EvaluationError
+from trainwright.evaluation.metrics.buffer import LARGE_BATCH, Buffer, joined
+from trainwright.evaluation.metrics.construction import IGNORED_LABEL, SIZE_OF_TASK, Blueprint, on_device
+from trainwright.evaluation.metrics.names import available_names, key_of
+from trainwright.evaluation.metrics.shapes import (
+    Pair,
+    aligned,
+    check_classes,
+    for_classification,
+    for_regression,
+    infer_task,
+    is_channels_last,
+    shape_and_type,
+)
+from trainwright.evaluation.metrics.state import State, put_joined_states, put_state, take_state
+from trainwright.parallel.dist import all_gather_object, get_world_size
+
+_BUFFERED = ("classification", "regression")  # kinds whose result does not depend on how samples lie in batches
+
+
+class TMMetrics:
+    """``TMMetrics("Accuracy")``: ``update(predictions, targets)``, ``compute()``, ``reset()``, ``to(device)``.
+
+    Classification takes scores (B, C), probabilities or scores (B,) of the second of two classes, class indices (B,),
+    or scores (B, L) of L labels, without ``task=``, ``num_classes=`` or ``num_labels=``: the first batch tells them.
+    From class indices alone the number of classes cannot be told, so all of them are kept until ``compute`` unless
+    ``num_classes`` is given. Labels of -100 are ignored (``ignore_index`` changes that).
+
+    Args:
+        name: a torchmetrics class, or its name in torchmetrics 0.7 (`get_tm_avaliable_metrics`).
+        buffered: count several batches with one update. The result is the same.
+        from_logits: scores are logits, whatever their values. By default, as in torchmetrics, scores of one class are
+            taken for logits if any of them lies outside [0, 1].
+        arguments: those of the torchmetrics class. A wrapper's ``base_metric`` may be a name too.
+
+    Raises:
+        ConfigError: there is no such metric, or it cannot be made with these arguments.
+    """
+
+    def __init__(self, name: str, *, buffered: bool = True, from_logits: bool = False, **arguments: Any) -> None:
+        self.name, self.arguments = name, arguments
+        self.buffered, self.from_logits = buffered, from_logits
+        self._blueprint = Blueprint(name, arguments)
+        self._device: torch.device | None = None  # that of the predictions, unless `to` says another
+        self._buffer = Buffer()
+        self._forget()
+        if not self._blueprint.unknown():
+            self._make({})  # wrong arguments are an error now, not at the first batch
+
+    def _forget(self) -> None:
+        self._metric: Any = None
+        self._inferred: dict[str, Any] | None = None  # None until a batch was seen
+        self._channels_last: bool | None = None
+        self._indices: list[Pair] | None = None  # kept where nobody knows yet how many classes there are
+        self._takes_pairs = False
+        self._has_seen = False
+
+    def __repr__(self) -> str:
+        arguments = "".join(f", {key}={value!r}" for key, value in self.arguments.items())
+        return f"TMMetrics({self.name!r}{arguments})"
+
+    @classmethod
+    def get_tm_avaliable_metrics(cls) -> list[str]:
+        """The names of the installed torchmetrics' metrics, and old ones that have a successor."""
+        return available_names()
+
+    @property
+    def key(self) -> str:
+        """The name of the result: ``"f1_score"`` of ``F1Score``."""
+        return key_of(self.name)
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether this rank has seen any since `reset`."""
+        return self._has_seen or len(self._buffer) > 0
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """None if torchmetrics does not say."""
+        return self._blueprint.higher_is_better()
+
+    def fresh(self) -> Self:
+        """Another one that is made the same way and has seen nothing."""
+        return type(self)(self.name, buffered=self.buffered, from_logits=self.from_logits, **self.arguments)
+
+    def to(self, device: torch.device | str) -> Self:
+        self._device = torch.device(device)
+        self._buffer.to(device)
+        if self._metric is not None:
+            self._metric.to(device)
+        return self
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self._buffer.clear()
+        self._has_seen = False
+        if self._indices is not None:
+            self._indices = []
+        if self._metric is not None:
+            self._metric.reset()
+
+    def update(self, *inputs: Any, **named: Any) -> None:
+        """Count a batch: predictions (B, …) and targets (B, …), or what the torchmetrics class takes.
+
+        Raises:
+            EvaluationError: the metric cannot take them. In a buffered batch this may come some batches later.
+        """
+        if self._takes_pairs and len(inputs) == 2 and not named:
+            predictions, targets = inputs
+            if isinstance(predictions, Tensor) and isinstance(targets, Tensor) and predictions.numel() < LARGE_BATCH:
+                if self._buffer.add(predictions, targets):
+                    self.flush()
+                return
+        self.flush()
+        self._count(inputs, named)
+
+    def compute(self, *, all_ranks: bool = True) -> Any:
+        """The value over all batches since `reset`, as torchmetrics gives it: mostly a tensor of one number.
+
+        Args:
+            all_ranks: join what all ranks have counted; then every rank must call this.
+
+        Raises:
+            EvaluationError: no samples were seen.
+        """
+        self.flush()
+        metric = self._joined() if all_ranks and get_world_size() > 1 else self._alone()
+        if metric is None:
+            raise EvaluationError(f"metric {self.name} has seen no samples.")
+        try:
+            return metric.compute()
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise EvaluationError(f"metric {self.name}: {error}") from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything it has seen, as tensors, numbers, texts, lists and dictionaries of these."""
+        return {
+            "name": self.name,
+            "inferred": self._inferred,
+            "channels_last": self._channels_last,
+            "has_seen": self._has_seen,
+            "buffer": self._buffer.state_dict(),
+            "indices": None if self._indices is None else [list(pair) for pair in self._indices],
+            "metric": None if self._metric is None else take_state(self._metric),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: it is the state of another metric.
+        """
+        if state["name"] != self.name:
+            raise ConfigError(f"metric {self.name}: the saved state is of {state['name']}. Name the same metric.")
+        self._forget()
+        self._channels_last = state["channels_last"]
+        self._buffer.load_state_dict(state["buffer"])
+        if state["indices"] is not None:
+            self._indices = [(predictions, targets) for predictions, targets in state["indices"]]
+        elif state["inferred"] is not None:
+            self._make(state["inferred"])
+            put_state(self._metric, state["metric"])
+        self._inferred, self._has_seen = state["inferred"], state["has_seen"]
+        self._takes_pairs = self._may_buffer()
+
+    def _make(self, inferred: dict[str, Any]) -> None:
+        self._inferred = inferred
+        self._metric = self._blueprint.build(inferred)
+        if self._device is not None:
+            self._metric.to(self._device)
+
+    def _may_buffer(self) -> bool:
+        """Only after the first batch, which is counted at once, so that what is wrong with it is said at once."""
+        kind = self._blueprint.kind
+        return self.buffered and self._has_seen and kind in _BUFFERED and not self._blueprint.is_wrapper
+
+    def flush(self) -> None:
+        """Count the batches that wait to be counted together."""
+        for pair in self._buffer.take():
+            self._count(pair, {})
+
+    def _count(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        try:
+            with torch.no_grad():
+                inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
+                if len(inputs) >= 2 and isinstance(inputs[0], Tensor) and isinstance(inputs[1], Tensor):
+                    inputs = (*self._prepared(inputs[0], inputs[1]), *inputs[2:])
+                if self._metric is None and self._indices is None:
+                    raise EvaluationError(
+                        f"it takes two tensors, or {', '.join(self._blueprint.unknown())}=... in advance"
+                    )
+                if self._indices is not None:
+                    self._keep(inputs[0], inputs[1])
+                else:
+                    self._metric.update(*inputs, **named)
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            if isinstance(error, UserError) and not isinstance(error, EvaluationError):
+                raise
+            raise EvaluationError(_misfit(self, inputs, error)) from error
+        if not self._has_seen:
+            self._has_seen = True
+            self._takes_pairs = self._may_buffer()
+
+    def _prepared(self, predictions: Tensor, targets: Tensor) -> Pair:
+        kind = self._blueprint.kind
+        if self._metric is not None:
+            on_device(self._metric, self._device or predictions.device)
+        if kind == "regression":
+            return for_regression(*aligned(predictions, targets))
+        if kind != "classification":
+            return predictions, targets
+        predictions, targets = aligned(predictions, targets)
+        if self._channels_last is None:
+            self._channels_last = is_channels_last(predictions, targets)
+        if self._inferred is None and self._indices is None:
+            self._infer(predictions, targets)
+        given = {**self._blueprint.core.arguments, **(self._inferred or {})}
+        task, last = given.get("task") or self._blueprint.task, bool(self._channels_last)
+        pair = for_classification(predictions, targets, task, channels_last=last, from_logits=self.from_logits)
+        if task == "multiclass" and given.get("num_classes"):
+            check_classes(pair, given["num_classes"], given.get("ignore_index", IGNORED_LABEL))
+        return pair
+
+    def _infer(self, predictions: Tensor, targets: Tensor) -> None:
+        task, size = infer_task(predictions, targets)
+        unknown = self._blueprint.unknown()
+        inferred: dict[str, Any] = {"task": task} if "task" in unknown else {}
+        size_name = SIZE_OF_TASK.get(task) if "task" in unknown else unknown[0]
+        if size_name is not None and self._blueprint.core.arguments.get(size_name) is None:
+            if size is None and size_name == "num_classes":
+                self._indices = []
+                return
+            inferred[size_name] = predictions.shape[1] if size is None else size
+        self._make(inferred)
+        on_device(self._metric, self._device or predictions.device)
+
+    def _keep(self, predictions: Tensor, targets: Tensor) -> None:
+        assert self._indices is not None, "asked only where class indices are kept"
+        if predictions.shape != targets.shape:
+            raise EvaluationError("predictions and targets must be class indices of one shape")
+        if not self._has_seen:
+            self._from_indices([(predictions, targets)])  # an error of torchmetrics comes with the first batch
+        self._indices.append((predictions, targets))
+
+    def _alone(self) -> Any:
+        if not self._has_seen:
+            return None
+        return self._metric if self._indices is None else self._from_indices(self._indices)
+
+    def _from_indices(self, pairs: list[Pair]) -> Any:
+        """The metric over class indices; their largest tells how many classes there are."""
+        pairs = joined(pairs)
+        num_classes = 1 + max(int(value.max()) for pair in pairs for value in pair if value.numel())
+        unknown = self._blueprint.unknown()
+        inferred: dict[str, Any] = {"num_classes": max(num_classes, 2)}
+        if "task" in unknown:
+            inferred = {"task": "binary"} if num_classes <= 2 else {"task": "multiclass", **inferred}
+        metric = self._blueprint.build(inferred).to(pairs[0][0].device)
+        for predictions, targets in pairs:
+            metric.update(predictions, targets)
+        return metric
+
+    def _joined(self) -> Any:
+        """The metric over what all ranks have seen; None if none has seen anything."""
+        mine: tuple[dict[str, Any] | None, State | None, list[Pair] | None] | None = None
+        if self._has_seen:
+            pairs = None if self._indices is None else [(p.cpu(), t.cpu()) for p, t in self._indices]
+            mine = self._inferred, None if self._metric is None else take_state(self._metric), pairs
+        shares = [share for share in all_gather_object(mine) if share is not None]
+        if not shares:
+            return None
+        kept = [pair for _, _, pairs in shares for pair in pairs or ()]
+        if kept:
+            return self._from_indices(kept)
+        metric = self._blueprint.build(shares[0][0] or {})
+        put_joined_states(metric, [state for _, state, _ in shares if state is not None])
+        return metric
+
+
+def _misfit(metric: TMMetrics, inputs: tuple[Any, ...], error: Exception) -> str:
+    names = ["predictions", "targets", *["more"] * len(inputs)]
+    got = " and ".join(f"{name} {shape_and_type(value)}" for name, value in zip(names, inputs, strict=False))
+    return f"metric {metric.name}: cannot count {got or 'nothing'}: {error}"
+
+
+def show_avaliable_metrics() -> dict[str, list[str]]:
+    """Print the names that `get_metric_by_name` knows, and give them by the class that implements them."""
+    names = {"TMMetrics": TMMetrics.get_tm_avaliable_metrics()}
+    print(names)
+    return names
+
+
+def get_metric_by_name(name: str, metric_impl: str = "TMMetrics", **arguments: Any) -> TMMetrics:
+    """``TMMetrics(name, **arguments)``.
+
+    Raises:
+        ConfigError: ``metric_impl`` is not "TMMetrics", or there is no such metric.
+    """
+    if metric_impl != "TMMetrics":
+        raise ConfigError(f"metric_impl: got {metric_impl!r}; it must be 'TMMetrics'.")
+    return TMMetrics(name, **arguments)

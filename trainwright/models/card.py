@@ -1,0 +1,217 @@
+"""Model cards: a ``README.md`` that tells people, and by its first lines the hub, what a model is and how good."""
+
+import math
+import numbers
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainwright.checkpoint.files import atomic_write
+from trainwright.config.errors import ConfigTypeError
+from trainwright.config.secrets import redact, without_secrets
+from trainwright.config.yaml_file import Dumper
+
+CARD_NAME = "README.md"
+LIBRARY = "trainwright"
+
+# The hub's names of tasks, where they are not ours with hyphens.
+_HUB_TASKS = {
+    "image2text": "image-to-text",
+    "sequence_labeling": "token-classification",
+    "speech_recognition": "automatic-speech-recognition",
+    "mask_filling": "fill-mask",
+}
+Several = str | Sequence[str] | None
+
+
+@dataclass
+class ModelCard:
+    """What is known about a model; what is None is left out.
+
+    Args:
+        model_name: the heading; "model" by default.
+        model_architecture: such as the name of its class.
+        model_overview: a text in Markdown.
+        language, tags, tasks, datasets, datasets_tags: one or several; ``datasets_tags`` are the ids of ``datasets`` on
+            the hub.
+        dataset_args: how a dataset was used: a text, or settings by name.
+        eval_results: figures by name.
+        eval_lines: how they came about: mappings, which become the lines of a table.
+        training_summary: a text, or figures by name.
+        training_config: settings by name, or an object with ``to_dict``; what looks secret is not written.
+        source: what made the card.
+    """
+
+    model_name: str | None = None
+    model_architecture: str | None = None
+    model_overview: str | None = None
+    language: Several = None
+    tags: Several = None
+    tasks: Several = None
+    datasets: Several = None
+    datasets_tags: Several = None
+    dataset_args: Any = None
+    eval_results: Mapping[str, Any] | None = None
+    eval_lines: Sequence[Mapping[str, Any]] | None = None
+    training_summary: Any = None
+    training_config: Any = None
+    source: str = "trainer"
+
+    def save_model_card(self, path: str | os.PathLike[str]) -> Path:
+        """Write the card into a folder as ``README.md``, or into the file ``path``, if that ends with ``.md``."""
+        file = Path(path)
+        if file.suffix.lower() != ".md":
+            file = file / CARD_NAME
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, self.to_text().encode())
+        return file
+
+    def to_text(self) -> str:
+        """The whole card: metadata in YAML between ``---`` lines, then Markdown.
+
+        Raises:
+            ConfigTypeError: a field is of a type that cannot be written.
+        """
+        front: str = yaml.dump(self._metadata(), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
+        parts = [f"---\n{front}---\n", f"# {_inline(self._name())}\n", *self._sections()]
+        return "\n".join(parts)
+
+    def _name(self) -> str:
+        return re.sub(r"\s+", " ", self.model_name or "").strip() or "model"
+
+    def _metadata(self) -> dict[str, Any]:
+        tasks = [_hub_task(task) for task in _several(self.tasks, "tasks")]
+        entries: dict[str, Any] = {
+            "language": _several(self.language, "language"),
+            "library_name": LIBRARY,
+            "pipeline_tag": tasks[0] if tasks else None,
+            "tags": list(dict.fromkeys([*_several(self.tags, "tags"), *tasks])),
+            "datasets": _several(self.datasets_tags, "datasets_tags") or _several(self.datasets, "datasets"),
+            "model-index": self._index(tasks),
+        }
+        return {name: value for name, value in entries.items() if value}
+
+    def _index(self, tasks: Sequence[str]) -> list[dict[str, Any]]:
+        """The figures as the hub lists them: for each dataset that they were measured on, here all together."""
+        metrics = [
+            {"type": _metric(name), "name": str(name), "value": _number(value)}
+            for name, value in (self.eval_results or {}).items()
+            if _is_finite(value)
+        ]
+        if not metrics:
+            return []
+        names = _several(self.datasets, "datasets")
+        ids = _several(self.datasets_tags, "datasets_tags") or names
+        dataset: dict[str, Any] = {
+            "name": ", ".join(names or ids) or "evaluation data",
+            "type": ids[0] if ids else "unknown",
+        }
+        if self.dataset_args:
+            dataset["args"] = _plain(self.dataset_args)
+        task = tasks[0] if tasks else "other"
+        result = {"task": {"type": task, "name": task.replace("-", " ").capitalize()}, "dataset": dataset}
+        return [{"name": self._name(), "results": [{**result, "metrics": metrics}]}]
+
+    def _sections(self) -> list[str]:
+        lists = {
+            "Architecture": [self.model_architecture] if self.model_architecture else [],
+            "Tasks": _several(self.tasks, "tasks"),
+            "Datasets": _several(self.datasets, "datasets") or _several(self.datasets_tags, "datasets_tags"),
+        }
+        facts = [f"* **{name}**: {', '.join(map(_inline, values))}" for name, values in lists.items() if values]
+        if self.dataset_args:
+            facts.append(f"* **Dataset arguments**: {_inline(self.dataset_args)}")
+        sections = ["\n".join([*facts, ""])] if facts else []
+        if self.model_overview:
+            sections.insert(0, f"{self.model_overview.strip()}\n")
+        if self.eval_results:
+            sections.append("## Results\n\n" + _table([("metric", "value"), *self.eval_results.items()]))
+        if self.eval_lines:
+            names = list(dict.fromkeys(name for line in self.eval_lines for name in line))
+            rows = [[line.get(name, "") for name in names] for line in self.eval_lines]
+            sections.append("## Evaluations during training\n\n" + _table([names, *rows]))
+        if self.training_summary:
+            sections.append("## Training\n\n" + _summary(self.training_summary))
+        if self.training_config is not None:
+            sections.append("## Training configuration\n\n" + _code(_settings(self.training_config)))
+        return [*sections, f"Written by the {LIBRARY} {_inline(self.source)}.\n"]
+
+
+def _several(value: Several, name: str) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence | set | frozenset) or not all(isinstance(item, str) for item in value):
+        raise ConfigTypeError(f"ModelCard.{name}: got {value!r}; it must be a text, or a list of texts.")
+    return list(value)
+
+
+def _hub_task(task: str) -> str:
+    name = str(getattr(task, "value", task))
+    return _HUB_TASKS.get(name, name.replace("_", "-"))
+
+
+def _metric(name: object) -> str:
+    return str(name).removeprefix("evaluation.").removeprefix("eval_")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _number(value: Any) -> int | float:
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _inline(value: Any) -> str:
+    """Text that stays in its line, and in its cell of a table."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return re.sub(r"\s+", " ", text).strip().replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _table(rows: Sequence[Sequence[Any]]) -> str:
+    lines = ["| " + " | ".join(map(_inline, row)) + " |" for row in rows]
+    lines.insert(1, "|" + " --- |" * len(rows[0]))
+    return "\n".join([*lines, ""])
+
+
+def _summary(summary: Any) -> str:
+    if isinstance(summary, Mapping):
+        return "\n".join([*(f"* **{_inline(name)}**: {_inline(value)}" for name, value in summary.items()), ""])
+    return f"{str(summary).strip()}\n"
+
+
+def _settings(config: Any) -> str:
+    if isinstance(config, str):
+        return redact(config)
+    tree = config.to_dict() if hasattr(config, "to_dict") else config
+    if not isinstance(tree, Mapping):
+        raise ConfigTypeError(
+            f"ModelCard.training_config: got {type(config).__name__}; it must be a mapping, a text, or have to_dict()."
+        )
+    kept, _ = without_secrets(_plain(tree))
+    text: str = yaml.dump(kept, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    return text
+
+
+def _code(text: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}yaml\n{text.rstrip()}\n{fence}\n"
+
+
+def _plain(value: Any) -> Any:
+    """What YAML has a form for; of anything else its text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    return _plain(value.value) if hasattr(value, "value") else str(value)

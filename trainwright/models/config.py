@@ -1,0 +1,105 @@
+"""What a model is made of, as a dataclass: kept beside its weights as ``model_config.yaml``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.yaml_config import YamlConfig
+
+CONFIG_NAME = "model_config.yaml"
+
+
+@dataclass
+class ModelConfig(YamlConfig):
+    """Base of model configs: a dataclass with a class attribute ``name``, the name its model is registered under.
+
+    >>> @dataclass
+    ... class TinyConfig(ModelConfig):
+    ...     name = "tiny"
+    ...     width: int = 8
+    >>> print(TinyConfig(width=4).to_yaml(), end="")
+    name: tiny
+    config_type: model
+    width: 4
+    """
+
+    name: ClassVar[str] = ""
+    config_type: ClassVar[str] = "model"
+    filename: ClassVar[str] = CONFIG_NAME
+
+
+def settle_labels(value: Any, where: str) -> dict[int, str]:
+    """``id2label`` as ids 0, 1, ... with their texts: of a mapping whose ids may be text, or of a list.
+
+    Raises:
+        ConfigError, ConfigTypeError: it is none, is empty, or an id is missing.
+    """
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        pairs = list(enumerate(value))
+    else:
+        raise ConfigTypeError(
+            f"{where}.id2label: got {value!r}; it must map ids from 0 on to texts, such as {{0: 'no', 1: 'yes'}} "
+            "(a dataset has it in dataset.config.id2label)."
+        )
+    try:
+        labels = {int(key): str(text) for key, text in pairs}
+    except (TypeError, ValueError):
+        raise ConfigTypeError(
+            f"{where}.id2label: its keys are the ids, whole numbers; got {[key for key, _ in pairs][:5]!r}."
+        ) from None
+    if not labels or set(labels) != set(range(len(labels))):
+        gap = next(i for i in range(len(labels) + 1) if i not in labels)
+        raise ConfigError(
+            f"{where}.id2label: the ids are 0 to {max(len(labels) - 1, 0)} without a gap; {gap} is missing."
+        )
+    return dict(sorted(labels.items()))
+
+
+def settle_characters(value: Any, silent_id: int, field: str, where: str) -> dict[int, str]:
+    """``id2label`` of a model whose texts leave out one id: CTC's blank, or padding. ``field`` is the name of that id.
+
+    Raises:
+        ConfigError: the id has a character, which could then never be in a text.
+    """
+    labels = settle_labels(value, where)
+    if silent_id not in labels:
+        raise ConfigError(f"{where}.{field}: got {silent_id}; it must be an id of id2label, 0 to {len(labels) - 1}.")
+    if len(labels[silent_id]) == 1:
+        raise ConfigError(
+            f"{where}.id2label: id {silent_id} is {field}, which is left out of texts, and stands for the character "
+            f"{labels[silent_id]!r} here. Give it the text '' and move the characters up by one."
+        )
+    return labels
+
+
+def check_positive(config: YamlConfig, *names: str) -> None:
+    """Hold fields to whole numbers >= 1.
+
+    Raises:
+        ConfigError: names those that are not.
+    """
+    faults = [
+        f"{type(config).__name__}.{name}: got {config[name]!r}; it must be a whole number >= 1."
+        for name in names
+        if not (type(config[name]) is int and config[name] >= 1)
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def check_share(config: YamlConfig, *names: str) -> None:
+    """Hold fields to numbers in [0, 1), as a probability of dropout is.
+
+    Raises:
+        ConfigError: names those that are not.
+    """
+    faults = [
+        f"{type(config).__name__}.{name}: got {config[name]!r}; it must be a number in [0, 1)."
+        for name in names
+        if not 0 <= config[name] < 1
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))

@@ -1,0 +1,99 @@
+"""Connectionist temporal classification (Graves et al. 2006): a loss for text without places, and its greedy reading.
+
+B batch, T time steps, C characters with the blank, L labels (padded).
+"""
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainwright.config.errors import ConfigTypeError
+from trainwright.data.errors import DataError
+
+logger = logging.getLogger("trainwright.models")
+
+
+def ctc_loss(log_probs_BTC: Tensor, labels_BL: Tensor, input_lengths_B: Tensor | None = None, *, blank: int) -> Tensor:
+    """Mean over the batch of each text's negative log probability per character: float32 scalar.
+
+    A text that is longer than its time steps has no reading; it counts as 0, and is warned of once.
+
+    Args:
+        labels_BL: ids; the blank and negative ones are padding.
+        input_lengths_B: how many time steps are real; None means all.
+
+    Raises:
+        DataError: a label is no id of a character.
+    """
+    batch_size, num_steps, num_classes = log_probs_BTC.shape
+    is_label = (labels_BL != blank) & (labels_BL >= 0)
+    # Labels first, then padding, wherever it was.
+    order = torch.argsort((~is_label).to(torch.uint8), dim=1, stable=True)
+    targets_BL = labels_BL.clamp(min=0).gather(1, order)
+    if input_lengths_B is None:
+        input_lengths_B = torch.full((batch_size,), num_steps, device=labels_BL.device)
+    # The loss needs the lengths on the host in any case: one transfer for them and for what is checked.
+    highest = targets_BL.amax(dim=1) if targets_BL.shape[1] else torch.zeros_like(input_lengths_B)
+    lengths, steps, ids = torch.stack([is_label.sum(dim=1), input_lengths_B.long(), highest.long()]).cpu()
+    if int(ids.max()) >= num_classes:
+        # Torch would read memory behind the scores.
+        raise DataError(
+            f"labels: got the id {int(ids.max())}; the model has the characters 0 to {num_classes - 1}. "
+            "Give the model the id2label of the dataset."
+        )
+    if bool((lengths > steps).any()):
+        row = int((lengths - steps).argmax())
+        _warn_of_long_text(int(lengths[row]), int(steps[row]))
+    log_probs_TBC = log_probs_BTC.float().transpose(0, 1)
+    return F.ctc_loss(log_probs_TBC, targets_BL, steps, lengths, blank=blank, zero_infinity=True)
+
+
+@functools.cache  # once per process for each pair of lengths
+def _warn_of_long_text(length: int, num_steps: int) -> None:
+    logger.warning(
+        "A text of %d characters has only %d time steps to be read in: nothing is learned of it. Make the inputs wider "
+        "or leave such texts out (max_length of the dataset).",
+        length,
+        num_steps,
+    )
+
+
+def ctc_greedy_decode(log_probs_BTC: Tensor, *, blank: int) -> Tensor:
+    """The ids of the best path, repeats merged, blanks left out: int64, (B, longest), padded with the blank."""
+    best_BT = log_probs_BTC.argmax(dim=-1)
+    is_new = torch.ones_like(best_BT, dtype=torch.bool)
+    is_new[:, 1:] = best_BT[:, 1:] != best_BT[:, :-1]
+    is_read = is_new & (best_BT != blank)
+    order = torch.argsort((~is_read).to(torch.uint8), dim=1, stable=True)
+    ids_BT = best_BT.masked_fill(~is_read, blank).gather(1, order)
+    return ids_BT[:, : int(is_read.sum(dim=1).amax())] if len(ids_BT) else ids_BT
+
+
+def ids_of(outputs: Any, *, blank: int) -> Tensor:
+    """Ids of characters, from what a model with CTC gives (``logits``), from generated ids, or from labels.
+
+    Raises:
+        ConfigTypeError: it is none of these.
+    """
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits", outputs.get("generated_ids"))
+    if not isinstance(outputs, Tensor):
+        outputs = torch.as_tensor(outputs) if isinstance(outputs, list) else outputs
+    if isinstance(outputs, Tensor) and outputs.is_floating_point() and outputs.dim() == 3:
+        return ctc_greedy_decode(outputs, blank=blank)
+    if isinstance(outputs, Tensor) and not outputs.is_floating_point() and outputs.dim() == 2:
+        return outputs
+    got = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"{type(outputs).__name__}"
+    raise ConfigTypeError(
+        f"post_process: got {got}; it takes the model's outputs with 'logits' (B, T, C), or ids of characters (B, L)."
+    )
+
+
+def read_characters(ids_BL: Tensor, id2label: Mapping[int, str], *, blank: int) -> list[str]:
+    """The text of each row of ids. The blank, and negative ids as those of padding, are no characters."""
+    return ["".join(id2label[i] for i in row if i >= 0 and i != blank) for row in ids_BL.tolist()]

@@ -1,0 +1,198 @@
+"""A model as a folder, whole or absent: ``model.safetensors``, ``model_config.yaml``, ``preprocessor/``."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from trainwright.checkpoint.files import commit_folder, swap_folders, temporary_sibling
+from trainwright.checkpoint.hub import local_folder
+from trainwright.checkpoint.manifest import MANIFEST_NAME
+from trainwright.checkpoint.tensors import TensorFile, tensor_key
+from trainwright.checkpoint.verify import verify
+from trainwright.checkpoint.weights import group_names, load_weights, read_weights, split_model_state
+from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
+from trainwright.config.yaml_file import read_mapping
+from trainwright.models.config import CONFIG_NAME
+
+if TYPE_CHECKING:
+    from trainwright.models.model import Model
+
+WEIGHTS_NAME = "model.safetensors"
+OLD_WEIGHTS_NAME = "model.pt"  # read, never written
+PREPROCESSOR_NAME = "preprocessor"
+_KEPT = "README.md"  # the hub's page of a model
+
+
+def save_model(model: "Model", path: str | os.PathLike[str]) -> Path:
+    """Write a model's folder; one that is there is replaced in one step. Returns it.
+
+    Raises:
+        ConfigError: the folder holds other things, which replacing it would delete.
+    """
+    folder = Path(path).expanduser().resolve()
+    _check_place(folder, model)
+    tensors, metadata, extra_state = split_model_state(model)
+    if extra_state:
+        raise ConfigTypeError(
+            f"{type(model).__name__}.save: {', '.join(group_names(extra_state))} is no tensor, and a model's folder "
+            "holds tensors and settings only; a training checkpoint keeps it."
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(folder)
+    try:
+        temporary.mkdir()
+        for name, content in model_files(model).items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(content)
+        with open(temporary / model.model_filename, "xb") as file:
+            TensorFile(tensors, metadata)(file)
+        _put_in_place(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return folder
+
+
+def model_files(model: "Model") -> dict[str, bytes]:
+    """The files that make weights a model again: ``model_config.yaml`` and those in ``preprocessor/``, by name.
+
+    What a training checkpoint carries besides, so that it can be loaded as a model, too.
+    """
+    files = {model.config_filename: model.config.to_yaml().encode()}
+    if model.preprocessor is not None:
+        with tempfile.TemporaryDirectory() as name:
+            model.preprocessor.save(name)
+            files |= {p.relative_to(name).as_posix(): p.read_bytes() for p in Path(name).rglob("*") if p.is_file()}
+    return files
+
+
+def read_config(folder: Path, filename: str = CONFIG_NAME) -> tuple[str, dict[str, Any]]:
+    """The registered name of the model in ``folder``, and all that its config file says.
+
+    Raises:
+        MissingFileError: there is no such file. ConfigError: it names no model.
+    """
+    file = folder / filename
+    if not file.is_file():
+        raise MissingFileError(
+            f"{folder}: has no {filename}, which says what model it is (it holds {_listing(folder)}). "
+            "For weights alone, build the model and give the folder as init_weights_from."
+        )
+    content = read_mapping(file)
+    name = content.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{file}: has no key 'name', the registered name of the model, such as 'crnn_image2text'.")
+    return name, content
+
+
+def fetch_model(path_or_id: str | os.PathLike[str], config: str, weights: str, revision: str | None = None) -> Path:
+    """The folder of a model, here or from the hub: only the files that loading reads."""
+    wanted = [config, f"{PREPROCESSOR_NAME}/*"]
+    folder = local_folder(path_or_id, files=[*wanted, weights], revision=revision)
+    if not Path(path_or_id).expanduser().is_dir() and not (folder / weights).exists():
+        folder = local_folder(path_or_id, files=[*wanted, OLD_WEIGHTS_NAME], revision=revision)
+    return folder
+
+
+def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict[str, Tensor], Path]:
+    """The weights in a model's folder or a checkpoint, and the file they come from. A checkpoint is verified first.
+
+    Raises:
+        MissingFileError: there are none. CheckpointError: they are not what was saved.
+    """
+    if (folder / MANIFEST_NAME).exists():
+        verify(folder)
+    for name in (filename, OLD_WEIGHTS_NAME):
+        if (folder / name).is_file():
+            return read_weights(folder / name), folder / name
+    raise MissingFileError(f"{folder}: has neither {filename} nor {OLD_WEIGHTS_NAME} (it holds {_listing(folder)}).")
+
+
+def load_all_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, skip: Sequence[str] = ()) -> None:
+    """Load weights that are the model's own: every name and shape must agree. Floating-point types are converted.
+
+    Args:
+        skip: names, or beginnings of names up to a dot, of weights that are left out, and need not be there.
+
+    Raises:
+        CheckpointError: lists all names that are missing, not expected, or of another shape. Nothing is loaded then.
+    """
+    own = model.state_dict()
+    weights = {name: _as(weight, own.get(name)) for name, weight in weights.items() if not _is_below(name, skip)}
+    for name, value in own.items():
+        if _is_below(name, skip):
+            weights[name] = value
+    load_weights(model, weights, source, strict=True)
+
+
+def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revision: str | None = None) -> list[str]:
+    """Start ``model`` from the weights of another one, here (a folder, a checkpoint, a file) or on the hub.
+
+    Those whose names and shapes fit are loaded. A base model's weights go into a model that has it below
+    ``base_model_prefix``, too. Returns the names of the model's weights that got none; the log says them as well.
+
+    Raises:
+        MissingFileError: there is no such folder, or no weights in it. CheckpointError: none of them fits.
+    """
+    file = Path(path_or_id).expanduser()
+    if file.is_file():
+        weights = read_weights(file)
+    else:
+        weights, file = read_model_weights(fetch_model(path_or_id, CONFIG_NAME, WEIGHTS_NAME, revision))
+    own = model.state_dict()
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and not any(name in own for name in weights):
+        weights = {f"{prefix}.{name}": weight for name, weight in weights.items()}
+    load_weights(model, weights, str(file), strict=False)
+    fitting = [name for name, weight in weights.items() if name in own and own[name].shape == weight.shape]
+    given = {tensor_key(own[name]) for name in fitting}  # a tensor may have several names
+    return [name for name, value in own.items() if isinstance(value, Tensor) and tensor_key(value) not in given]
+
+
+def _as(weight: Tensor, own: Any) -> Tensor:
+    if isinstance(own, Tensor) and own.is_floating_point() and weight.is_floating_point():
+        return weight.to(own.dtype)
+    return weight
+
+
+def _is_below(name: str, beginnings: Sequence[str]) -> bool:
+    return any(re.match(rf"{re.escape(beginning)}(\.|$)", name) for beginning in beginnings)
+
+
+def _check_place(folder: Path, model: "Model") -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file; a model is saved as a folder.")
+    own = {model.model_filename, model.config_filename, PREPROCESSOR_NAME, OLD_WEIGHTS_NAME, _KEPT}
+    others = sorted(path.name for path in folder.iterdir() if path.name not in own)
+    if others:
+        raise ConfigError(
+            f"{folder}: holds other things as well ({', '.join(others[:5])}), which saving a model there would delete; "
+            "give it a folder of its own."
+        )
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    if (folder / _KEPT).is_file() and not (temporary / _KEPT).exists():
+        shutil.copy2(folder / _KEPT, temporary)
+    if not folder.exists() or not any(folder.iterdir()):
+        commit_folder(temporary, folder)
+        return
+    fresh = temporary_sibling(folder)
+    commit_folder(temporary, fresh)
+    try:
+        swap_folders(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)  # the old one; the new one if they could not be exchanged
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return ", ".join(names[:8]) + (" ..." if len(names) > 8 else "") or "nothing"
