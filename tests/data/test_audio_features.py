@@ -81,7 +81,7 @@ def test_another_rate_is_converted(tmp_path: Path, make: Callable) -> None:
     converted = resampled(tone(440, rate=22050), 22050, RATE)
     assert converted.dtype == np.float32
     assert len(converted) == 4000
-    np.testing.assert_allclose(converted[100:-100], tone(440)[100:4000 - 100], atol=2e-2)
+    np.testing.assert_allclose(converted[100:-100], tone(440)[100 : 4000 - 100], atol=2e-2)
     path = make("wave", tmp_path / "a.wav", tone(440, rate=16000), rate=16000)
     extractor = AudioFeatureExtractor(sampling_rate=RATE, n_mels=20, n_fft=256, hop_length=100)
     wanted = extractor.features_of(resampled(tone(440, rate=16000), 16000, RATE))

@@ -41,4 +41,4 @@ def test_what_is_wrong_with_a_label() -> None:
 
 def test_a_class_by_its_label_or_id() -> None:
     label2id = {"neg": 0, "pos": 1}
-    assert [id_of(label, label2id) for label in ("pos", 1, "1", 2, True, None)] == [1, 1, None, None, None, None]
+    assert [id_of(label, label2id) for label in ("pos", 1, "1", 2, True, None)] == [1, 1, 1, None, None, None]

@@ -17,7 +17,12 @@ from trainwright.data import (
 )
 
 SAMPLES = [
-    {"pixel_values": torch.ones(1, 2, 3), "token_ids": [5, 6, 7], "labels": [1, 2, 3], "input_features": torch.ones(4, 2)},
+    {
+        "pixel_values": torch.ones(1, 2, 3),
+        "token_ids": [5, 6, 7],
+        "labels": [1, 2, 3],
+        "input_features": torch.ones(4, 2),
+    },
     {"pixel_values": torch.zeros(1, 2, 3), "token_ids": [8], "labels": [4], "input_features": torch.ones(1, 2)},
 ]
 COLLATORS = [
@@ -62,7 +67,9 @@ def test_texts() -> None:
     assert batch["labels"].dtype == torch.int64
 
 
-@pytest.mark.parametrize("collator", [SequenceLabelingDataCollator(), TextGenerationDataCollator()], ids=["tags", "text"])
+@pytest.mark.parametrize(
+    "collator", [SequenceLabelingDataCollator(), TextGenerationDataCollator()], ids=["tags", "text"]
+)
 def test_labels_of_tokens_are_ignored_at_padding(collator: SequenceLabelingDataCollator) -> None:
     batch = collator(SAMPLES)
     assert batch["labels"].tolist() == [[1, 2, 3], [4, -100, -100]]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,7 +88,7 @@ def test_a_size_that_cannot_be_is_told(wrong: Any) -> None:
 def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match="must be a SquaresConfig; got OCRDatasetConfig"):
         Squares(OCRDatasetConfig())
-    with pytest.raises(ConfigKeyError, match="'?largst'?.*mean 'largest'"):
+    with pytest.raises(ConfigKeyError, match=r"'?largst'?.*mean 'largest'"):
         Squares(SquaresConfig(), largst=3)
     with pytest.raises(ConfigError, match="has no rows"):
         Squares(SquaresConfig(largest=-1))
@@ -121,12 +122,12 @@ def test_files_alone_are_known_by_their_columns(tmp_path: Path, plates: Path, ma
     make("jsonl", tmp_path / "pairs" / "train.jsonl", [{"source": "a", "target": "b"}])
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "train.txt").write_text("once upon a time")
-    import numpy as np
-
     make("wave", tmp_path / "sounds" / "a.wav", np.ones(100) / 2)
     make("csv", tmp_path / "sounds" / "train.csv", ["audio_path", "text"], [["a.wav", "hm"]])
     make("csv", tmp_path / "other" / "train.csv", ["x", "y"], [[1, 2]])
-    kinds = {name: type(Dataset.load(tmp_path / name, "train")) for name in ("texts", "tags", "pairs", "plain", "sounds")}
+    kinds = {
+        name: type(Dataset.load(tmp_path / name, "train")) for name in ("texts", "tags", "pairs", "plain", "sounds")
+    }
     assert kinds == {
         "texts": TextClassificationDataset,
         "tags": SequenceLabelingDataset,
@@ -138,7 +139,9 @@ def test_files_alone_are_known_by_their_columns(tmp_path: Path, plates: Path, ma
     with pytest.raises(ConfigError, match=r"columns \(x, y\) are not those .*ocr: image_path, label"):
         Dataset.load(tmp_path / "other", "train")
     renamed = OCRDataset.load(
-        make("csv", tmp_path / "own" / "train.csv", ["file", "text"], [[plates / "images" / "train_0.png", "12A34"]]).parent,
+        make(
+            "csv", tmp_path / "own" / "train.csv", ["file", "text"], [[plates / "images" / "train_0.png", "12A34"]]
+        ).parent,
         images_paths_column="file",
         text_column="text",
     )
@@ -169,5 +172,7 @@ def test_from_a_hub_as_the_page_does(hub: HubServer, plates: Path, tmp_path: Pat
     dataset.config.save(tmp_path / "saved")
     again = OCRDataset(OCRDatasetConfig.load(tmp_path / "saved"), "train")
     assert again.data == dataset.data
-    with pytest.raises(MissingFileError, match=f"owner/absent.*dataset of this name could not be fetched from {hub.url}"):
+    with pytest.raises(
+        MissingFileError, match=f"owner/absent.*dataset of this name could not be fetched from {hub.url}"
+    ):
         Dataset.load("owner/absent", split="train")

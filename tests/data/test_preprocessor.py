@@ -67,7 +67,13 @@ def test_several_are_a_container(tmp_path: Path) -> None:
     PreprocessorsContainer(all_kinds()).save(tmp_path)
     loaded = Preprocessor.load(tmp_path)
     assert isinstance(loaded, PreprocessorsContainer)
-    assert set(loaded) == {"image_processor", "text_tokenizer", "audio_feature_extractor", "text_normalizer", "test_shout"}
+    assert set(loaded) == {
+        "image_processor",
+        "text_tokenizer",
+        "audio_feature_extractor",
+        "text_normalizer",
+        "test_shout",
+    }
     assert isinstance(loaded.image_processor, ImageProcessor)
     assert loaded.tokenizer.vocabulary == ["a", "b"]
     assert loaded.audio_feature_extractor.config.n_mels == 20

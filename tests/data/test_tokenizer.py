@@ -27,7 +27,12 @@ def test_a_text_comes_back(level: str, text: str) -> None:
 def test_words_and_their_ids() -> None:
     tokenizer = TextTokenizer.train(["b a, a", "B"], lowercase=True)
     assert tokenizer.vocabulary == ["a", "b", ","]  # 2, 2 and 1 times; ties by code point
-    assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id] == [0, 1, 2, 3]
+    assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert tokenizer.encode("A , z") == [2, 4, 6, 1, 3]
     assert tokenizer.decode([2, 4, 6, 1, 3, -100]) == ["a ,"]
     assert tokenizer.decode([[4, 1]], skip_special_tokens=False) == ["a [UNK]"]
@@ -103,7 +108,9 @@ def wordpiece() -> Any:
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=60, special_tokens=special, show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(vocab_size=60, special_tokens=special, show_progress=False)
+    )
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return tokenizer
 

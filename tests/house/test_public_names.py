@@ -21,7 +21,7 @@ ROOMS = {
     " ProgressBarCallback ProgressBarCallBack",
     "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
     " ConsoleWriter",
-    "checkpoint": "Checkpointer verify",
+    "checkpoint": "Checkpointer verify local_folder upload_folder",
     "optim": "build_optimizer get_default_optimizer_params reduce_param_groups build_lr_scheduler WarmupCosineLR"
     " WarmupCosineAnnealingLR WarmupStepLR WarmupMultiStepLR WarmupExponentialLR WarmupPolynomialLR"
     " configure_constant_scheduler configure_constant_scheduler_with_warmup configure_linear_scheduler_with_warmup"
@@ -31,7 +31,14 @@ ROOMS = {
     " inference_on_dataset print_csv_format flatten_results_dict",
     "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"
     " build_image_train_loader build_image_test_loader build_nlp_train_loader build_nlp_test_loader"
-    " build_nlp_train_val_test_loader datasets",
+    " build_nlp_train_val_test_loader datasets Dataset DatasetConfig register_dataset OCRDataset OCRDatasetConfig"
+    " TextClassificationDataset TextClassificationDatasetConfig SequenceLabelingDataset SequenceLabelingDatasetConfig"
+    " SpeechRecognitionDataset SpeechRecognitionDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
+    " CharLevelOCRDataCollator ImageCaptioningDataCollator TextPaddingDataCollator SequenceLabelingDataCollator"
+    " TextGenerationDataCollator SpeechRecognitionDataCollator Preprocessor PreprocessorConfig PreprocessorsContainer"
+    " register_preprocessor ImageProcessor ImageProcessorConfig AudioFeatureExtractor AudioFeatureExtractorConfig"
+    " Tokenizer TokenizerConfig TextTokenizer TextTokenizerConfig HFTokenizer HFTokenizerConfig TextNormalizer"
+    " TextNormalizerConfig",
     "models": "Model ModelConfig ModelOutput register_model build_model init_weights model_files CRNNImage2Text"
     " CRNNImage2TextConfig Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling"
     " BertSequenceLabelingConfig CTCSpeechRecognition CTCSpeechRecognitionConfig GPTTextGeneration"

@@ -3,13 +3,22 @@
 from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
+from trainwright.checkpoint.hub import local_folder, upload_folder
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.checkpoint.verify import verify
 
 if TYPE_CHECKING:
     from trainwright.checkpoint.checkpointer import Checkpointer
 
-__all__ = ["Checkpointer", "CheckpointError", "CheckpointTypeError", "keep_newest", "verify"]
+__all__ = [
+    "Checkpointer",
+    "CheckpointError",
+    "CheckpointTypeError",
+    "keep_newest",
+    "verify",
+    "local_folder",
+    "upload_folder",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -145,7 +145,6 @@ class CheckedConfig(BaseModel):
         draft.raise_faults(source)
         self._as_set = draft.settings
         self.__dict__.update(read_only(resolved(draft.settings)))
-        self.__dict__["_given"] = self.model_fields_set  # until the trainer asks is_set()
 
     def _validated(self, given: dict[str, Any]) -> dict[str, Any]:
         super().__init__(**given)

@@ -77,7 +77,7 @@ def id_of(label: Any, label2id: Mapping[str, int]) -> int | None:
     """The id of a class's label, which may be given as the id itself; None if it is neither."""
     if str(label) in label2id:
         return label2id[str(label)]
-    is_id = isinstance(label, int) and not isinstance(label, bool) and label in label2id.values()
+    is_id = str(label).isdecimal() and int(label) in label2id.values()  # of a CSV it is text
     return int(label) if is_id else None
 
 

@@ -83,7 +83,7 @@ class Dataset(torch.utils.data.Dataset[Any]):
     """
 
     config_class: ClassVar[type[DatasetConfig]] = DatasetConfig
-    required_columns: ClassVar[Sequence[str]] = ()  # by which `load` knows a folder without a config; () for none
+    known_by: ClassVar[Sequence[Sequence[str]]] = ()  # columns, or others, by which `load` knows files without a config
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         if not isinstance(config, self.config_class):
@@ -234,13 +234,12 @@ def _class_of(config: DatasetConfig) -> type[Dataset]:
 def _class_by_columns(file: Path) -> type[Dataset]:
     """The class whose columns a file has; of several the one with most."""
     columns = columns_of(file)
-    fitting = [c for c in _registry if c.required_columns and set(c.required_columns) <= set(columns)]
+    forms = [(form, cls) for cls in _registry for form in cls.known_by]
+    fitting = [(form, cls) for form, cls in forms if set(form) <= set(columns)]
     if not fitting:
-        known = "; ".join(
-            f"{c.config_class.name}: {', '.join(c.required_columns)}" for c in _registry if c.required_columns
-        )
+        known = "; ".join(f"{cls.config_class.name}: {', '.join(form)}" for form, cls in forms)
         raise ConfigError(
             f"{file}: its columns ({', '.join(columns)}) are not those of a data set without {CONFIG_NAME} ({known}). "
             f"Rename them, or write {CONFIG_NAME}, which has a key 'name' and may say other columns."
         )
-    return max(fitting, key=lambda c: len(c.required_columns))
+    return max(fitting, key=lambda pair: len(pair[0]))[1]

@@ -11,33 +11,33 @@ class FileFinder:
     """
 
     def __init__(self, table_folder: Path, root: Path, subfolder: str) -> None:
-        roots = list(dict.fromkeys([table_folder, root]))
-        self._places = [place for base in roots for place in (base, base / subfolder)]
-        self._listed: dict[str, set[str]] = {}
+        roots = dict.fromkeys(os.path.abspath(folder) for folder in (table_folder, root))
+        self._places = [place for base in roots for place in (base, os.path.join(base, subfolder))]
+        self._listed: dict[str, tuple[str, frozenset[str]]] = {}
 
     @property
     def places(self) -> str:
         """Where is looked, for messages."""
-        return ", ".join(str(place) for place in self._places)
+        return ", ".join(self._places)
 
-    def find(self, name: str) -> Path | None:
+    def find(self, name: str) -> str | None:
         """The absolute path of a file; None if it is nowhere, or no file. Windows' separators are taken, too."""
         if not name:
             return None
-        spellings = [name, name.replace("\\", "/")] if "\\" in name else [name]
-        for place in self._places:
-            for spelling in spellings:
-                path = place / os.path.expanduser(spelling)
-                if path.name in self._files(path.parent):
-                    return Path(os.path.abspath(path))
+        for spelling in [name, name.replace("\\", "/")] if "\\" in name else [name]:
+            for place in self._places:
+                folder, file = os.path.split(os.path.join(place, os.path.expanduser(spelling)))
+                absolute, files = self._listing(folder)
+                if file in files:
+                    return os.path.join(absolute, file)
         return None
 
-    def _files(self, folder: Path) -> set[str]:
-        key = os.fspath(folder)
-        if key not in self._listed:
+    def _listing(self, folder: str) -> tuple[str, frozenset[str]]:
+        if folder not in self._listed:
             try:
                 with os.scandir(folder) as entries:
-                    self._listed[key] = {entry.name for entry in entries if entry.is_file()}
+                    files = frozenset(entry.name for entry in entries if entry.is_file())
             except OSError:
-                self._listed[key] = set()
-        return self._listed[key]
+                files = frozenset()
+            self._listed[folder] = (os.path.abspath(folder), files)
+        return self._listed[folder]

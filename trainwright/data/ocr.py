@@ -3,7 +3,6 @@
 C channels, H height, W width, L characters.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from trainwright.data.collators import IGNORED, CharLevelOCRDataCollator, ImageC
 from trainwright.data.dataset import Dataset, DatasetConfig, register_dataset
 from trainwright.data.errors import DataError
 from trainwright.data.files_of_rows import FileFinder
-from trainwright.data.tables import Row, check_columns, raise_faults, read_rows, split_files
+from trainwright.data.tables import Row, check_columns, files_with, raise_faults, read_rows, text_of
 from trainwright.data.tokenizer import check_max_length
 
 _SPLIT_TYPES = ("char_split", "tokenize")
@@ -68,7 +67,7 @@ class OCRDataset(Dataset):
         DataError: rows that cannot be used, the first five with file and line.
     """
 
-    required_columns = ("image_path", "label")
+    known_by = (("image_path", "label"),)
 
     def __init__(
         self, config: OCRDatasetConfig, split: str | None = None, preprocessor: Any = None, **overrides: Any
@@ -85,7 +84,8 @@ class OCRDataset(Dataset):
         path = self.split_file(split)
         rows = self._rows_of(path)
         if self.config.id2label is None and not self._is_tokenized:
-            texts = (row["label"] for file in split_files(self.folder()).values() for row in self._rows_of(file))
+            files = files_with(self.folder(), self._columns)
+            texts = (row["label"] for file in files for row in self._rows_of(file))
             self.config.id2label = char_labels.labels_of(texts)
         self._check(rows, path)
         return rows
@@ -98,6 +98,10 @@ class OCRDataset(Dataset):
         except DataError as error:
             raise DataError(f"{getattr(row, 'where', self.split)}: {error}") from error
         return {"pixel_values": pixel_values, "labels": self._ids(row["label"])}
+
+    @property
+    def _columns(self) -> list[str]:
+        return [self.config.images_paths_column, self.config.text_column]
 
     @property
     def _is_tokenized(self) -> bool:
@@ -113,15 +117,15 @@ class OCRDataset(Dataset):
         """A file's rows, without those that ``invalid_characters`` leave out; pictures as they are written there."""
         config = self.config
         rows = read_rows(path)
-        check_columns(path, rows[0], [config.images_paths_column, config.text_column])
+        check_columns(path, rows[0], self._columns)
         found = []
         for row in rows:
-            label = char_labels.composed(str(row.get(config.text_column, "")))
+            label = char_labels.composed(text_of(row, config.text_column))
             if any(character in label for character in config.invalid_characters or ()):
                 continue
             label = label[::-1] if config.reverse_text else label
             label = char_labels.reverse_digits(label) if config.reverse_digits else label
-            kept = Row(image_path=str(row.get(config.images_paths_column, "")), label=label)
+            kept = Row(image_path=text_of(row, config.images_paths_column), label=label)
             kept.where = row.where
             found.append(kept)
         return found
@@ -138,7 +142,7 @@ class OCRDataset(Dataset):
             elif fault := self._fault(row["label"], label2id):
                 faults.append(f"{row.where}: {fault}")
             else:
-                row["image_path"] = os.fspath(picture)
+                row["image_path"] = picture
         raise_faults(faults, len(rows))
 
     def _fault(self, label: str, label2id: dict[str, int]) -> str | None:

@@ -3,7 +3,6 @@
 T frames, F features, L characters.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from trainwright.data.collators import IGNORED, SpeechRecognitionDataCollator
 from trainwright.data.dataset import Dataset, DatasetConfig, register_dataset
 from trainwright.data.errors import DataError
 from trainwright.data.files_of_rows import FileFinder
-from trainwright.data.tables import Row, check_columns, raise_faults, read_rows, split_files
+from trainwright.data.tables import Row, check_columns, files_with, raise_faults, read_rows, text_of
 from trainwright.data.tokenizer import check_max_length
 
 
@@ -47,7 +46,7 @@ class SpeechRecognitionDataset(Dataset):
     Rows are checked when it is made, as those of an `OCRDataset`; sounds are looked for in ``audio/`` as well.
     """
 
-    required_columns = ("audio_path", "text")
+    known_by = (("audio_path", "text"),)
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         super().__init__(config, split, preprocessor, **overrides)
@@ -58,7 +57,8 @@ class SpeechRecognitionDataset(Dataset):
         path = self.split_file(split)
         rows = self._rows_of(path)
         if self.config.id2label is None:
-            texts = (row["text"] for file in split_files(self.folder()).values() for row in self._rows_of(file))
+            files = files_with(self.folder(), [self.config.audio_path_column, self.config.text_column])
+            texts = (row["text"] for file in files for row in self._rows_of(file))
             self.config.id2label = char_labels.labels_of(texts)
         label2id = {label: number for number, label in self.config.id2label.items()}
         finder = FileFinder(path.parent, self.folder(), "audio")
@@ -70,7 +70,7 @@ class SpeechRecognitionDataset(Dataset):
             elif fault := char_labels.fault_of(row["text"], label2id, self.config.max_length):
                 faults.append(f"{row.where}: {fault}")
             else:
-                row["audio_path"] = os.fspath(sound)
+                row["audio_path"] = sound
         raise_faults(faults, len(rows))
         return rows
 
@@ -89,7 +89,7 @@ class SpeechRecognitionDataset(Dataset):
         check_columns(path, rows[0], [config.audio_path_column, config.text_column])
         found = []
         for row in rows:
-            audio_path, text = str(row.get(config.audio_path_column, "")), str(row.get(config.text_column, ""))
+            audio_path, text = text_of(row, config.audio_path_column), text_of(row, config.text_column)
             kept = Row(audio_path=audio_path, text=char_labels.composed(text))
             kept.where = row.where
             found.append(kept)

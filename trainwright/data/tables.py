@@ -98,6 +98,18 @@ def columns_of(path: Path) -> list[str]:
     return [name.strip() for name in next(csv.reader([header.rstrip("\r")], delimiter=_delimiter(header)), [])]
 
 
+def files_with(folder: Path, columns: Iterable[str]) -> list[Path]:
+    """The files of all splits in a folder that have these columns; others may lie beside them."""
+    wanted = set(columns)
+    return [path for path in split_files(folder).values() if wanted <= set(columns_of(path))]
+
+
+def text_of(row: Row, column: str) -> str:
+    """A field as text: what is not there is empty, a number of JSON is written out."""
+    value = row.get(column)
+    return "" if value is None else str(value)
+
+
 def check_columns(path: Path, row: Row, wanted: Iterable[str]) -> None:
     """Hold a file to the columns that a data set needs.
 

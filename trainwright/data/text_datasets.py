@@ -7,7 +7,7 @@ from typing import Any
 from trainwright.data import char_labels
 from trainwright.data.collators import IGNORED, SequenceLabelingDataCollator, TextPaddingDataCollator
 from trainwright.data.dataset import Dataset, DatasetConfig, register_dataset
-from trainwright.data.tables import Row, check_columns, raise_faults, read_rows, split_files
+from trainwright.data.tables import Row, check_columns, files_with, raise_faults, read_rows
 from trainwright.data.tokenizer import check_max_length
 
 
@@ -52,7 +52,7 @@ class TextClassificationDatasetConfig(DatasetConfig):
 class TextClassificationDataset(TextDataset):
     """Samples ``{"token_ids": (L,), "labels": id}`` of rows ``{"text", "label"}``: a label is a class or its id."""
 
-    required_columns = ("text", "label")
+    known_by = (("text", "label"),)
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         super().__init__(config, split, preprocessor, **overrides)
@@ -66,7 +66,7 @@ class TextClassificationDataset(TextDataset):
         rows = read_rows(path)
         check_columns(path, rows[0], [config.text_field, config.label_field])
         if config.id2label is None:
-            files = split_files(self.folder()).values()
+            files = files_with(self.folder(), [config.text_field, config.label_field])
             config.id2label = classes_of(row.get(config.label_field) for file in files for row in read_rows(file))
         label2id = {label: number for number, label in config.id2label.items()}
         faults, found = [], []
@@ -121,7 +121,7 @@ class SequenceLabelingDataset(TextDataset):
     Labels are -100 at special tokens, and at all pieces of a word but the first.
     """
 
-    required_columns = ("tokens",)
+    known_by = (("tokens",),)
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         super().__init__(config, split, preprocessor, **overrides)
@@ -136,7 +136,7 @@ class SequenceLabelingDataset(TextDataset):
         tags_field = config.tags_field or ("tags" if "tags" in rows[0] and "labels" not in rows[0] else "labels")
         check_columns(path, rows[0], [config.tokens_field, tags_field])
         if config.id2label is None:
-            files = split_files(self.folder()).values()
+            files = files_with(self.folder(), [config.tokens_field, tags_field])
             config.id2label = classes_of(
                 tag for file in files for row in read_rows(file) for tag in row.get(tags_field, [])
             )

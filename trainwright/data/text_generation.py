@@ -53,7 +53,7 @@ class TextGenerationDataset(TextDataset):
     is one. What is longer than ``max_length`` loses the end of its source first.
     """
 
-    required_columns = ("text",)
+    known_by = (("source", "target"), ("text",))
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         super().__init__(config, split, preprocessor, **overrides)

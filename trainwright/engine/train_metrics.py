@@ -32,6 +32,7 @@ class TrainMetrics(HookBase):
         self._outputs: Any = None
         self._is_epoch_over = False
         self._has_values = False
+        self._is_counted = False
         self.is_on = True
 
     @cached_property
@@ -51,8 +52,16 @@ class TrainMetrics(HookBase):
 
         model.register_forward_hook(note)
 
+    def add_now(self, inputs: Any) -> None:
+        """Count a batch before its step is over; the ``add`` that follows finds it counted."""
+        self.add(None, inputs)
+        self._is_counted = True
+
     def add(self, step_logs: Any, inputs: Any) -> None:
         """Count a batch. ``step_logs`` are not looked at."""
+        if self._is_counted:
+            self._is_counted = False
+            return
         outputs, self._outputs = predictions_of(self._outputs), None
         if not self.is_on:
             return

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainwright.config.errors import ConfigError
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
@@ -110,6 +111,11 @@ class Trainer(TrainerLifecycle):
         self._folder = TrainerFolder(
             config.output_dir, resume=is_same_run, checkpoints_dir=config.checkpoints_dir, logs_dir=config.logs_dir
         )
+        if not config.overwrite_output_dir and not is_same_run and self._folder.holds_a_run():
+            raise ConfigError(
+                f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Give"
+                " another folder, or resume_from_checkpoint=True to go on with that run."
+            )
         self._settle_hooks()
 
     @property
@@ -238,6 +244,6 @@ class Trainer(TrainerLifecycle):
     def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:
         """For a ``train_step`` of one's own: count a batch, and give the means of this epoch: loss, and metric."""
         if training and self._train_metrics is not None:
-            self._train_metrics.add(None, inputs)
+            self._train_metrics.add_now(inputs)
             return self._run_callbacks.epoch_loss_with(float(step_loss)), self._train_metrics.first()
         return float(step_loss), self.compute_metric(model, inputs)

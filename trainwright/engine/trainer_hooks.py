@@ -39,15 +39,12 @@ class Evaluate(EvalHook):
 class ScheduleSteps(LRScheduler):
     """Record the rate of each update; step the schedule whenever it is due, by default after each update.
 
-    Not if the step has done so by itself. One that looks at a metric (``ReduceLROnPlateau``) is stepped behind each
-    evaluation, by ``read_metric``. Where the trainer has no schedule there is nothing to do.
+    Not if the step has done so by itself. Where the trainer has no schedule there is nothing to do.
     """
 
-    def __init__(self, is_due: IsDue | None, read_metric: Callable[[], float | None]) -> None:
+    def __init__(self, is_due: IsDue | None) -> None:
         super().__init__()
         self._is_due = is_due
-        self._read_metric = read_metric
-        self._seen: object = None
         self._position = 0  # of the schedule
 
     def before_train(self) -> None:
@@ -58,27 +55,36 @@ class ScheduleSteps(LRScheduler):
         vars(self).pop("after_step", None)
         super().before_train()
         self._position = self.trainer.lr_scheduler.last_epoch
-        self._seen = self.trainer.last_eval_results
 
     def after_step(self) -> None:
         scheduler = self._scheduler
         assert scheduler is not None  # set in before_train
         rate = self.trainer.optimizer.param_groups[self._group]["lr"]
         self.trainer.storage.put_scalar("lr", rate, smoothing_hint=False)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            self._step_by_metric(scheduler)
-        elif scheduler.last_epoch == self._position and (self._is_due is None or self._is_due()):
+        is_by_steps = not isinstance(scheduler, ReduceLROnPlateau)
+        if is_by_steps and scheduler.last_epoch == self._position and (self._is_due is None or self._is_due()):
             scheduler.step()
         self._position = scheduler.last_epoch
 
     _nothing = HookBase.after_step  # what the loop leaves out
 
-    def _step_by_metric(self, scheduler: ReduceLROnPlateau) -> None:
+
+class ReduceOnPlateau(HookBase):
+    """Step a schedule that looks at a metric (``ReduceLROnPlateau``) behind each evaluation, by ``read_metric``."""
+
+    def __init__(self, read_metric: Callable[[], float | None]) -> None:
+        self._read_metric = read_metric
+        self._seen: object = None
+
+    def before_train(self) -> None:
+        self._seen = self.trainer.last_eval_results
+
+    def after_step(self) -> None:
         results = self.trainer.last_eval_results
-        if results and results is not self._seen:
+        if results is not self._seen:
             self._seen = results
-            value = self._read_metric()
-            if value is not None:
+            scheduler, value = self.trainer.lr_scheduler, self._read_metric()
+            if isinstance(scheduler, ReduceLROnPlateau) and value is not None:
                 scheduler.step(value)
 
 

@@ -22,6 +22,7 @@ from trainwright.engine.trainer_evaluation import EvaluatingTrainer
 from trainwright.engine.trainer_hooks import (
     Evaluate,
     LoadBest,
+    ReduceOnPlateau,
     SaveBest,
     SaveSteps,
     ScheduleSteps,
@@ -56,11 +57,12 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
         every = config.lr_scheduling_steps or (self._plan.steps_per_epoch if config.lr_scheduler else None)
         return [
             IterationTimer(),
-            ScheduleSteps(partial(state.has_passed, every) if every else None, partial(self._latest, metric)),
+            ScheduleSteps(partial(state.has_passed, every) if every else None),
             self._train_metrics,
             # Before the last evaluation, which may take long.
             SaveSteps(self.checkpointer, self._save_is_due, self._save_step) if saves else None,
             Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training)) if evaluates else None,
+            ReduceOnPlateau(partial(self._latest, metric)) if evaluates else None,
             best,
             self._run_callbacks,
             WriteSteps(self._log_is_due, self.build_writers()),
@@ -235,7 +237,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
             self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
 
     def _close_loaders(self) -> None:
-        self._batches: Iterator[Any] = iter(())
+        self._batches = iter(())
         for loader in (self.train_dataloader, self.eval_dataloader):
             if isinstance(loader, BatchLoader):
                 loader.close()

@@ -113,12 +113,15 @@ def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
 def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> tuple[str, str]:
     """Where the metric that ``config.metric_for_best_model`` names stands in the storage; and "max" or "min".
 
-    ``train.x`` is x of training, ``evaluation.x`` or x that of the evaluation, if there is one.
+    ``train.x`` is x of training, ``evaluation.x``, ``eval_x`` or x that of the evaluation, if there is one.
     """
     name = config.metric_for_best_model
     prefix, _, key = name.partition(".")
     if prefix not in ("train", "evaluation") or not key:
-        prefix, key = "evaluation" if evaluates else "train", name
+        prefix, key = "evaluation" if evaluates or name.startswith("eval_") else "train", name.removeprefix("eval_")
+    if key in ("epoch_loss", "epoch_metric"):  # what callbacks call them
+        first = getattr(trainer.metrics_handler, "first", None) if key == "epoch_metric" else None
+        key = "loss" if key == "epoch_loss" else getattr(first, "key", "metric")
     mode = "min"
     if key != "loss":
         from trainwright.evaluation import objective_of

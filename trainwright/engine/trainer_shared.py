@@ -1,6 +1,6 @@
 """What the files of the objects door share: its attributes, and the methods that they call on each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ class TrainerShared(TrainerBase):
     _autocast: Autocast | None
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder
+    _batches: Iterator[Any]
     _run_callbacks: RunCallbacks
     _built_in_callbacks: list[Callback]
 

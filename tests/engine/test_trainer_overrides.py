@@ -1,0 +1,268 @@
+"""Every point where a user may change the objects door is called, as the documents say, and changes what it says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+
+# B batch, F features, C classes.
+INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
+PAIRS = TensorDataset(INPUTS, LABELS)
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {"lr_scheduler_type": None, "learning_rate": 0.01, "dataloader_drop_last": False, "progress_bar": False}
+    return TrainingConfig(output_dir=folder, **{**given, **settings})
+
+
+def trained(kind: type[Trainer], folder: Path, **settings: Any) -> Trainer:
+    trainer = kind(make(), config(folder, **settings), PAIRS, PAIRS)
+    trainer.train()
+    return trainer
+
+
+def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
+    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
+        assert torch.equal(left, right), name
+
+
+def rows_of(read_rows: Any, folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.json without what a clock says."""
+    return [{k: v for k, v in row.items() if "time" not in k and k != "eta_seconds"} for row in read_rows(folder)]
+
+
+def test_an_inner_training_loop_around_ours_sees_each_epoch(tmp_path: Path, read_rows: Any) -> None:
+    seen: list[tuple[int, int, float]] = []
+
+    class Mine(Trainer):
+        def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+            results = super().inner_training_loop(epoch_num)
+            seen.append((epoch_num, self.state.global_step, results["loss"]))
+            return results
+
+    plain = trained(Trainer, tmp_path / "plain", num_epochs=3, log_steps=1)
+    mine = trained(Mine, tmp_path / "mine", num_epochs=3, log_steps=1)
+    assert_equal_weights(mine.model, plain.model)
+    assert rows_of(read_rows, tmp_path / "mine") == rows_of(read_rows, tmp_path / "plain")
+    losses = [loss for loss, _ in plain.storage.history("total_loss").values()]
+    assert [(epoch, step) for epoch, step, _ in seen] == [(1, 7), (2, 14), (3, 21)]
+    for epoch, _, loss in seen:  # since the run began, not of the epoch
+        assert loss == pytest.approx(sum(losses[: 7 * epoch]) / (7 * epoch))
+
+
+def test_an_inner_training_loop_of_ones_own_is_an_epoch(tmp_path: Path) -> None:
+    class Mine(Trainer):
+        def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+            for batch in self.create_train_dataloader(self.train_dataset):
+                self.training_step(self.prepare_input_batch(batch))
+                self.optimization_step()
+            return {}
+
+    plain = trained(Trainer, tmp_path / "plain", num_epochs=3)
+    mine = trained(Mine, tmp_path / "mine", num_epochs=3)
+    assert_equal_weights(mine.model, plain.model)
+    assert mine.last_eval_results == plain.last_eval_results
+    assert (mine.epoch, mine.state.global_step) == (3, 21)
+    for name in ("epoch_1", "epoch_2", "epoch_3", "final_epoch"):
+        here, there = ((tmp_path / run / name).resolve().name for run in ("mine", "plain"))
+        assert here == there
+
+
+def test_one_epoch_can_be_trained_by_a_call(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path / "calls"), PAIRS)
+    trainer.inner_training_loop(1)
+    assert trainer.state.global_step == 7
+    trainer.train()
+    assert_equal_weights(trainer.model, trained(Trainer, tmp_path / "plain").model)
+
+
+def test_evaluate_is_called_with_what_it_takes(tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class ByData(Trainer):
+        def evaluate(self, eval_dataset: Any) -> dict[str, Any]:  # type: ignore[override]
+            calls.append(eval_dataset)
+            return super().evaluate(eval_dataset)
+
+    class ByModel(Trainer):
+        def evaluate(self, model: nn.Module, logs: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+            calls.append(model)
+            logs = super().evaluate(model, logs)
+            logs["eval_epoch_loss"] += 100
+            return logs
+
+    class ByNothing(Trainer):
+        def evaluate(self) -> dict[str, Any]:  # type: ignore[override]
+            calls.append(None)
+            return {"mine": 1.0}
+
+    plain = trained(Trainer, tmp_path / "plain", num_epochs=1)
+    assert trained(ByData, tmp_path / "data", num_epochs=1).last_eval_results == plain.last_eval_results
+    by_model = trained(ByModel, tmp_path / "model", num_epochs=1)
+    assert by_model.last_eval_results["loss"] == plain.last_eval_results["loss"] + 100
+    assert trained(ByNothing, tmp_path / "nothing", num_epochs=1).last_eval_results == {"mine": 1.0}
+    assert calls == [PAIRS, by_model.model, None]
+
+
+def test_evaluate_by_model_and_logs_fills_the_logs(tmp_path: Path) -> None:
+    trainer = trained(Trainer, tmp_path, num_epochs=1)
+    logs = trainer.evaluate(trainer.model, {"global_step": 7})
+    results = trainer.evaluate()
+    assert logs["global_step"] == 7
+    assert logs["eval_epoch_loss"] == results["loss"]
+    assert logs["eval_epoch_metric"] == results["accuracy"]
+
+
+def test_an_evaluate_step_of_ones_own_says_what_the_results_are(tmp_path: Path) -> None:
+    class Mine(Trainer):
+        def evaluate_step(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
+            loss = F.cross_entropy(model(inputs[0]), inputs[1])
+            return {"eval_step_loss": loss, "eval_epoch_metric": 0.75}
+
+    trainer = trained(Mine, tmp_path, num_epochs=1)
+    with torch.no_grad():
+        reference = F.cross_entropy(trainer.model.eval()(INPUTS), LABELS).item()
+    assert trainer.last_eval_results == {"loss": pytest.approx(reference), "metric": 0.75}
+
+
+def test_an_evaluation_step_of_ones_own_is_what_metrics_see(tmp_path: Path) -> None:
+    class Mine(Trainer):
+        def evaluation_step(self, batch: Any) -> dict[str, Any]:
+            outputs = super().evaluation_step(batch)
+            return {**outputs, "logits": F.one_hot(batch[1], 3).float()}  # always right
+
+    trainer = trained(Mine, tmp_path, num_epochs=1)
+    assert trainer.last_eval_results["accuracy"] == 1.0
+    assert trainer.last_eval_results["loss"] == Trainer.evaluate(trainer)["loss"]
+
+
+def test_a_compute_metric_of_ones_own_is_shown_and_is_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Mine(Trainer):
+        def compute_metric(self, model: nn.Module, inputs: Any) -> float:
+            model.eval()
+            assert len(inputs) == 2
+            return 0.125
+
+    plain = trained(Trainer, tmp_path / "plain", num_epochs=1)
+    mine = trained(Mine, tmp_path / "mine", num_epochs=1, print_steps=7)
+    assert_equal_weights(mine.model, plain.model)  # training mode is as it was
+    assert mine.last_eval_results["metric"] == 0.125
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("epoch_metric=0.125")
+    assert lines[1].endswith("eval_epoch_metric=0.125")
+
+
+def test_update_metrics_gives_the_means_of_the_epoch_to_a_step_of_ones_own(tmp_path: Path) -> None:
+    class Mine(Trainer):
+        def train_step(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
+            loss = self.compute_loss(model, inputs)
+            loss.backward()
+            epoch_loss, epoch_metric = self.update_metrics(model, inputs, loss.item())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            shown.append((loss.item(), epoch_loss, epoch_metric))
+            return {"step_loss": loss.item(), "epoch_loss": epoch_loss, "epoch_metric": epoch_metric}
+
+    shown: list[tuple[float, float, float]] = []
+    mine = trained(Mine, tmp_path / "mine")
+    assert_equal_weights(mine.model, trained(Trainer, tmp_path / "plain").model)
+    for epoch in (shown[:7], shown[7:]):
+        losses = [loss for loss, _, _ in epoch]
+        for count, (_, mean, metric) in enumerate(epoch, start=1):
+            assert mean == pytest.approx(sum(losses[:count]) / count)
+            assert 0 <= metric <= 1
+    assert shown[6][2] * 50 == pytest.approx(round(shown[6][2] * 50), abs=1e-4)  # of all 50 samples
+
+
+def test_loaders_of_ones_own(tmp_path: Path) -> None:
+    class Mine(Trainer):
+        def create_train_dataloader(self, dataset: Any) -> DataLoader[Any]:
+            return DataLoader(dataset, 10)
+
+        def create_eval_dataloader(self, dataset: Any) -> DataLoader[Any]:
+            return DataLoader(dataset, 25)
+
+    trainer = trained(Mine, tmp_path, num_epochs=2)
+    assert trainer.total_steps == 10
+    theirs = make()
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    torch.manual_seed(42)
+    for _ in range(2):
+        for x, y in DataLoader(PAIRS, 10):
+            F.cross_entropy(theirs(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal_weights(trainer.model, theirs)
+
+
+def test_prepare_input_batch_makes_batches_of_evaluations_too(tmp_path: Path) -> None:
+    class Mine(Trainer):
+        def prepare_input_batch(self, batch: Any) -> Any:
+            x, y = super().prepare_input_batch(batch)
+            return x * 0, y
+
+    trainer = trained(Mine, tmp_path, num_epochs=1)
+    with torch.no_grad():
+        reference = F.cross_entropy(trainer.model.eval()(INPUTS * 0), LABELS).item()
+    assert trainer.last_eval_results["loss"] == pytest.approx(reference)
+
+
+class Generative(nn.Module):
+    is_generative = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layer(inputs)}
+
+    def generate(self, inputs: Tensor) -> dict[str, Tensor]:
+        return {"generated_ids": torch.ones(len(inputs), dtype=torch.long)}
+
+
+class Named:
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+        return {"inputs": INPUTS[index], "labels": LABELS[index]}
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_a_generative_model_is_judged_by_what_it_generates(generates: bool, tmp_path: Path) -> None:
+    settings = {"evaluate_with_generate": generates, "num_epochs": 1, "metrics": ["Accuracy"]}
+    trainer = Trainer(Generative(), config(tmp_path, **settings), Named(), Named())
+    outputs = trainer.evaluation_step({"inputs": INPUTS, "labels": LABELS})
+    if generates:
+        assert torch.equal(outputs["logits"], torch.ones(50, dtype=torch.long))
+    else:
+        assert torch.equal(outputs["logits"], trainer.model.layer(INPUTS))
+    assert outputs["loss"] > 0
+
+
+def test_model_and_config_in_either_order_and_by_either_name(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    for trainer in (
+        Trainer(make(), settings, PAIRS),
+        Trainer(settings, make(), PAIRS),
+        Trainer(config=settings, model=make(), train_dataset=PAIRS),
+        Trainer(make(), training_config=settings, train_dataset=PAIRS),
+    ):
+        assert trainer.config is trainer.configs is settings
+        assert isinstance(trainer.model, nn.Sequential)
