@@ -91,6 +91,20 @@ def test_a_hub_that_does_not_answer(hub: HubServer, monkeypatch: pytest.MonkeyPa
         local_folder("owner/name")
 
 
+def test_the_endpoint_is_read_at_every_call(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(hub.root / "models/owner/name", where="first")
+    assert texts(local_folder("owner/name")) == {"where": "first"}
+    other = HubServer(tmp_path / "other")
+    try:
+        write(other.root / "models/owner/name", where="second")
+        monkeypatch.setenv("HF_ENDPOINT", other.url + "/")
+        assert texts(local_folder("owner/name")) == {"where": "second"}
+        assert upload_folder(write(tmp_path / "made", a="1"), "owner/made") == f"{other.url}/owner/made"
+        assert (other.root / "models/owner/made/a").is_file()
+    finally:
+        other.close()
+
+
 @pytest.mark.parametrize(
     "path", ["./a/b", "/a/b", "a/b/c", "../b", "a", "a//b", "a/", "~/b", "a/b.", "a\\b/c", Path("a/b")]
 )

@@ -166,7 +166,7 @@ def test_loading_into_a_configuration_changes_that_one(tmp_path: Path) -> None:
     assert config.load_from_yaml(tmp_path / "config.yaml") is config
     assert config == TrainingConfig(lr=0.1, batch_size=4, seed=42)
     (tmp_path / "config.yaml").write_text("train: {batch_size: 0}\n")
-    with pytest.raises(ConfigError, match="batch_size"):
+    with pytest.raises(ConfigError, match=r"config\.yaml: TrainingConfig\.batch_size: got 0"):
         config.load_from_yaml(tmp_path / "config.yaml")
     assert config.batch_size == 4
 
@@ -191,6 +191,12 @@ def test_everything_wrong_with_a_file_is_in_one_message(tmp_path: Path) -> None:
         "TrainingConfig.batch_size: got 0 (int); it must be a whole number >= 1.",
         "TrainingConfig.lr: got 'fast' (str); it must be a number > 0.",
     }
+
+
+def test_a_value_that_only_equals_the_default_is_checked_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("warmup_steps: false\n")
+    with pytest.raises(ConfigError, match="warmup_steps: got False"):
+        TrainingConfig.load_from_yaml(tmp_path / "config.yaml")
 
 
 def test_a_category_that_is_no_mapping_is_an_error(tmp_path: Path) -> None:

@@ -108,8 +108,9 @@ def test_every_fault_is_in_one_message() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as caught:
         TrainingConfig(**settings)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_assignment_is_checked_and_changes_nothing_when_refused() -> None:

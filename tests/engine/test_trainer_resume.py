@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.hooks import Callback
 
 INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
@@ -190,3 +191,71 @@ def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -
         Trainer(net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)
     with pytest.raises(MissingFileError, match="holds no checkpoint"):
         Trainer(net(), config(tmp_path, resume_from_checkpoint=tmp_path / "nowhere"), DATA)
+
+
+class Noisy:
+    """Samples that draw: each sample's numbers are its own."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return INPUTS[index] + 0.1 * torch.randn(6), LABELS[index]
+
+
+class Counting(Callback):
+    """Has a memory."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float, float]] = []
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        self.seen.append((logs["global_step"], logs["epoch_loss"], logs["epoch_metric"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = [tuple(entry) for entry in state["seen"]]
+
+
+def everything(folder: Path, *, workers: int, stop_at: int, resume: bool) -> tuple[Stopping, Counting]:
+    stopping = {"monitor": "eval_epoch_loss", "patience": 3, "mode": "min", "min_delta": 1.0}
+    trainer = Stopping(
+        net(),
+        config(
+            folder, num_epochs=8, save_steps=1, log_steps=1, early_stopping=stopping, warmup_steps=3, optimizer="AdamW",
+            dataloader_num_workers=workers, resume_from_checkpoint=resume, lr=0.05,
+        ),
+        Noisy(),
+        Noisy(),
+    )  # fmt: skip
+    counting = Counting()
+    trainer.add_callback(counting)
+    trainer.stop_at = stop_at
+    return trainer, counting
+
+
+@pytest.mark.parametrize("stops", [[1, 2], [7, 8, 14], [3, 4, 5, 13], [21]])
+def test_everything_that_a_run_remembers_is_bitwise_the_same(stops: list[int], tmp_path: Path, read_rows: Any) -> None:
+    """Weights, optimizer, schedule, samples' randomness, smoothing, metrics, the best, early stopping, callbacks."""
+    whole, remembered = everything(tmp_path / "whole", workers=0, stop_at=0, resume=False)
+    results = whole.train()
+    assert whole.epoch < 8  # it was stopped early
+    for part, stop_at in enumerate(stops):
+        cut, _ = everything(tmp_path / "cut", workers=part % 3, stop_at=stop_at, resume=part > 0)
+        with pytest.raises(StoppedError):
+            cut.train()
+    resumed, again = everything(tmp_path / "cut", workers=2, stop_at=0, resume=True)
+    assert resumed.train() == results
+    assert torch.equal(weights(resumed), weights(whole))
+    assert again.seen == remembered.seen
+    assert len(again.seen) == resumed.state.global_step
+    assert resumed.lr_scheduler.state_dict() == whole.lr_scheduler.state_dict()
+    rows = [
+        [{k: v for k, v in row.items() if "time" not in k} for row in read_rows(tmp_path / name)]
+        for name in ("whole", "cut")
+    ]
+    assert rows[0] == rows[1]
+    best = [(tmp_path / name / "checkpoints" / "model_best").resolve().name for name in ("whole", "cut")]
+    assert best[0] == best[1]

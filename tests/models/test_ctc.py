@@ -112,6 +112,7 @@ def test_a_character_may_come_twice_if_a_blank_is_between() -> None:
 def test_labels_with_a_double_character_are_read_as_they_are() -> None:
     ids = ids_of(torch.tensor([[1, 1, 2, 0], [2, -100, -100, -100]]), blank=0)
     assert read_characters(ids, {0: "", 1: "a", 2: "b"}, blank=0) == ["aab", "b"]
+    assert read_characters(ids, {0: "<blank>", 1: "a", 2: "b"}, blank=0) == ["aab", "b"]
 
 
 def test_outputs_logits_and_lists_are_told_apart() -> None:

@@ -77,6 +77,8 @@ def test_the_prompt_of_a_batch_in_trainings_form_ends_before_its_labels(model: G
     mask = (token_ids != 0).long()
     made = model.generate(token_ids, mask, labels=labels, max_new_tokens=4)
     assert made.tolist() == [continue_by_hand(model, prompt, 4) for prompt in ([3, 4, 5], [6])]
+    without_mask = model.generate(token_ids, labels=labels, max_new_tokens=4)
+    assert torch.equal(without_mask, made)
     # Of a text that is all labels, the first token is the prompt.
     whole = model.generate(token_ids[:1], labels=token_ids[:1], max_new_tokens=4)
     assert whole.tolist() == [continue_by_hand(model, [3], 4)]
@@ -86,7 +88,7 @@ def test_draws_follow_the_scores_the_temperature_and_the_generator(model: GPTTex
     prompt = torch.tensor([[3, 4, 5]]).repeat(4000, 1)
     with torch.no_grad():
         scores = model(prompt[:1])["logits"][0, -1]
-    for temperature, top_k in ((1.0, None), (0.7, 3)):
+    for temperature, top_k in ((1.0, None), (2.0, 3)):
         kept = scores if top_k is None else scores.masked_fill(scores < scores.topk(top_k).values[-1], -torch.inf)
         generator = torch.Generator().manual_seed(0)
         how = {"max_new_tokens": 1, "temperature": temperature, "top_k": top_k}

@@ -61,6 +61,14 @@ def test_how_far_a_batch_is_padded_changes_nothing(model: CTCSpeechRecognition, 
     torch.testing.assert_close(both, (one + other) / 2, rtol=0, atol=1e-5)
 
 
+def test_a_text_longer_than_its_recording_counts_nothing(model: CTCSpeechRecognition) -> None:
+    outputs = model(batch()["input_features"], torch.tensor([[1] * 24, [1] * 2 + [0] * 22, [1] * 24]))
+    labels = torch.tensor([[1, 2], [1, 2], [2, 2]])
+    loss = model.compute_loss(outputs["logits"], labels, outputs["logit_lengths"])
+    others = model.compute_loss(outputs["logits"][::2], labels[::2], outputs["logit_lengths"][::2])
+    torch.testing.assert_close(loss, others * 2 / 3)
+
+
 def test_gradients_are_finite_where_there_is_padding(model: CTCSpeechRecognition) -> None:
     outputs = model(batch()["input_features"], batch()["attention_mask"])
     model.compute_loss(outputs["logits"], LABELS, outputs["logit_lengths"]).backward()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 from pydantic.fields import FieldInfo
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
@@ -92,8 +92,6 @@ TaskOrNone = Annotated[
 Resume = Annotated[bool | _Name | None, Allowed("None, False, True (the newest checkpoint) or a path")]
 Device = Annotated[str | None, Allowed("None or a device such as 'cpu' or 'cuda:0'")]
 
-_NO_OTHERS = ConfigDict(extra="forbid", strict=True)
-
 
 class EarlyStopping(TypedDict, total=False):
     """When to stop before the last epoch."""
@@ -118,9 +116,6 @@ class TensorBoard(TypedDict, total=False):
     log_dir: PathOrNone
     comment: Text
 
-
-for _part in (EarlyStopping, ModelCheckpoint, TensorBoard):
-    setattr(_part, "__pydantic_config__", _NO_OTHERS)  # noqa: B010  # type checkers know no such attribute
 
 _KEYS = "a dict with some of the keys {}, or None"
 EarlyStoppingOrNone = Annotated[

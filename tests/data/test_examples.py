@@ -1,0 +1,15 @@
+"""The examples in the docstrings of datasets and preprocessors run and give what they say."""
+
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ["char_labels", "dataset", "image_processor", "padding", "preprocessor", "text_normalizer", "tokenizer"]
+
+
+@pytest.mark.parametrize("name", [*(f"data.{module}" for module in MODULES), "checkpoint.hub"])
+def test_examples_of_docstrings(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(f"trainwright.{name}"))
+    assert result.attempted > 0
+    assert result.failed == 0
