@@ -142,7 +142,7 @@ def test_nothing_that_a_run_writes_is_a_pickle(door: str, request: pytest.Fixtur
         if not path.is_file() or path.name.startswith("events.out.tfevents."):  # TensorBoard's own format
             continue
         looked_at.add(path.suffix)
-        assert path.suffix in (".json", ".yaml", ".txt", ".csv", ".safetensors", ""), path
+        assert path.suffix in (".json", ".yaml", ".txt", ".csv", ".md", ".safetensors", ""), path
         assert not is_pickle(path.read_bytes()), path
         if path.suffix == ".json" and path.name != "metrics.json":
             assert not any(is_pickle(content) for content in bytes_in(json.loads(path.read_bytes()))), path
@@ -233,7 +233,10 @@ def test_a_run_that_resumes_runs_nothing(
 ) -> None:
     folder = tmp_path / "output"
     shutil.copytree(objects_run, folder, symlinks=True)
-    for checkpoint in (folder / "checkpoints").glob("[0-9]*"):
+    for manifest in [*(folder / "checkpoints").glob("*/manifest.json")]:  # the best one's too
+        checkpoint = manifest.parent
+        if checkpoint.is_symlink():
+            continue
         put(checkpoint, place, payloads(canary)[payload], signed=False)
     settings = {"batch_size": 4, "progress_bar": False, "device": "cpu", "num_epochs": 2}
     data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))

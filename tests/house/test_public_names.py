@@ -28,7 +28,10 @@ ROOMS = {
     " configure_cosine_scheduler_with_warmup configure_cosine_with_hard_restarts_scheduler_with_warmup"
     " configure_polynomial_decay_scheduler_with_warmup LayerFreezer freeze_bn",
     "evaluation": "DatasetEvaluator DatasetEvaluators ClsEvaluator PPLEvaluator RegEvaluator BLEUEvaluator"
-    " inference_on_dataset print_csv_format flatten_results_dict",
+    " inference_on_dataset print_csv_format flatten_results_dict MetricsHandler TextClassificationMetricsHandler"
+    " SequenceLabelingMetricsHandler Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler"
+    " TextGenerationMetricsHandler TorchMetricsHandler metrics_handler_for Metric build_metric TMMetrics"
+    " get_metric_by_name show_avaliable_metrics objective_of",
     "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"
     " build_image_train_loader build_image_test_loader build_nlp_train_loader build_nlp_test_loader"
     " build_nlp_train_val_test_loader datasets Dataset DatasetConfig register_dataset OCRDataset OCRDatasetConfig"

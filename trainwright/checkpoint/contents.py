@@ -15,7 +15,8 @@ from trainwright.checkpoint.weights import read_weights, split_model_state
 
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
 _MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
-RESERVED_NAMES = ("model", Path(MANIFEST_NAME).stem, EXTRA, _MODEL_EXTRA)
+_CONFIG = "config"  # config.json is that of transformers, not ours
+RESERVED_NAMES = ("model", Path(MANIFEST_NAME).stem, EXTRA, _MODEL_EXTRA, _CONFIG)
 
 
 class Stateful(Protocol):

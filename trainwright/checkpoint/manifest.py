@@ -1,6 +1,7 @@
 """The manifest: what a checkpoint consists of. Size and checksum of each file, and a checksum of its own text."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -124,6 +125,7 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
 
 def is_inside(name: str) -> bool:
     """Whether a file's name, perhaps with folders in it (``a/b``), leads to a place inside of the folder it is in."""
+    os.fsencode(name)  # raises if no file can be called that
     return not any(mark in name for mark in "\\\0") and not {"", ".", ".."} & set(name.split("/"))
 
 

@@ -17,24 +17,43 @@ class EpochSampler(Sampler[list[int]]):
     that shorter batch. ``len(sampler)`` is the number of batches of an epoch; iterating never ends, unless ``endless``
     is set to False: then it gives the rest of an epoch, and the next time the next epoch.
 
+    With several ranks, ``batch_size`` is that of one of them. Together their n-th batches are the n-th batch of one
+    process with ``batch_size * data_parallel_size``, in this order; a shorter one is split evenly. Where it has fewer
+    samples than there are ranks, the others borrow its first, so that all have a batch: ``num_samples`` tells.
+
     >>> batches = iter(EpochSampler(range(5), batch_size=2))
     >>> [next(batches) for _ in range(4)]
     [[0, 1], [2, 3], [4], [0, 1]]
+    >>> batches = iter(EpochSampler(range(7), batch_size=2, data_parallel_rank=1, data_parallel_size=2))
+    >>> [next(batches) for _ in range(3)]
+    [[2, 3], [6], [2, 3]]
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int, *, shuffle: bool = False, drop_last: bool = False, seed: int = 0
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
     ) -> None:
-        self._order = CyclicSampler(dataset, batch_size, shuffle, seed=seed)
+        self._order = CyclicSampler(dataset, batch_size, shuffle, 0, data_parallel_rank, data_parallel_size, seed)
         self.dataset = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.data_parallel_rank, self.data_parallel_size = data_parallel_rank, data_parallel_size
+        self.global_batch_size = whole = batch_size * data_parallel_size
         length = self._order.data_size
-        self.samples_per_epoch = length // batch_size * batch_size if drop_last else length
+        self.samples_per_epoch = length // whole * whole if drop_last else length
         if self.samples_per_epoch == 0:
+            ranks = f" on each of {data_parallel_size} ranks" if data_parallel_size > 1 else ""
             raise DataError(
-                f"EpochSampler: the data set has {length} samples, fewer than a batch of {batch_size}, and shorter"
-                " batches are dropped. Give a smaller batch_size, or drop_last=False (dataloader_drop_last=False)."
+                f"EpochSampler: the data set has {length} samples, fewer than a batch of {batch_size}{ranks}, and"
+                " shorter batches are dropped. Give a smaller batch_size, or drop_last=False"
+                " (dataloader_drop_last=False)."
             )
         self.endless = True
         self._first_batch = 0
@@ -44,16 +63,28 @@ class EpochSampler(Sampler[list[int]]):
         self._first_batch = batches
 
     def __len__(self) -> int:
-        return -(-self.samples_per_epoch // self.batch_size)
+        return -(-self.samples_per_epoch // self.global_batch_size)
+
+    def num_samples(self, batch: int) -> int:
+        """How many samples of its own this rank has in a batch, by its number over all epochs; 0: a borrowed one."""
+        return len(self._share(batch % len(self) * self.global_batch_size))
+
+    def _share(self, start: int) -> range:
+        """This rank's positions in the batch of all ranks that begins at position ``start`` of an epoch."""
+        rank, size = self.data_parallel_rank, self.data_parallel_size
+        count = min(self.global_batch_size, self.samples_per_epoch - start)
+        each, more = divmod(count, size)
+        first = start + rank * each + min(rank, more)
+        return range(first, first + each + (rank < more))
 
     def __iter__(self) -> Iterator[SampleIndices]:
         prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
         epoch, batch = divmod(self._first_batch, len(self))
         while True:
-            for start in range(batch * self.batch_size, self.samples_per_epoch, self.batch_size):
-                count = min(self.batch_size, self.samples_per_epoch - start)
-                part = self._order.indices_of_epoch(epoch, start, count)
-                indices = SampleIndices(part, epoch=epoch, position=start, epoch_length=None)
+            for start in range(batch * self.global_batch_size, self.samples_per_epoch, self.global_batch_size):
+                share = self._share(start) or range(start, start + 1)
+                part = self._order.indices_of_epoch(epoch, share.start, len(share))
+                indices = SampleIndices(part, epoch=epoch, position=share.start, epoch_length=None)
                 if prefetch is not None:
                     prefetch(indices)
                 yield indices
@@ -63,8 +94,9 @@ class EpochSampler(Sampler[list[int]]):
                 return
 
     def __repr__(self) -> str:
-        order = self._order
+        order, rank, size = self._order, self.data_parallel_rank, self.data_parallel_size
+        ranks = f", data_parallel_rank={rank}, data_parallel_size={size}" if size > 1 else ""
         return (
             f"EpochSampler(<{type(self.dataset).__name__} of {order.data_size}>, batch_size={self.batch_size}, "
-            f"shuffle={order.shuffle}, drop_last={self.drop_last}, seed={order.seed})"
+            f"shuffle={order.shuffle}, drop_last={self.drop_last}, seed={order.seed}{ranks})"
         )

@@ -6,6 +6,7 @@ from itertools import count, islice
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class StepPlan:
     steps_per_epoch: int
     accumulation: int
     total_steps: int
-    batch_size: int  # 0: unknown
+    batch_size: int  # of all processes together; 0: unknown
     samples_per_epoch: int
 
     @property
@@ -49,12 +50,18 @@ def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulati
     """The plan of ``num_epochs`` rounds of ``loader``, or of ``max_steps`` steps if these are fewer.
 
     Raises:
-        ConfigError: the loader has no length, or gives no batch.
+        ConfigError: the loader has no length, or gives no batch, or not as many on each process.
     """
     steps_per_epoch = _num_batches(loader)
+    lengths = all_gather_object(steps_per_epoch)
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
+            " they must be equal, since all take each step together."
+        )
     total = num_epochs * steps_per_epoch
     sampler = getattr(loader, "batch_sampler", None)
-    batch_size = getattr(sampler, "batch_size", None) or 0
+    batch_size = (getattr(sampler, "batch_size", None) or 0) * get_data_parallel_size()
     samples = getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size
     return StepPlan(
         steps_per_epoch=steps_per_epoch,

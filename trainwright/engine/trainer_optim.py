@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError
+from trainwright.config.setting_checks import CUSTOM
 from trainwright.optim import configured
 
 if TYPE_CHECKING:
@@ -60,9 +61,6 @@ def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module
     except (TypeError, ValueError) as error:
         raise ConfigError(f"TrainingConfig.loss: {found.__name__} refuses {arguments}: {error}.") from error
     return criterion.to(device)
-
-
-CUSTOM = "custom_"  # what stands in a configuration for an object that set_optimizer or set_loss was given
 
 
 def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
@@ -139,40 +137,16 @@ def build_lr_scheduler(config: "TrainingConfig", optimizer: Optimizer, num_updat
     raise AssertionError(f"checked when the config was made: {config.lr_scheduler_type!r}")
 
 
-# Names of LRSchedulerType that are not those of torch's classes.
-_TORCH_SCHEDULERS = {
-    "constant": "ConstantLR",
-    "lambda": "LambdaLR",
-    "step": "StepLR",
-    "reduce_on_plateau": "ReduceLROnPlateau",
-    "multi_step": "MultiStepLR",
-    "one_cycle": "OneCycleLR",
-    "linear": "LinearLR",
-    "exponential": "ExponentialLR",
-    "cyclic": "CyclicLR",
-    "sequential": "SequentialLR",
-    "polynomial": "PolynomialLR",
-    "cosine_anealing": "CosineAnnealingLR",
-    "cosine_annealing": "CosineAnnealingLR",
-}
-
-
 def _torch_scheduler(named: Any, arguments: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
     """A class of ``torch.optim.lr_scheduler`` by its own name or by that of an LRSchedulerType."""
-    from trainwright.config.torch_names import split_name
+    from trainwright.config.torch_names import find_torch_class, split_name
 
-    name, inner = split_name(getattr(named, "value", named))
+    name, inner = split_name(named)
     arguments = {**inner, **arguments}
-    known = {
-        key: value
-        for key, value in vars(torch.optim.lr_scheduler).items()
-        if isinstance(value, type) and issubclass(value, LRScheduler) and value is not LRScheduler
-    }
-    found = known.get(_TORCH_SCHEDULERS.get(name, name))
-    if found is None:
-        raise ConfigError(
-            f"TrainingConfig.lr_scheduler: got {name!r}. {did_you_mean(name, [*_TORCH_SCHEDULERS, *known])}"
-        )
+    if name == "constant":  # torch's of that name begins with a third of the rate
+        arguments = {"factor": 1.0, **arguments}
+    found, _ = find_torch_class("lr_scheduler", named)
+    assert found is not None, "checked when the config was made"
     try:
         scheduler: LRScheduler = found(optimizer, **arguments)
     except (TypeError, ValueError, KeyError) as error:

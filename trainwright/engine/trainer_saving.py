@@ -156,6 +156,8 @@ def _files_beside(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_yaml"):
         files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
+    elif hasattr(config, "to_json_string"):  # of transformers: from_pretrained(checkpoint) works
+        files["config.json"] = config.to_json_string().encode()
     if hasattr(preprocessor, "save"):
         files |= _written_by(preprocessor.save)
     return files

@@ -22,8 +22,14 @@ def wrap_data_parallel(model: nn.Module, device: torch.device, *, find_unused_pa
         return model
     device_ids = None if device.type == "cpu" else [device]
     wrapped = DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=find_unused_parameters)
-    _wrapped.add(wrapped)
+    watch_wrapped(wrapped)
     return wrapped
+
+
+def watch_wrapped(model: nn.Module) -> None:
+    """Let :func:`release_process_group` know of a model that was wrapped elsewhere."""
+    if isinstance(model, DistributedDataParallel):
+        _wrapped.add(model)
 
 
 def release_process_group() -> None:

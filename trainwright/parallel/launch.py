@@ -39,7 +39,7 @@ def setup_dist_util(sizes: Mapping[str, object] | None = None, *, timeout_s: flo
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-        atexit.register(shut_down)
+        leave_at_exit()
     asked = sizes.get("data_parallel_size") or 1
     if asked not in (1, get_world_size()):
         logger.warning(
@@ -49,6 +49,12 @@ def setup_dist_util(sizes: Mapping[str, object] | None = None, *, timeout_s: flo
             get_world_size(),
         )
     return device
+
+
+def leave_at_exit() -> None:
+    """See to it that the process leaves its group before it ends."""
+    atexit.unregister(shut_down)  # once is enough
+    atexit.register(shut_down)
 
 
 def shut_down() -> None:

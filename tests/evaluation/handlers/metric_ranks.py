@@ -62,6 +62,8 @@ def main() -> None:
             ),
             "default that does not fit": results_of(TorchMetricsHandler(is_default=True), NUMBERS, LOGITS[:, 0], cuts),
         }
+    half = torch.cat([CLASSES[:5].float(), NUMBERS[5:]])  # fits only the first batch: two processes do not both see it
+    said["default that fits one rank"] = results_of(TorchMetricsHandler(is_default=True), NUMBERS, half % 2, (0, 5, 9))
     copy = TorchMetricsHandler("Accuracy").train_copy()
     if RANK == 0:  # read by one rank alone
         copy.update(LOGITS, CLASSES)

@@ -66,6 +66,10 @@ def test_a_default_that_does_not_fit_is_off_on_all_ranks(said):
     )
 
 
+def test_a_default_that_fits_the_batches_of_one_rank_only_is_off_on_both(said):
+    assert {str(one["default that fits one rank"]) for one in (said[0], *said[1])} == {"{}"}
+
+
 def test_a_train_copy_is_read_by_one_rank_without_the_other(said):
     assert said[1][0]["train copy"] == said[0]["train copy"]
 

@@ -105,6 +105,11 @@ def test_how_classes_lie_is_remembered_where_a_batch_has_as_many_tokens_as_class
     assert float(metric.compute()) == pytest.approx(right / total)
 
 
+def test_as_many_tokens_as_classes_at_first_are_taken_as_torchmetrics_takes_them():
+    scores, targets = torch.randn(4, C, C, generator=rng()), torch.randint(C, (4, C), generator=rng(1))
+    assert fed("Accuracy", scores, targets, (0, 4)).compute() == (scores.argmax(1) == targets).float().mean()
+
+
 def test_labels_of_minus_100_do_not_count():
     targets = CLASSES.clone()
     targets[::3] = -100
@@ -133,8 +138,9 @@ def test_logits_within_0_and_1_are_logits_where_that_is_said():
 
 
 def test_half_precision_is_summed_in_full():
-    predictions, targets = torch.full((4096,), 1.0, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
-    assert fed("MeanSquaredError", predictions, targets, range(0, 4097, 16)).compute() == 1
+    predictions, targets = (torch.rand(4096, generator=rng(seed)).bfloat16() for seed in (0, 1))
+    value = fed("MeanSquaredError", predictions, targets, range(0, 4097, 16)).compute()
+    assert float(value) == pytest.approx(sk.mean_squared_error(targets.double(), predictions.double()), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +164,14 @@ def test_a_wrong_batch_among_right_ones_is_found():
     metric.update(LOGITS, CLASSES)
     metric.update(LOGITS, CLASSES[:-1])
     with pytest.raises(EvaluationError, match=r"\(90, 5\) float32 and targets \(89,\) int64"):
+        metric.compute()
+
+
+def test_two_wrong_batches_do_not_make_a_right_one():
+    metric = fed("Accuracy", LOGITS, CLASSES)
+    metric.update(LOGITS[:10], CLASSES[:9])
+    metric.update(LOGITS[:9], CLASSES[:10])
+    with pytest.raises(EvaluationError, match=r"\(10, 5\) float32 and targets \(9,\) int64"):
         metric.compute()
 
 

@@ -167,7 +167,7 @@ class TMMetrics:
         elif state["inferred"] is not None:
             self._make(state["inferred"])
             put_state(self._metric, state["metric"])
-        self._inferred, self._has_seen = state["inferred"], state["has_seen"]
+        self._has_seen = state["has_seen"]
         self._takes_pairs = self._may_buffer()
 
     def _make(self, inferred: dict[str, Any]) -> None:

@@ -1,0 +1,119 @@
+"""The objects door in several processes: each trains on its share of every batch, and all have the same weights."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from trainwright.engine import trainer_parts as parts
+from trainwright.engine.all_gpus import AllGPUs, has_all_gpus
+from trainwright.engine.replica import Replica, share_state
+from trainwright.engine.trainer_shared import TrainerShared
+from trainwright.parallel.dist import get_rank, get_world_size
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class RankedTrainer(TrainerShared):
+    """What knows of other processes. Where there are none, and no Accelerator, none of it is on the way of a batch."""
+
+    accelerator: Any = None
+    _replica: Replica | None = None
+
+    def _settle_model(self) -> None:
+        """What steps call: the model, under autocast, compiled, wrapped, as the run wants it."""
+        model, accelerator, prepared = self.model, self.accelerator, None
+        if accelerator is not None:
+            prepared = accelerator.prepare_model(model)  # sees to autocast, too
+        elif self._autocast is not None:  # no wrapper around the model: names in its state stay the same
+            model.forward = self._autocast(model.forward)
+        called: Any = model
+        if self.config.graph:
+            # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
+            called = torch.compile(model, options={"fallback_random": True})
+        self._step_model = called if prepared is None else prepared
+        if get_world_size() > 1:
+            on_wrap = partial(setattr, self, "_step_model")
+            self._replica = Replica(model, self.device, on_wrap, called=called, prepared=prepared)
+        elif has_all_gpus(self.config.device_str):
+            self._step_model = AllGPUs(called)
+
+    def _settings_of_update(self) -> dict[str, Any]:
+        """What an :class:`Update` must know of other processes, and of the Accelerator."""
+        is_own = parts.is_own_loader(self.train_dataloader)
+        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
+        if self._replica is not None:
+            settings["replica"] = self._replica
+            settings["count_all"] = self._samples_of_window if is_own else _not_known
+        if self.accelerator is not None:
+            settings["differentiate"] = self._differentiate
+        return settings
+
+    def _differentiate(self, loss: Tensor) -> None:
+        # It divides by this number itself; the shares of a window are weighed already.
+        self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)
+
+    def _begin_together(self) -> None:
+        """Weights and buffers are those of rank 0, whatever each process has built."""
+        if self._replica is not None:
+            share_state(self.model)
+            loader = self.train_dataloader
+            if isinstance(getattr(loader, "sampler", None), RandomSampler | SequentialSampler) and isinstance(
+                loader, DataLoader
+            ) and not parts.is_own_loader(loader):
+                logger.warning(
+                    "Trainer.train_dataloader: each of %d processes takes all of its batches. Give it a"
+                    " torch.utils.data.DistributedSampler, so that each has its share.",
+                    get_world_size(),
+                )
+
+    def _in_step(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, each made known to the replica and the Accelerator before its step."""
+        if self._replica is None and self.accelerator is None:
+            return batches
+        return self._announced(batches)
+
+    def _announced(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            is_last = self.state.global_step + 1 == self._plan.steps(self.iter + 1)
+            if self._replica is not None:
+                self._replica.before_batch(is_last=is_last)
+            if self.accelerator is not None:
+                self.accelerator.sync_gradients = is_last
+            yield batch
+
+    def _samples_of_step(self, batch: Any) -> int:
+        """This process's samples in the batch of the newest step."""
+        step = self.state.global_step - 1
+        if self._replica is not None:
+            return int(self.train_dataloader.batch_sampler.num_samples(step))
+        return self._plan.samples(step + 1) - self._plan.samples(step)
+
+    def _samples_of_window(self) -> int:
+        """All processes' samples in the update that begins."""
+        return self._plan.samples(self._plan.steps(self.iter + 1)) - self._plan.samples(self.state.global_step)
+
+    def _is_borrowed(self) -> bool:
+        """Whether the newest batch was there only so that this process has one."""
+        return parts.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
+
+    def _share_of(self, loader: Any) -> Iterator[Any]:
+        """This process's batches of an evaluation: every sample is in one batch of one process."""
+        rank, size = get_rank(), get_world_size()
+        if size == 1 or _is_shared_out(loader):
+            return iter(loader)
+        return (batch for number, batch in enumerate(loader) if number % size == rank)
+
+
+def _is_shared_out(loader: Any) -> bool:
+    """Whether a loader gives each process other samples already: ours, and those with torch's DistributedSampler."""
+    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
+
+
+def _not_known() -> int:
+    return 0
