@@ -16,7 +16,7 @@ def has_all_gpus(device_str: str | None) -> bool:
     return device_str == "cuda" and not launched and torch.cuda.is_available() and torch.cuda.device_count() > 1
 
 
-class AllGPUs(nn.DataParallel):  # type: ignore[misc]  # untyped in torch
+class AllGPUs(nn.DataParallel[Any]):
     """torch's DataParallel, for models that return their losses, too: the batch is split, and what comes back joined.
 
     A loss is the mean over the GPUs' parts of the batch, by their samples, or by their tokens if ``num_tokens`` tells.

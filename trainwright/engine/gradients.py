@@ -46,9 +46,9 @@ def plain_backward(loss: Tensor, batch: Any) -> None:
 
 
 def noted(
-    skip: SkipNonFinite, begin: Callable[[int], None], backward: Callable[[Tensor, Any], None]
+    skip: Any, begin: Callable[[int], None], backward: Callable[[Tensor, Any], None]
 ) -> tuple[Callable[[int], None], Callable[[Tensor, Any], None]]:
-    """``begin`` of a window and ``backward`` of its losses, of which ``skip`` is told."""
+    """``begin`` of a window and ``backward`` of its losses, of which ``skip``, as SkipNonFinite is, is told."""
 
     def begin_window(length: int) -> None:
         skip.begin()

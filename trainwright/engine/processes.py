@@ -75,9 +75,7 @@ def _agree(config: "TrainingConfig", accelerator: Any) -> None:
         if ours != precision:
             faults.append(_contradiction("mixed_precision", config.mixed_precision, precision))
     if config.is_set("gradient_accumulation_steps") and config.gradient_accumulation_steps != steps:
-        faults.append(
-            _contradiction("gradient_accumulation_steps", config.gradient_accumulation_steps, steps)
-        )
+        faults.append(_contradiction("gradient_accumulation_steps", config.gradient_accumulation_steps, steps))
     if faults:
         raise ConfigError("\n".join(faults))
     config.mixed_precision = None if precision == "no" else precision

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from trainwright.parallel.dist import all_gather_object
+
 
 class MeanLoss:
     """The mean over all samples of losses that are means over batches."""
@@ -23,8 +25,20 @@ class MeanLoss:
         self.samples += size
 
     def results(self) -> dict[str, float]:
-        """``loss``, if there was one."""
-        return {} if self._total is None else {"loss": self._total.item() / self.samples}
+        """``loss`` over the samples of all ranks, if there was one. Every rank must call this."""
+        mine = None if self._total is None else (self._total.item(), self.samples)
+        shares = [share for share in all_gather_object(mine) if share is not None]
+        return {"loss": sum(t for t, _ in shares) / sum(n for _, n in shares)} if shares else {}
+
+
+def told_by_all(told: Mapping[str, float], samples: int) -> dict[str, float]:
+    """Figures that each rank's own code has computed over its ``samples``: their means by these."""
+    shares = [(values, n) for values, n in all_gather_object((dict(told), samples)) if n]
+    if len(shares) < 2:
+        return shares[0][0] if shares else dict(told)
+    names = [name for name in shares[0][0] if all(name in values for values, _ in shares)]
+    total = sum(n for _, n in shares)
+    return {name: sum(values[name] * n for values, n in shares) / total for name in names}
 
 
 def batch_size(inputs: Any) -> int:

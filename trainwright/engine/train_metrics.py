@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainwright.engine.contracts import target_of
 from trainwright.hooks.base import HookBase
+from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -18,13 +19,21 @@ class TrainMetrics(HookBase):
 
     ``note`` is shown what the model returns; ``add`` then takes it in, with the batch that it was for.
 
+    Each process counts its own batches. What is put is over those of all; so is what is read right then, since who
+    reads may be one process alone. At other times that is over the process's own.
+
     Args:
         make_handler: makes what has ``reset``, ``update(predictions, labels)``, ``compute`` and a state; called when
             there is something to count.
+        is_borrowed: whether the newest batch does not count; asked where there are several processes.
     """
 
     def __init__(
-        self, make_handler: Callable[[], Any], is_due: Callable[[], bool], is_epoch_end: Callable[[], bool]
+        self,
+        make_handler: Callable[[], Any],
+        is_due: Callable[[], bool],
+        is_epoch_end: Callable[[], bool],
+        is_borrowed: Callable[[], bool],
     ) -> None:
         self._make_handler = make_handler
         self._is_due = is_due
@@ -34,6 +43,12 @@ class TrainMetrics(HookBase):
         self._has_values = False
         self._is_counted = False
         self.is_on = True
+        self._of_all: dict[str, float] = {}  # over the batches of all processes, after
+        self._read_at = -1  # so many updates
+        if get_world_size() > 1:
+            self._is_borrowed = is_borrowed
+            self.add = self._add_unless_borrowed  # type: ignore[method-assign]
+            self.after_step = self._after_step_of_many  # type: ignore[method-assign]
 
     @cached_property
     def _handler(self) -> Any:
@@ -79,6 +94,8 @@ class TrainMetrics(HookBase):
 
     def read(self) -> dict[str, float]:
         """The metrics of this epoch so far, by name."""
+        if self._read_at == self.trainer.iterations_done:
+            return self._of_all
         return self._handler.compute() if self._has_values else {}
 
     def first(self) -> float:
@@ -92,11 +109,40 @@ class TrainMetrics(HookBase):
         if self._is_due() or self._is_epoch_over:
             self.trainer.storage.put_scalars(**self.read(), smoothing_hint=False)
 
+    def _add_unless_borrowed(self, step_logs: Any, inputs: Any) -> None:
+        if not self._is_borrowed():
+            TrainMetrics.add(self, step_logs, inputs)
+            return
+        self._is_counted = False
+        if self._is_epoch_over and self._has_values:
+            self._is_epoch_over = False
+            self._handler.reset()
+
+    def _after_step_of_many(self) -> None:
+        is_over = self._is_epoch_end()
+        self._is_epoch_over = is_over or self._is_epoch_over
+        if not (is_over or self._is_due()) or not any(all_gather_object(self._has_values)):
+            return
+        if hasattr(self._handler, "all_ranks"):
+            self._handler.all_ranks = True
+            try:
+                self._of_all = self._handler.compute()
+            finally:
+                self._handler.all_ranks = False
+        else:
+            self._of_all = self.read()
+        self._read_at = self.trainer.iterations_done
+        self.trainer.storage.put_scalars(**self._of_all, smoothing_hint=False)
+
     def state_dict(self) -> dict[str, Any]:
         state = self._handler.state_dict() if self._has_values else None
-        return {"handler": state, "is_epoch_over": self._is_epoch_over}
+        return {"ranks": all_gather_object({"handler": state, "is_epoch_over": self._is_epoch_over})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["ranks"]) != get_world_size():
+            logger.info("Metrics of training begin anew: the checkpoint is of %d processes.", len(state["ranks"]))
+            return
+        state = state["ranks"][get_rank()]
         self._is_epoch_over = state["is_epoch_over"]
         self._has_values = state["handler"] is not None
         if self._has_values:

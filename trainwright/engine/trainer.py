@@ -1,11 +1,11 @@
 """The objects door: a trainer for a model, data sets and settings."""
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -14,6 +14,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
+from trainwright.engine.processes import join
 from trainwright.engine.setup import log_to_console
 from trainwright.engine.trainer_hooks import TrainerFolder
 from trainwright.engine.trainer_lifecycle import TrainerLifecycle
@@ -21,7 +22,6 @@ from trainwright.engine.trainer_shared import is_overridden
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
 from trainwright.optim.freeze import freeze_bn
-from trainwright.parallel.device import pick_device
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
@@ -41,6 +41,7 @@ class Trainer(TrainerLifecycle):
         data_collator: makes a batch of a list of samples; the data set's own ``data_collator`` by default.
         preprocessor: for a model and data sets that have a place for one and none in it; saved with the model.
         metrics_handler: computes the metrics of evaluations in place of the one that ``config`` asks for.
+        accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are taken.
         train_dataloader, eval_dataloader: loaders to be used as they are, in place of ours over the data sets.
         model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
 
@@ -74,9 +75,10 @@ class Trainer(TrainerLifecycle):
         has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
         parts.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
         parts.check_given(config, optimizer, lr_scheduler)
-        log_to_console()
         self.config: TrainingConfig = config
-        self.device = pick_device(config.device_str and str(config.device))
+        self.accelerator = accelerator
+        self.device = join(config, accelerator)
+        log_to_console()
         self.model = model.to(self.device)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
@@ -88,18 +90,17 @@ class Trainer(TrainerLifecycle):
         self._settle_plan()
 
         self._autocast = optim.autocast_for(config, self.device)
-        if self._autocast is not None:  # no wrapper around the model: names in its state stay the same
-            self.model.forward = self._autocast(self.model.forward)
-        # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
-        self._step_model: Any = torch.compile(model, options={"fallback_random": True}) if config.graph else model
+        self._settle_model()
         self.optimizer = optimizer or optim.build_optimizer(config, model)
         self.lr_scheduler = lr_scheduler or optim.build_lr_scheduler(config, self.optimizer, self.max_iter)
-        self._grad_scaler = optim.grad_scaler_for(config, self.device)
+        self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
         self.loss = optim.build_criterion(config, self.device)
         self.callbacks, self.trainercontrol = CallbackList(), TrainerControl()
         self._built_in_callbacks: list[Callback] = []
         if metrics_handler is not None:
             self.metrics_handler = metrics_handler
+            if getattr(metrics_handler, "trainer", self) is None:
+                metrics_handler.trainer = weakref.proxy(self)
         elif config.is_set("metrics") or config.task is not None:  # what is wrong with them shall be said now
             self.metrics_handler = parts.build_metrics_handler(config, self)
         self.storage = EventStorage()

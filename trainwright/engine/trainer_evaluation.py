@@ -12,10 +12,12 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.contracts import target_of
-from trainwright.engine.scoring import MeanLoss, batch_size
+from trainwright.engine.replica import share_state
+from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all
 from trainwright.engine.train_metrics import predictions_of
 from trainwright.engine.trainer_shared import TrainerShared, is_overridden
 from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
+from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -29,7 +31,8 @@ class EvaluatingTrainer(TrainerShared):
         """``loss``, the mean over all samples, and each metric, over the eval data or over ``dataset``.
 
         ``dataset`` may be a loader. Training state, modes and randomness are afterwards as they were. A model that
-        returns no loss in evaluation mode gives none. Nothing is logged or written.
+        returns no loss in evaluation mode gives none. Nothing is logged or written. With several processes each of them
+        must call it; they share the samples out.
 
         Called as ``evaluate(model, logs)`` it evaluates the eval data and returns ``logs``, with ``eval_epoch_loss``
         and ``eval_epoch_metric`` in it.
@@ -41,7 +44,7 @@ class EvaluatingTrainer(TrainerShared):
         loader = self.eval_dataloader if dataset is None or is_by_model else dataset
         if loader is None:
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; give one here or to the Trainer.")
-        if loader is dataset and hasattr(dataset, "__getitem__") and not isinstance(dataset, list):
+        if loader is dataset and parts.is_dataset(dataset):
             parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, dataset)
             loader = self.create_eval_dataloader(dataset)
         results = self._score(loader)
@@ -136,22 +139,24 @@ class EvaluatingTrainer(TrainerShared):
         return self.evaluate(self.eval_dataset) if needs_data else self.evaluate()
 
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
-        self._mean_loss, self._told = MeanLoss(), dict[str, Any]()
+        self._mean_loss, self._told, self._num_seen = MeanLoss(), dict[str, Any](), 0
         self._has_metrics = True
         self.metrics_handler.reset()
+        share_state(self.model, buffers_only=True)  # running statistics differ between processes
         watched = self._run_callbacks.eval_batches if self._is_watched else iter
         with evaluation_mode(self.model), kept_randomness(self.device):
-            for inputs in watched(map(self.prepare_input_batch, loader)):
+            for inputs in watched(map(self.prepare_input_batch, self._share_of(loader))):
                 self._is_counted = False
+                self._num_seen += batch_size(inputs)
                 logs = self.evaluate_step(self.model, inputs)
                 if self._is_watched:
                     self._run_callbacks.note({name: value for name, value in logs.items() if value is not None})
                 if not self._is_counted:
                     self._take(logs, inputs)
         results: dict[str, Any] = self._mean_loss.results()
-        if self._has_metrics:
+        if all(all_gather_object(self._has_metrics)):
             results |= self.metrics_handler.compute()
-        return results | self._told
+        return results | told_by_all(self._told, self._num_seen)
 
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
         """Take a batch into the loss and the metrics."""

@@ -14,6 +14,7 @@ from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.writers import PeriodicWriter
+from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -117,7 +118,8 @@ class SaveSteps(HookBase):
         # A failure inside update `due` leaves trainer.iter there: the hooks after us have not finished it.
         is_finished = self.trainer.iter >= self.trainer.max_iter
         try:
-            if is_finished or (self._due is not None and self.trainer.iter == self._due + 1):
+            is_alone = get_world_size() == 1  # after a failure the other processes may not come
+            if is_finished or (is_alone and self._due is not None and self.trainer.iter == self._due + 1):
                 self._save()
         finally:
             self._due = None

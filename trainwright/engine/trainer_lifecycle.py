@@ -17,6 +17,7 @@ from trainwright.engine.header import training_info
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_folder import OpenRunFolder
 from trainwright.engine.step_plan import batches_from, make_plan
+from trainwright.engine.streams import with_length
 from trainwright.engine.train_metrics import TrainMetrics
 from trainwright.engine.trainer_evaluation import EvaluatingTrainer
 from trainwright.engine.trainer_hooks import (
@@ -28,14 +29,15 @@ from trainwright.engine.trainer_hooks import (
     ScheduleSteps,
     WriteSteps,
 )
+from trainwright.engine.trainer_ranks import RankedTrainer
 from trainwright.engine.trainer_saving import SavingTrainer
 from trainwright.engine.trainer_shared import is_overridden
 from trainwright.engine.trainer_state import TrainerState
 from trainwright.engine.update import Update
-from trainwright.engine.window import weighted_mean
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import FiniteCheck, HookBase, Interruptions, IterationTimer
 from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -43,7 +45,7 @@ logger = logging.getLogger("trainwright.engine")
 _OF_THE_STEP = ("train_step", "training_step", "compute_loss")
 
 
-class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
+class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
     """What is settled before the first step, and what is called before and after the steps."""
 
     def build_hooks(self) -> list[HookBase | None]:
@@ -65,7 +67,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
             ReduceOnPlateau(partial(self._latest, metric)) if evaluates else None,
             best,
             self._run_callbacks,
-            WriteSteps(self._log_is_due, self.build_writers()),
+            WriteSteps(self._log_is_due, self.build_writers()) if is_main_process() else None,
             LoadBest(self._load_best) if config.load_best_model_at_end and best is not None else None,
         ]
 
@@ -83,6 +85,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
             "Parameters": sum(p.numel() for p in model.parameters()),
             "Trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "Device": self.device,
+            "Processes": get_world_size() if get_world_size() > 1 else None,
             "Mixed precision": config.mixed_precision,
             "Training samples": _length(self.train_dataset),
             "Evaluation samples": _length(self.eval_dataset),
@@ -118,6 +121,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
         """How many steps and updates, and which are due for what."""
         config = self.config
         max_steps = config.max_steps
+        self.train_dataloader = with_length(self.train_dataloader, max_steps)
         if isinstance(max_steps, float):  # a part of each epoch
             max_steps = math.ceil(max_steps * len(self.train_dataloader)) * config.num_epochs
         self._plan = make_plan(
@@ -177,11 +181,13 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
         self._update = Update(
             self.optimizer,
             self.model,
-            optim.step_of(self.optimizer),
+            optim.step_of(
+                self.optimizer if self.accelerator is None else self.accelerator.prepare_optimizer(self.optimizer)
+            ),
             accumulates=config.gradient_accumulation_steps > 1,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=self._grad_scaler,
-            count=self._samples_of_step if parts.is_own_loader(self.train_dataloader) else None,
+            **self._settings_of_update(),
         )
         self._after_batch = self._looks_after_batch()
 
@@ -191,7 +197,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
         if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
             return None
         make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
-        metrics = TrainMetrics(make_copy, self._log_is_due, self.state.is_epoch_end)
+        metrics = TrainMetrics(make_copy, self._metrics_are_due, self.state.is_epoch_end, self._is_borrowed)
         if any(is_overridden(self, name) for name in _OF_THE_STEP):
             metrics.watch(self.model)
         return metrics
@@ -212,8 +218,9 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
 
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
-            seed_everything(self.config.seed)
+            seed_everything(self.config.seed + get_rank())
         self.state.restore()
+        self._begin_together()
         self.set_train_mode()
         self.optimizer.zero_grad()
         self._set_batches()
@@ -232,7 +239,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
                 logger.warning("The given loader goes on in the middle of an epoch; if it shuffles, in another order.")
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
-        self._batches = self._run_callbacks.train_batches(chain([first], prepared))
+        self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))
         if not any(is_overridden(self, name) for name in _OF_THE_STEP):  # else the user's own decide
             self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
 
@@ -265,7 +272,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
         self.storage.put_scalar("data_time", data_time)
         losses = [loss for loss in losses if loss is not None]
         if losses:
-            self.storage.put_scalar("total_loss", weighted_mean(losses, self._update.weights))
+            self.storage.put_scalar("total_loss", self._update.mean_of(losses))
 
     def _ask_for_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
         """For an ``update_metrics`` of the user's own."""
@@ -289,11 +296,12 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer):
         for callback in self._built_in_callbacks:
             self.callbacks.add_callback(callback, singleton=False)
 
-    def _samples_of_step(self, batch: Any) -> int:
-        return self._plan.samples(self.state.global_step) - self._plan.samples(self.state.global_step - 1)
-
     def _log_is_due(self) -> bool:
         return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
+
+    def _metrics_are_due(self) -> bool:
+        printed = self.config.print_steps if get_world_size() > 1 else None  # printed are those of all processes
+        return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
 
     def _latest(self, name: str) -> float | None:
         value, _ = self.storage.latest().get(name, (None, 0))

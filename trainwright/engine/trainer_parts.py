@@ -1,8 +1,8 @@
 """From a TrainingConfig to the parts of a run: loaders, metrics, callbacks, writers, and where to go on from."""
 
 import logging
-import os
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import IterableDataset
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import checkpoint_folders, is_checkpoint
@@ -17,6 +18,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileE
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.epochs import EpochSampler
 from trainwright.data.sampler import SingleRoundSampler
+from trainwright.engine.streams import is_stream, stream_loader
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks.callbacks import (
     Callback,
@@ -26,6 +28,7 @@ from trainwright.hooks.callbacks import (
     TrainerControl,
 )
 from trainwright.hooks.callbacks.logs import Logs
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
@@ -33,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trainwright.engine")
 
 CSV_NAME = "metrics.csv"
-_WEIGHTS_FILES = ("model.safetensors", "model.pt", "pytorch_model.bin")
 
 
 def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
@@ -56,16 +58,25 @@ def train_loader(
     dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
 ) -> Any:
     """A loader of one epoch's batches after another, going on behind ``steps_done`` batches."""
+    if is_stream(dataset):
+        return _stream_loader(dataset, config, config.batch_size, collator, drop_last=config.dataloader_drop_last)
     sampler = EpochSampler(
         dataset,
         config.batch_size,
         shuffle=config.dataloader_shuffle,
         drop_last=config.dataloader_drop_last,
         seed=config.seed,
+        data_parallel_rank=get_data_parallel_rank(),
+        data_parallel_size=get_data_parallel_size(),
     )
     sampler.endless = False
     sampler.set_batches_done(steps_done)
     return _loader(dataset, sampler, config, collator)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether it gives samples, and not batches: a list is one of batches."""
+    return isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and not isinstance(data, list))
 
 
 def is_own_loader(loader: Any) -> bool:
@@ -74,9 +85,13 @@ def is_own_loader(loader: Any) -> bool:
 
 
 def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
-    """A loader of one pass: every sample once, in the data set's order."""
+    """A loader of one pass: every sample once, in the data set's order, on one of the processes."""
     assert config.eval_batch_size is not None, "resolved when the config was made"
-    return _loader(dataset, SingleRoundSampler(dataset, config.eval_batch_size), config, collator)
+    if is_stream(dataset):
+        return _stream_loader(dataset, config, config.eval_batch_size, collator, drop_last=False)
+    rank, size = get_data_parallel_rank(), get_data_parallel_size()
+    sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
+    return _loader(dataset, sampler, config, collator)
 
 
 def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
@@ -88,6 +103,11 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
         collate_fn=collator or getattr(dataset, "data_collator", None),
         loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
     )
+
+
+def _stream_loader(dataset: Any, config: "TrainingConfig", batch_size: int, collator: Any, *, drop_last: bool) -> Any:
+    workers = config.dataloader_num_workers
+    return stream_loader(dataset, batch_size, drop_last=drop_last, num_workers=workers, collator=collator)
 
 
 def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
@@ -106,8 +126,8 @@ def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
     from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
 
     if config.task is not None:
-        return metrics_handler_for(config.task)(config.metrics, trainer)
-    return TorchMetricsHandler(config.metrics, trainer, is_default=not config.is_set("metrics"))
+        return metrics_handler_for(config.task)(config.metrics, weakref.proxy(trainer))
+    return TorchMetricsHandler(config.metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 
 def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> tuple[str, str]:
@@ -138,7 +158,8 @@ def log_start(trainer: Any) -> None:
 
     config = trainer.config
     if type(config) is TrainingConfig:
-        logger.warning("%s", repr(config))  # as it is now, whoever reads the record later
+        level = logging.WARNING if is_main_process() else logging.INFO  # once on the console
+        logger.log(level, "%s", repr(config))  # as it is now, whoever reads the record later
     else:
         trainer.print_info()
 
@@ -194,7 +215,7 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
     asked, model = config.resume_from_checkpoint, checkpointer.model
     states: dict[str, Any] = dict(checkpointer.checkpointables)
     if asked is None or asked is False:
-        Checkpointer(model).load(weights_at(config.init_weights_from), checkpointables=[])
+        _begin_with_weights(config, model)
         return None
     own = Path(checkpointer.save_dir)
     folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
@@ -203,33 +224,17 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
         return folder.resolve()
     there = Checkpointer(model, folder, **states)
     if not there.has_checkpoint():
-        Checkpointer(model).load(weights_at(config.init_weights_from), checkpointables=[])
+        _begin_with_weights(config, model)
         return None
     there.resume_or_load("", resume=True)
     return folder
 
 
-def weights_at(path: str | Path | None) -> str:
-    """The file or checkpoint with the weights that ``init_weights_from`` names, fetched from the hub if need be.
+def _begin_with_weights(config: "TrainingConfig", model: nn.Module) -> None:
+    if config.init_weights_from is not None:
+        from trainwright.models.folder import init_weights
 
-    Raises:
-        MissingFileError: there is nothing of that name, here and on the hub; or no weights in it.
-    """
-    if path is None:
-        return ""
-    from trainwright.checkpoint.hub import local_folder
-
-    if Path(path).is_file():
-        return str(path)
-    folder = local_folder(path, files=[*_WEIGHTS_FILES, "*.yaml", "*.json"])
-    if (folder / "manifest.json").exists():
-        return str(folder)
-    found = next((folder / name for name in _WEIGHTS_FILES if (folder / name).is_file()), None)
-    if found is None:
-        raise MissingFileError(
-            f"TrainingConfig.init_weights_from: {path} holds no weights; looked for {', '.join(_WEIGHTS_FILES)}."
-        )
-    return str(found)
+        init_weights(model, config.init_weights_from)
 
 
 def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
@@ -257,8 +262,6 @@ def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> N
         faults.append("Trainer.eval_dataset: got None with TrainingConfig.eval_strategy='step'; give one, or a loader.")
     if faults:
         raise ConfigTypeError("\n".join(faults))
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ConfigError("Trainer: it trains in one process. For several, use DefaultTrainer with torchrun.")
 
 
 def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:

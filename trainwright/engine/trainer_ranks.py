@@ -62,9 +62,11 @@ class RankedTrainer(TrainerShared):
         if self._replica is not None:
             share_state(self.model)
             loader = self.train_dataloader
-            if isinstance(getattr(loader, "sampler", None), RandomSampler | SequentialSampler) and isinstance(
-                loader, DataLoader
-            ) and not parts.is_own_loader(loader):
+            if (
+                isinstance(getattr(loader, "sampler", None), RandomSampler | SequentialSampler)
+                and isinstance(loader, DataLoader)
+                and not parts.is_own_loader(loader)
+            ):
                 logger.warning(
                     "Trainer.train_dataloader: each of %d processes takes all of its batches. Give it a"
                     " torch.utils.data.DistributedSampler, so that each has its share.",

@@ -12,13 +12,14 @@ from typing import Any
 
 from torch import nn
 
+from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.files import replace_link
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.trainer_shared import TrainerShared
-from trainwright.parallel.dist import is_main_process
+from trainwright.parallel.dist import broadcast_object, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -34,11 +35,13 @@ class SavingTrainer(TrainerShared):
     def save(self, path: str | Path, overwrite: bool = True) -> None:
         """Write the whole state of the run as the checkpoint folder ``path``, with its model card ``README.md``.
 
+        With several processes each of them must call it; one writes.
+
         Raises:
             FileExistsError: ``path`` is there, and ``overwrite`` is False.
         """
         path = Path(path).expanduser()
-        if path.exists() and not overwrite:
+        if broadcast_object(path.exists()) and not overwrite:
             raise FileExistsError(f"{path}: exists already; give another path, or overwrite=True.")
         self._saver_beside(path).save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
 
@@ -54,11 +57,13 @@ class SavingTrainer(TrainerShared):
         """
         from trainwright.checkpoint.hub import upload_folder
 
-        with tempfile.TemporaryDirectory() as folder:
+        url = ""
+        with tempfile.TemporaryDirectory() as folder, raised_together():
             self.save(Path(folder, "upload"))
-            return upload_folder(
-                Path(folder, "upload"), repo_id, commit_message=commit_message or "Upload model", private=private
-            )
+            if is_main_process():
+                message = commit_message or "Upload model"
+                url = upload_folder(Path(folder, "upload"), repo_id, commit_message=message, private=private)
+        return broadcast_object(url)
 
     def load_csv_logs(self, logs_dir: str | Path | None = None) -> dict[str, list[float | None]]:
         """The columns of ``metrics.csv`` by name, None where a row has no value.
@@ -140,12 +145,13 @@ class SavingTrainer(TrainerShared):
     def _card(self) -> str:
         from trainwright.models.card import ModelCard
 
+        name = Path(os.path.abspath(self.config.output_dir)).name
         card = self.model_card or ModelCard(
-            model_name=Path(os.path.abspath(self.config.output_dir)).name,
+            model_name=name,
             model_architecture=type(self.model).__name__,
             tasks=[str(self.config.task)] if self.config.task else None,
             training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
-            training_config=self.config.to_dict(),
+            training_config={**self.config.to_dict(), "output_dir": name},  # no path of this machine
             eval_results=dict(self.last_eval_results) or None,
         )
         return str(card.to_text())

@@ -54,12 +54,16 @@ class TrainerShared(TrainerBase):
     _folder: RunFolder
     _batches: Iterator[Any]
     _run_callbacks: RunCallbacks
+    accelerator: Any
     _built_in_callbacks: list[Callback]
 
     @cached_property
     def metrics_handler(self) -> Any:
         """What computes the metrics of evaluations; by default made when it is first needed."""
         return build_metrics_handler(self.config, self)
+
+    def _share_of(self, loader: Any) -> Any:
+        raise NotImplementedError
 
     def prepare_input_batch(self, batch: Any) -> Any:
         raise NotImplementedError

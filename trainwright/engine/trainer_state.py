@@ -82,8 +82,9 @@ class TrainerState(TrainingProgress):
             faults.append(f"max_steps had ended it inside an accumulation window, at step {step}")
         if faults:
             raise ConfigError(
-                f"The run cannot be resumed: {'; '.join(faults)}. Give the same data, batch_size and"
-                " gradient_accumulation_steps, or begin anew with TrainingConfig.init_weights_from."
+                f"The run cannot be resumed: {'; '.join(faults)}. Give the same data,"
+                " gradient_accumulation_steps and batch_size (with another number of processes, one that"
+                " makes as large a batch of all together), or begin anew with TrainingConfig.init_weights_from."
             )
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])

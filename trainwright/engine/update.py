@@ -1,6 +1,6 @@
 """One update of the weights, settled before the first: how losses become gradients, and what is done with them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright.engine.gradients import noted, plain_backward, recorded_norm, recorded_step, scaled_step, unscaled
-from trainwright.engine.window import WindowMean
+from trainwright.engine.rank_mean import RankMean, SkipTogether, mean_over_ranks
+from trainwright.engine.replica import Replica
+from trainwright.engine.window import WindowMean, weighted_mean
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.skip import SkipNonFinite
 
@@ -23,6 +25,9 @@ class Update:
         skip_non_finite: leave an update out whose loss or gradients are not finite.
         grad_scaler: for gradients in float16.
         count: the samples of a batch, where somebody knows better than its tensors.
+        differentiate: the backward pass, where it is not torch's own.
+        replica: the model of this process, where it is one of several.
+        count_all: with ``replica``: the samples of all processes in the window that begins; 0: nobody knows.
 
     Attributes:
         note: to be shown what the model returns for a batch before its ``backward``; None: not needed.
@@ -38,33 +43,42 @@ class Update:
         skip_non_finite: bool,
         grad_scaler: torch.amp.GradScaler | None = None,
         count: Callable[[Any], int] | None = None,
+        differentiate: Callable[[Tensor], None] | None = None,
+        replica: Replica | None = None,
+        count_all: Callable[[], int] | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._step: Callable[[Tensor | None], object] = lambda norm: step()
         self._prepare: Callable[[], None] = _nothing
-        is_scaled = grad_scaler is not None
-        differentiate: Callable[[Tensor], None] = Tensor.backward
+        is_scaled, is_weighed = grad_scaler is not None, accumulates or replica is not None
+        is_plain = not (is_weighed or is_scaled or differentiate)
+        if replica is not None:
+            self._prepare = replica.finish
         if grad_scaler is not None:
-            differentiate = partial(_scaled_backward, grad_scaler)
-            self._prepare = unscaled(grad_scaler, optimizer, _nothing)
+            differentiate = differentiate or partial(_scaled_backward, grad_scaler)
+            self._prepare = unscaled(grad_scaler, optimizer, self._prepare)
             self._step = scaled_step(grad_scaler, optimizer)
+        differentiate = differentiate or Tensor.backward
         self._mean = WindowMean(optimizer, count, differentiate)
-        self.note = self._mean.note if accumulates else None
+        if replica is not None:
+            self._mean = RankMean(optimizer, differentiate, count=count, count_all=count_all or _unknown)
+        self._device = next(model.parameters()).device if replica is not None else None
+        self.note = self._mean.note if is_weighed else None
         self.begin: Callable[[int], None] = self._mean.begin
-        self.backward: Callable[[Tensor, Any], None] = (
-            self._mean.backward if accumulates or is_scaled else plain_backward
-        )
+        self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self._mean.backward
         self._clip = recorded_norm(gradient_clipper(optimizer), is_scaled=is_scaled)
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
-            self.begin, self.backward = noted(skip, self.begin, self.backward)
+            together = skip if replica is None else SkipTogether(skip)
+            self.begin, self.backward = noted(together, self.begin, self.backward)
             self._clip = recorded_norm(gradient_norm(optimizer), is_scaled=is_scaled)
             self._step = recorded_step(skip)
 
-    @property
-    def weights(self) -> list[Any]:
-        """What the micro-batches of this window weigh: samples, or tokens on the device."""
-        return self._mean.weights
+    def mean_of(self, losses: Sequence[Any]) -> Any:
+        """The mean of the losses of this window's micro-batches, of all processes, by their samples or tokens."""
+        if self._device is None:
+            return weighted_mean(losses, self._mean.weights)
+        return mean_over_ranks(losses, self._mean.weights, self._device)
 
     def finish(self) -> None:
         """Use the gradients and set them to None."""
@@ -75,6 +89,10 @@ class Update:
 
 def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor) -> None:
     grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+
+def _unknown() -> int:
+    return 0
 
 
 def _nothing() -> None:

@@ -1,0 +1,86 @@
+"""Start `objects_script.py` alone, under torchrun or under accelerate, and read what it has left."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+SCRIPT = Path(__file__).parent / "objects_script.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+# On a machine without a GPU these two processes compute on the CPU.
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+
+
+@dataclass
+class Run:
+    code: int
+    output: str
+    folder: Path
+    seen_folder: Path
+
+    def rows(self) -> dict[int, dict[str, float]]:
+        rows = [json.loads(line) for line in (self.folder / "metrics.json").read_text().splitlines()]
+        assert len({row["iteration"] for row in rows}) == len(rows)
+        return {row["iteration"]: row for row in rows}
+
+    def lines(self) -> list[Any]:
+        files = sorted(self.seen_folder.glob("rank*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def seen(self) -> dict[int, list[int]]:
+        """The sample numbers of each update, all ranks together, sorted."""
+        seen: dict[int, list[int]] = {}
+        for iteration, numbers, _ in self.lines():
+            seen.setdefault(iteration, []).extend(numbers)
+        return {iteration: sorted(numbers) for iteration, numbers in sorted(seen.items())}
+
+    def found(self, rank: int = 0) -> dict[str, Any]:
+        return dict(json.loads((self.seen_folder / f"found{rank}.json").read_text()))
+
+    def weights(self, name: str = "final_epoch") -> dict[str, torch.Tensor]:
+        return load_file(self.folder / name / "model.safetensors")
+
+
+def run(folder: Path, *, launcher: list[str] | None = None, part: str = "", **said: Any) -> Run:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable]
+    if launcher is TORCHRUN:
+        command = [*TORCHRUN, "--master-port", port]
+    elif launcher is not None:
+        command = [*launcher, "--main_process_port", port]
+    done = subprocess.run(
+        [*command, str(SCRIPT), json.dumps({"out": str(folder), "part": part, **said})],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    return Run(done.returncode, done.stdout, folder, folder.with_name(f"{folder.name}-seen{part}"))
+
+
+def assert_same_numbers(one: Run, two: Run, tolerance: float = 1e-10) -> None:
+    """Of each update, each evaluation and the weights: float64, summed in another order."""
+    assert (one.code, two.code) == (0, 0), one.output + two.output
+    ours, theirs = one.rows(), two.rows()
+    assert list(ours) == list(theirs)
+    for iteration, row in ours.items():
+        for name in row.keys() - {"time", "data_time", "eta_seconds", "iteration"}:
+            assert abs(row[name] - theirs[iteration][name]) < tolerance, (iteration, name)
+        assert row.keys() - {"time", "data_time"} == theirs[iteration].keys() - {"time", "data_time"}
+    assert one.weights().keys() == two.weights().keys()
+    for name, value in one.weights().items():
+        torch.testing.assert_close(value, two.weights()[name], rtol=0, atol=tolerance)
+    results, others = one.found()["results"], two.found()["results"]
+    assert results.keys() == others.keys() >= {"loss", "accuracy"}
+    assert all(abs(results[name] - others[name]) < tolerance for name in results)

@@ -1,0 +1,131 @@
+"""Started by the tests, alone or on several ranks: trains by the objects door as its one argument (JSON) says.
+
+B batch, F features, C classes.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.hooks import Callback, HookBase
+from trainwright.parallel import get_rank, get_world_size
+
+SAID = json.loads(sys.argv[1])
+OUT = Path(SAID["out"])
+SEEN = OUT.with_name(f"{OUT.name}-seen{SAID.get('part', '')}")
+
+
+class Points(Dataset):
+    def __init__(self, length: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.inputs = torch.randn(length, 6, generator=generator).double()
+        self.labels = (self.inputs @ torch.randn(6, 3, generator=generator).double()).argmax(1)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": self.inputs[index], "labels": self.labels[index], "number": index}
+
+
+class Model(nn.Module):
+    """float64. ``unused``: has a layer that takes no part; ``tokens``: its loss is a mean over tokens."""
+
+    def __init__(self, unused: bool = False, tokens: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+        self.unused = nn.Linear(2, 2) if unused else None
+        self.tokens = tokens
+        self.double()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.body(inputs)
+        if not self.tokens:
+            return {"logits": logits, "loss": F.cross_entropy(logits, labels)}
+        loss = F.cross_entropy(logits, labels, ignore_index=0)
+        return {"logits": logits, "loss": loss, "num_tokens": (labels != 0).sum()}
+
+
+class OwnTrainer(Trainer):
+    """Notes which samples each step takes, and what ``train_step`` is given."""
+
+    calls_plain_model = SAID.get("calls_plain_model", False)
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        with open(SEEN / f"rank{get_rank()}.jsonl", "a") as file:
+            file.write(json.dumps([self.iter, inputs["number"].tolist(), type(model).__name__]) + "\n")
+        return super().train_step(model, inputs)
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return super().compute_loss(self.model if self.calls_plain_model else model, inputs)
+
+
+class Freeze(Callback):
+    """Freeze a layer after the first epoch, thaw it after the second."""
+
+    def on_epoch_begin(self, epochs: int, logs: Any) -> None:
+        self.model.body[0].requires_grad_(epochs != 2)
+
+
+class KillAt(HookBase):
+    def after_step(self) -> None:
+        if self.trainer.iter == SAID["kill_at"]:
+            self.trainer.checkpointer.wait(alone=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    SEEN.mkdir(parents=True, exist_ok=True)
+    accelerator = None
+    if "accelerator" in SAID:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=True, **SAID["accelerator"])
+    elif SAID.get("ours", True):
+        assert "accelerate" not in sys.modules
+    torch.manual_seed(get_rank() if SAID.get("own_weights") else 1)
+    model = Model(**SAID.get("model", {}))
+    config = TrainingConfig(**{"output_dir": str(OUT), "progress_bar": False, "log_steps": 1, **SAID["config"]})
+    data, given = Points(SAID.get("samples", 42), 0), {}
+    if SAID.get("given_loader"):
+        # The process group is the trainer's to begin: the sampler is told who we are by the launcher.
+        rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        sampler = DistributedSampler(data, size, rank, shuffle=False, drop_last=True)
+        given["train_dataloader"] = DataLoader(data, batch_size=config.batch_size, sampler=sampler)
+        given["eval_dataloader"] = DataLoader(Points(19, 1), batch_size=4)
+    trainer = OwnTrainer(
+        model, config, None if given else data, None if given else Points(19, 1), accelerator=accelerator,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9), **given,
+    )  # fmt: skip
+    if SAID.get("freeze"):
+        trainer.add_callback(Freeze())
+    if "kill_at" in SAID:
+        trainer.register_hooks([KillAt()])
+    trainer.train()
+    results = trainer.evaluate()
+    found = {
+        "results": results,
+        "last": trainer.last_eval_results,
+        "model": type(trainer.model).__name__,
+        "wrapped": type(trainer._step_model).__name__,
+        "world_size": get_world_size(),
+        "accelerate": "accelerate" in sys.modules,
+        "consumed": trainer.consumed_samples,
+        "predicted": trainer.predict({"inputs": data.inputs[:2], "labels": data.labels[:2]})["logits"].tolist(),
+        "mean_weight": sum(p.double().sum().item() for p in trainer.model.parameters()),
+    }
+    trainer.save(OUT / "saved")
+    (SEEN / f"found{get_rank()}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Iterable data sets: the same weights as the same samples in a loop by hand, with and without a length."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError, ConfigTypeError
+
+INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS[:, 0] > 0).long()
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from zip(INPUTS, LABELS, strict=True)
+
+
+class Counted(Stream):
+    def __len__(self) -> int:
+        return 20
+
+
+class Plain:
+    """No data set of torch's."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(Stream())
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 2)
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {"batch_size": 8, "lr": 0.1, "lr_scheduler_type": None, "progress_bar": False, **settings}
+    return TrainingConfig(output_dir=folder, dataloader_drop_last=False, **given)
+
+
+def by_hand(steps: int) -> nn.Module:
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for step in range(steps):
+        rows = slice(8 * (step % 3), 8 * (step % 3) + 8)
+        F.cross_entropy(model(INPUTS[rows]), LABELS[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "steps"),
+    [(Counted(), {"num_epochs": 3}, 9), (Stream(), {"max_steps": 7}, 7), (Plain(), {"max_steps": 7}, 7)],
+)
+def test_the_weights_are_those_of_a_loop(data: Any, settings: dict[str, Any], steps: int, tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path, **settings), data, data)
+    results = trainer.train()
+    assert trainer.state.global_step == steps
+    assert torch.equal(trainer.model.weight, by_hand(steps).weight)
+    with torch.no_grad():
+        assert results["loss"] == pytest.approx(F.cross_entropy(trainer.model(INPUTS), LABELS).item())
+    assert trainer.evaluate(Stream()) == pytest.approx(results)
+
+
+def test_a_stream_resumes_by_leaving_out_what_was_read(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path, max_steps=2), Counted()).train()
+    resumed = Trainer(make(), config(tmp_path, resume_from_checkpoint=True), Counted())
+    resumed.train()
+    assert torch.equal(resumed.model.weight, by_hand(6).weight)
+
+
+def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match=r"no length.*TrainingConfig.max_steps"):
+        Trainer(make(), config(tmp_path), Stream())
+    with pytest.raises(ConfigTypeError, match="is an iterator"):
+        Trainer(make(), config(tmp_path, max_steps=3), iter(Stream()))
+
+    class Empty(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(())
+
+    with pytest.raises(ConfigError, match="gives no sample"):
+        Trainer(make(), config(tmp_path, max_steps=3), Empty()).train()
