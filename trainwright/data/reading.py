@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
 from trainwright.data.generators import State, read_state, seed_generators, write_state
 from trainwright.data.indices import SampleIndices
@@ -33,6 +34,7 @@ class BatchReader:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self._key = stream_key(seed, SAMPLE_STREAM)
+        self._pick = batch_picker(dataset, collate_fn)
         self._reads_batches = _reads_batches(dataset)
         self._draws: bool | None = None  # None: nothing has been read yet
         self._seeded: State | None = None  # as the generators were right after seeding, while the first batch is read
@@ -42,6 +44,8 @@ class BatchReader:
 
     def __getitems__(self, indices: SampleIndices) -> Any:
         """The batch of these indices. Torch's loaders call this where it exists, once for each batch."""
+        if self._pick is not None:  # nothing can be drawn there
+            return self._pick(indices)
         before = read_state()
         try:
             if self._draws is False:

@@ -1,6 +1,5 @@
 """The model of one of several processes: wrapped so that their gradients are averaged, whatever a step does with it."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,16 +10,12 @@ from torch import Tensor, nn
 from trainwright.parallel.data_parallel import watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
-_UNNECESSARY = "find_unused_parameters=True was specified in DDP constructor"
-
-
 class Replica:
     """Gradients travel with the last backward pass of each update, while it runs.
 
-    The first update after wrapping also finds out which parameters take no part in a step, which
-    DistributedDataParallel must know; where all do, later steps are spared that search. Parameters that are frozen or
-    thawed are noticed before the next update. Where a step has not called the wrapped model but the plain one, the
-    gradients are averaged when the update uses them.
+    Those of the first update travel behind it: only then it is known whether parameters take no part in a step, which
+    DistributedDataParallel must be told. So do those of a step that has called the plain model, and of the first
+    update after parameters were frozen or thawed.
 
     Args:
         on_wrap: is given the wrapped model whenever it is another one.
@@ -41,42 +36,37 @@ class Replica:
         self._called = called
         self._device = device
         self._on_wrap = on_wrap
-        self._trainable: tuple[bool, ...] = ()
+        self._trainable: tuple[bool, ...] | None = None
         self._wrapped: Any = None
-        self._is_searching = False
-        self._is_entered = False  # the wrapped model has been called since the gradients last travelled
+        self._is_first = True  # update of these trainable parameters
+        self._is_entered = False  # the wrapped model has been called for this batch
         if prepared is not None:
-            self._trainable = self._trainable_now()
             watch_wrapped(prepared)
+            self._trainable = self._trainable_now()
             self._take(prepared)
 
     def before_batch(self, *, is_last: bool) -> None:
         """Call this before each forward pass; ``is_last``: of the update."""
-        if self._trainable_now() != self._trainable:
-            self._trainable = self._trainable_now()
-            self._wrap(searching=True)
-        self._wrapped.require_backward_grad_sync = is_last
+        trainable = self._trainable_now()
+        if trainable != self._trainable:
+            self._trainable, self._is_first = trainable, True
+            self._take(wrap_data_parallel(self._called, self._device))
+        self._wrapped.require_backward_grad_sync = is_last and not self._is_first
         self._is_entered = False
 
     def finish(self) -> None:
         """Call this with all gradients of an update there, before they are used."""
-        if not self._is_entered:
-            average_gradients(self._plain)
-        elif self._is_searching:
-            is_unused = any(p.requires_grad and p.grad is None for p in self._plain.parameters())
-            self._is_searching = False
-            if not any(all_gather_object(is_unused)):
-                self._wrap(searching=False)
-        self._is_entered = False
+        if self._is_entered and not self._is_first:
+            return
+        all_take_part = average_gradients(self._plain)
+        if self._is_first and self._wrapped is not None:
+            self._is_first = False
+            self._wrapped.require_backward_grad_sync = True  # for batches that nobody has announced
+            if not (all_take_part or self._wrapped.find_unused_parameters):
+                self._take(wrap_data_parallel(self._called, self._device, find_unused_parameters=True))
 
     def _trainable_now(self) -> tuple[bool, ...]:
         return tuple(parameter.requires_grad for parameter in self._plain.parameters())
-
-    def _wrap(self, *, searching: bool) -> None:
-        self._is_searching = searching
-        if searching:  # torch says so in the forward pass, once; here the search ends with the first update
-            warnings.filterwarnings("ignore", _UNNECESSARY)
-        self._take(wrap_data_parallel(self._called, self._device, find_unused_parameters=searching))
 
     def _take(self, wrapped: Any) -> None:
         self._wrapped = wrapped
@@ -87,16 +77,17 @@ class Replica:
         self._is_entered = True
 
 
-def average_gradients(model: nn.Module) -> None:
-    """Make each gradient the mean of all ranks'; a rank without one counts as 0."""
+def average_gradients(model: nn.Module) -> bool:
+    """Make each gradient the mean of all ranks'; a rank without one counts as 0. Returns whether none was without."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    there = [parameter.grad is not None for parameter in parameters]
-    for parameter, everywhere in zip(parameters, zip(*all_gather_object(there), strict=True), strict=True):
+    there = all_gather_object([parameter.grad is not None for parameter in parameters])
+    for parameter, everywhere in zip(parameters, zip(*there, strict=True), strict=True):
         if any(everywhere):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad /= get_world_size()
             dist.all_reduce(parameter.grad)
+    return all(map(all, there))
 
 
 def share_state(model: nn.Module, *, buffers_only: bool = False) -> None:

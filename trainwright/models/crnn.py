@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.char_labels import reverse_digits
+from trainwright.models.beginnings import init_for_ctc
 from trainwright.models.config import ModelConfig, check_positive, check_share, settle_characters
 from trainwright.models.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
 from trainwright.models.model import Model
@@ -39,7 +40,8 @@ class CRNNImage2TextConfig(ModelConfig):
         map2seq_out_dim: what they are mapped to.
         rnn_dim: width of each direction of the two LSTM layers.
         channels: outputs of the seven convolutions. Smaller ones train on a CPU.
-        batch_norm_blocks: which of them (0 to 6) are followed by batch normalization.
+        batch_norm_blocks: which of them (0 to 6) are followed by batch normalization. All of them, ``range(7)``, learn
+            sooner, from few pictures above all.
         dropout: between the two LSTM layers and before the classifier.
         reverse_prediction_text: turn each text round, for scripts that are read from right to left.
         reverse_output_digits: turn each number in a text round.
@@ -59,7 +61,7 @@ class CRNNImage2TextConfig(ModelConfig):
     map2seq_out_dim: int = 64
     rnn_dim: int = 256
     channels: tuple[int, ...] = (64, 128, 256, 256, 512, 512, 512)
-    batch_norm_blocks: tuple[int, ...] = (4, 5)
+    batch_norm_blocks: Sequence[int] = (4, 5)
     dropout: float = 0.0
     reverse_prediction_text: bool = False
     reverse_output_digits: bool = False
@@ -112,6 +114,7 @@ class CRNNImage2Text(Model):
         self.rnn2 = nn.LSTM(2 * config.rnn_dim, config.rnn_dim, bidirectional=True, batch_first=True)
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(2 * config.rnn_dim, len(config.id2label or ()))
+        self.apply(init_for_ctc)
         # Weights of other origin have normalization in every block, also where it is not used.
         blocks = [number for number, layer in enumerate(self.cnn) if isinstance(layer, _ConvBlock)]
         self.skip_keys_on_load = [f"cnn.{n}.bn" for i, n in enumerate(blocks) if i not in config.batch_norm_blocks]
