@@ -1,7 +1,4 @@
-"""Started by the tests, alone or on several ranks: trains by the objects door as its one argument (JSON) says.
-
-B batch, F features, C classes.
-"""
+"""Started by the tests, alone or on several ranks: trains by the objects door as its one argument (JSON) says."""
 
 import json
 import os
@@ -11,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from objects_project import Model, Points
+from torch.utils.data import DataLoader, DistributedSampler
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.hooks import Callback, HookBase
@@ -22,37 +18,6 @@ from trainwright.parallel import get_rank, get_world_size
 SAID = json.loads(sys.argv[1])
 OUT = Path(SAID["out"])
 SEEN = OUT.with_name(f"{OUT.name}-seen{SAID.get('part', '')}")
-
-
-class Points(Dataset):
-    def __init__(self, length: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.inputs = torch.randn(length, 6, generator=generator).double()
-        self.labels = (self.inputs @ torch.randn(6, 3, generator=generator).double()).argmax(1)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"inputs": self.inputs[index], "labels": self.labels[index], "number": index}
-
-
-class Model(nn.Module):
-    """float64. ``unused``: has a layer that takes no part; ``tokens``: its loss is a mean over tokens."""
-
-    def __init__(self, unused: bool = False, tokens: bool = False, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
-        self.unused = nn.Linear(2, 2) if unused else None
-        self.tokens = tokens
-        self.double()
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.body(inputs)
-        if not self.tokens:
-            return {"logits": logits, "loss": F.cross_entropy(logits, labels)}
-        loss = F.cross_entropy(logits, labels, ignore_index=0)
-        return {"logits": logits, "loss": loss, "num_tokens": (labels != 0).sum()}
 
 
 class OwnTrainer(Trainer):
@@ -90,9 +55,7 @@ def main() -> None:
         from accelerate import Accelerator
 
         accelerator = Accelerator(cpu=True, **SAID["accelerator"])
-    elif SAID.get("ours", True):
-        assert "accelerate" not in sys.modules
-    torch.manual_seed(get_rank() if SAID.get("own_weights") else 1)
+    torch.manual_seed(int(os.environ.get("RANK", 0)))  # weights of its own on each rank: those of rank 0 count
     model = Model(**SAID.get("model", {}))
     config = TrainingConfig(**{"output_dir": str(OUT), "progress_bar": False, "log_steps": 1, **SAID["config"]})
     data, given = Points(SAID.get("samples", 42), 0), {}

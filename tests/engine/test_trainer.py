@@ -98,7 +98,7 @@ def config(folder: Path, **settings: Any) -> TrainingConfig:
 
 def by_hand(model: nn.Module, loss_of: Any, *, accumulation: int = 1, epochs: int = 2, batch: int = 8) -> nn.Module:
     """The loop that a user would write, over the same order of samples."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     order = iter(EpochSampler(PAIRS, batch, shuffle=True, seed=42))
     per_epoch = math.ceil(50 / batch)
     torch.manual_seed(42)
@@ -135,7 +135,7 @@ def test_the_weights_are_those_of_a_hand_written_loop(contract: str, accumulatio
 
 def test_a_given_loader_is_used_as_it_is(tmp_path: Path) -> None:
     theirs = make(Net)
-    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, fused=True)
     torch.manual_seed(42)
     for _ in range(2):
         for x, y in DataLoader(PAIRS, 8, shuffle=True):

@@ -200,7 +200,7 @@ def test_loaders_of_ones_own(tmp_path: Path) -> None:
     trainer = trained(Mine, tmp_path, num_epochs=2)
     assert trainer.total_steps == 10
     theirs = make()
-    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.01, fused=True)
     torch.manual_seed(42)
     for _ in range(2):
         for x, y in DataLoader(PAIRS, 10):

@@ -47,7 +47,7 @@ def test_a_classifier_gets_the_weights_of_a_loop_by_hand(tmp_path: Path) -> None
     trainer = Trainer(classifier(), config(tmp_path), data, data)
     results = trainer.train()
     theirs = classifier()
-    optimizer = torch.optim.Adam(theirs.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=5e-3, fused=True)
     order = iter(EpochSampler(data, 8, shuffle=True, seed=42))
     torch.manual_seed(42)
     theirs.train()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainwright.parallel.data_parallel import watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
+
 class Replica:
     """Gradients travel with the last backward pass of each update, while it runs.
 

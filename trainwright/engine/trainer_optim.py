@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright.config.errors import ConfigError
 from trainwright.config.setting_checks import CUSTOM
 from trainwright.optim import configured
+from trainwright.optim.fused import fused_arguments
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
@@ -83,8 +84,10 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     settings = {"lr": config.learning_rate, **arguments}
     if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
         settings.setdefault("weight_decay", config.weight_decay)
+    parameters = list(model.parameters())
+    settings |= fused_arguments(found, settings, parameters, model)
     try:
-        optimizer: Optimizer = found(list(model.parameters()), **settings)
+        optimizer: Optimizer = found(parameters, **settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} refuses {settings}: {error}.") from error
     return optimizer

@@ -40,8 +40,8 @@ class CRNNImage2TextConfig(ModelConfig):
         map2seq_out_dim: what they are mapped to.
         rnn_dim: width of each direction of the two LSTM layers.
         channels: outputs of the seven convolutions. Smaller ones train on a CPU.
-        batch_norm_blocks: which of them (0 to 6) are followed by batch normalization. All of them, ``range(7)``, learn
-            sooner, from few pictures above all.
+        batch_norm_blocks: which of them (0 to 6) are followed by batch normalization. All of them (``tuple(range(7))``)
+            learn sooner, above all from few pictures.
         dropout: between the two LSTM layers and before the classifier.
         reverse_prediction_text: turn each text round, for scripts that are read from right to left.
         reverse_output_digits: turn each number in a text round.
@@ -61,7 +61,7 @@ class CRNNImage2TextConfig(ModelConfig):
     map2seq_out_dim: int = 64
     rnn_dim: int = 256
     channels: tuple[int, ...] = (64, 128, 256, 256, 512, 512, 512)
-    batch_norm_blocks: Sequence[int] = (4, 5)
+    batch_norm_blocks: tuple[int, ...] = (4, 5)
     dropout: float = 0.0
     reverse_prediction_text: bool = False
     reverse_output_digits: bool = False

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.instantiate import instantiate, locate_target
+from trainwright.optim.fused import fused_arguments
 from trainwright.optim.groups import get_default_optimizer_params
 
 
@@ -35,7 +36,9 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
     if not params:
         raise _nothing_to_train(model)
 
-    optimizer = instantiate(_without_bias_correction(cfg), params=params)
+    described = _without_bias_correction(cfg)
+    fused = fused_arguments(locate_target(described), described, params, model)
+    optimizer = instantiate(described, params=params, **fused)
     if not isinstance(optimizer, Optimizer):
         raise ConfigTypeError(
             f"optim: its target built {type(optimizer).__name__}; it must be a torch.optim.Optimizer."

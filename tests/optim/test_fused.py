@@ -1,0 +1,80 @@
+"""torch's fused optimizers are chosen where they may be, give the plain ones' result, and never against a choice."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainwright import LazyCall, Trainer, TrainingConfig
+from trainwright.optim import build_optimizer
+
+
+def net(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8, **options), nn.Tanh(), nn.Linear(8, 2, **options))
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return all(group["fused"] for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_fused_where_torch_has_it_and_equal_to_the_plain_one(name: str) -> None:
+    model, other = net(), net()
+    kind = getattr(torch.optim, name)
+    fused, plain = build_optimizer(LazyCall(kind)(lr=0.01), model), kind(other.parameters(), lr=0.01)
+    assert is_fused(fused)
+    for optimizer, net_ in ((fused, model), (plain, other)):
+        for _ in range(20):
+            optimizer.zero_grad()
+            net_(torch.ones(3, 4)).square().mean().backward()
+            optimizer.step()
+    for left, right in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)  # float32: another order of operations
+
+
+@pytest.mark.parametrize(
+    "settings", [{"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True}], ids=str
+)
+def test_a_choice_of_the_users_is_kept(settings: dict[str, Any]) -> None:
+    optimizer = build_optimizer(LazyCall(torch.optim.Adam)(lr=0.01, **settings), net())
+    assert not is_fused(optimizer)
+
+
+class Mine(torch.optim.Adam):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Mine, torch.optim.RMSprop, torch.optim.Adadelta])
+def test_other_classes_are_left_alone(kind: Any) -> None:
+    optimizer = build_optimizer(LazyCall(kind)(lr=0.01), net())
+    assert not any(group.get("fused") for group in optimizer.param_groups)
+
+
+def test_what_fused_kernels_do_not_take_is_trained_by_the_plain_ones() -> None:
+    assert not is_fused(build_optimizer(LazyCall(torch.optim.SGD)(lr=0.01), nn.Embedding(4, 2, sparse=True)))
+    assert not is_fused(build_optimizer(LazyCall(torch.optim.Adam)(lr=0.01), net(dtype=torch.complex64)))
+    assert not is_fused(build_optimizer(LazyCall(torch.optim.Adam)(lr=0.01), net(device="meta")))
+    assert is_fused(build_optimizer(LazyCall(torch.optim.Adam)(lr=0.01), net(dtype=torch.bfloat16)))
+
+
+def test_a_run_goes_on_with_the_kind_that_it_began_with(tmp_path: Path) -> None:
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+    def trainer(folder: str, optimizer: Any, **settings: Any) -> Trainer:
+        config = TrainingConfig(output_dir=tmp_path / folder, optimizer=optimizer, progress_bar=False, **settings)
+        return Trainer(net(), config, data)
+
+    plain = {"name_": "Adam", "fused": False}
+    whole = trainer("whole", plain)
+    whole.train()
+    trainer("cut", plain, max_steps=4).train()
+    resumed = trainer("cut", "Adam", resume_from_checkpoint=True)
+    assert not is_fused(resumed.optimizer)
+    resumed.train()
+    for left, right in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(left, right)
