@@ -37,14 +37,18 @@ def join(config: "TrainingConfig", accelerator: Any = None) -> torch.device:
             f"TrainingConfig.device_str: got {asked!r}, one device, for {_num_launched()} processes; give"
             f" {asked.partition(':')[0]!r}, of which each takes its own, or None."
         )
-    device = setup_dist_util({"device_type": asked})
+    return setup_dist_util({"device_type": asked})
+
+
+def tell(config: "TrainingConfig", accelerator: Any = None) -> None:
+    """Say what was asked for and is not so."""
     if config.distributed and get_world_size() == 1:
         logger.info(
             "TrainingConfig.distributed: this is the only process. `torchrun --nproc-per-node 2 SCRIPT` and"
             " `accelerate launch --multi_gpu --num_processes 2 SCRIPT` start two."
         )
-    _warn_unused(config)
-    return device
+    if accelerator is None:
+        _warn_unused(config)
 
 
 def _num_launched() -> int:

@@ -14,7 +14,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
-from trainwright.engine.processes import join
+from trainwright.engine.processes import join, tell
 from trainwright.engine.setup import log_to_console
 from trainwright.engine.trainer_hooks import TrainerFolder
 from trainwright.engine.trainer_lifecycle import TrainerLifecycle
@@ -79,6 +79,7 @@ class Trainer(TrainerLifecycle):
         self.accelerator = accelerator
         self.device = join(config, accelerator)
         log_to_console()
+        tell(config, accelerator)
         self.model = model.to(self.device)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
