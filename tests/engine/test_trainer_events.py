@@ -125,3 +125,17 @@ def test_evaluations_and_checkpoints_are_due_by_steps_at_the_end_of_their_window
     assert evaluated == [6, 10, 14]  # windows end at 3, 6, 7, 10, 13, 14
     names = sorted(path.name for path in (tmp_path / "checkpoints").glob("[0-9]*"))
     assert names == ["06", "10", "13", "14"]
+
+
+def test_what_is_set_between_two_trainings_counts_for_the_second(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(tmp_path, num_epochs=2, save_freq=1)
+    trainer = Trainer(make(Net), settings, PAIRS, PAIRS)
+    trainer.inner_training_loop(1)
+    events = list(tmp_path.glob("events.out.tfevents.*"))
+    settings.tensorboard = None
+    settings.print_steps = 7
+    trainer.train()
+    assert list(tmp_path.glob("events.out.tfevents.*")) == events
+    assert capsys.readouterr().out.startswith("epoch=2/2, global_step=14, ")

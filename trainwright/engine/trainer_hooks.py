@@ -157,9 +157,14 @@ class LoadBest(HookBase):
 class WriteSteps(PeriodicWriter):
     """Write whenever it is due, after the last update, and at the end of training."""
 
-    def __init__(self, is_due: IsDue, writers: Sequence[EventWriter]) -> None:
-        super().__init__(writers)
+    def __init__(self, is_due: IsDue, build_writers: Callable[[], Sequence[EventWriter]]) -> None:
+        super().__init__([])
         self._is_due = is_due
+        self._build_writers = build_writers
+
+    def before_train(self) -> None:
+        self._writers = list(self._build_writers())  # by the settings of now
+        super().before_train()
 
     def after_step(self) -> None:
         if self._is_due() or self.trainer.iter + 1 == self.trainer.max_iter:
