@@ -47,5 +47,5 @@ def draw_plate(text: str, draw: random.Random) -> Image.Image:
     for character in text:
         pen.text((x, y + slope * x), character, font=font, fill=ink)
         x += font.getlength(character) + gap
-    noise = np.random.default_rng(draw.getrandbits(32)).normal(0, draw.uniform(2, 20), (HEIGHT, WIDTH))
+    noise = np.random.default_rng(draw.getrandbits(32)).normal(0, draw.uniform(2, 15), (HEIGHT, WIDTH))
     return Image.fromarray((np.asarray(plate) + noise).clip(0, 255).astype(np.uint8))

@@ -45,6 +45,14 @@ def test_the_vocabulary_may_be_smaller() -> None:
     assert TextTokenizer.train(texts, min_frequency=2).vocabulary == ["a", "b"]
 
 
+@pytest.mark.parametrize(("level", "vocabulary"), [("word", ["**", "a", "'...'"]), ("char", ["*", ".", "'", "a"])])
+def test_a_vocabulary_of_texts_that_are_split_already(level: str, vocabulary: list[str]) -> None:
+    texts = [["**", "a"], ("**", "a", "'...'", "")]
+    tokenizer = TextTokenizer.train(texts, level=level)
+    assert tokenizer.vocabulary == vocabulary
+    assert tokenizer.unk_token_id not in tokenizer.encode_words(["a", "'...'", "**"])[0]
+
+
 def test_a_batch_is_padded() -> None:
     tokenizer = TextTokenizer.train(TEXTS, level="char", add_eos=False)
     batch = tokenizer(["to", "t"], return_tensors="torch")

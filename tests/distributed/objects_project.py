@@ -25,18 +25,22 @@ class Points(Dataset):
 
 
 class Model(nn.Module):
-    """float64. ``unused``: has a layer that takes no part; ``tokens``: its loss is a mean over tokens."""
+    """float64. ``unused``: has a layer that takes no part; ``tokens``: its loss is a mean over tokens; ``spoils``: the
+    sample with which the loss, though not the gradients, is NaN.
+    """
 
-    def __init__(self, unused: bool = False, tokens: bool = False, dropout: float = 0.0) -> None:
+    def __init__(self, unused: bool = False, tokens: bool = False, spoils: int = -1, dropout: float = 0.0) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
         self.unused = nn.Linear(2, 2) if unused else None
-        self.tokens = tokens
+        self.tokens, self.spoils = tokens, spoils
         self.double()
 
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, inputs: Tensor, labels: Tensor, number: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.body(inputs)
         if not self.tokens:
-            return {"logits": logits, "loss": F.cross_entropy(logits, labels)}
+            loss = F.cross_entropy(logits, labels)
+            is_spoilt = self.training and number is not None and self.spoils in number
+            return {"logits": logits, "loss": loss + torch.nan if is_spoilt else loss}
         loss = F.cross_entropy(logits, labels, ignore_index=0)
         return {"logits": logits, "loss": loss, "num_tokens": (labels != 0).sum()}

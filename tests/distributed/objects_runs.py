@@ -1,6 +1,7 @@
 """Start `objects_script.py` alone, under torchrun or under accelerate, and read what it has left."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -76,11 +77,14 @@ def assert_same_numbers(one: Run, two: Run, tolerance: float = 1e-10) -> None:
     assert list(ours) == list(theirs)
     for iteration, row in ours.items():
         for name in row.keys() - {"time", "data_time", "eta_seconds", "iteration"}:
-            assert abs(row[name] - theirs[iteration][name]) < tolerance, (iteration, name)
+            ours_now, theirs_now = (float("nan") if v is None else v for v in (row[name], theirs[iteration][name]))
+            is_same = abs(ours_now - theirs_now) < tolerance or (math.isnan(ours_now) and math.isnan(theirs_now))
+            assert is_same, (iteration, name)
         assert row.keys() - {"time", "data_time"} == theirs[iteration].keys() - {"time", "data_time"}
     assert one.weights().keys() == two.weights().keys()
     for name, value in one.weights().items():
         torch.testing.assert_close(value, two.weights()[name], rtol=0, atol=tolerance)
-    results, others = one.found()["results"], two.found()["results"]
-    assert results.keys() == others.keys() >= {"loss", "accuracy"}
-    assert all(abs(results[name] - others[name]) < tolerance for name in results)
+    for moment in ("before", "results"):
+        results, others = one.found()[moment], two.found()[moment]
+        assert results.keys() == others.keys() >= {"loss", "accuracy"}
+        assert all(abs(results[name] - others[name]) < tolerance for name in results)

@@ -35,10 +35,10 @@ class OwnTrainer(Trainer):
 
 
 class Freeze(Callback):
-    """Freeze a layer after the first epoch, thaw it after the second."""
+    """A layer is frozen, but not in the second epoch."""
 
     def on_epoch_begin(self, epochs: int, logs: Any) -> None:
-        self.model.body[0].requires_grad_(epochs != 2)
+        self.model.body[0].requires_grad_(epochs == 2)
 
 
 class KillAt(HookBase):
@@ -73,9 +73,11 @@ def main() -> None:
         trainer.add_callback(Freeze())
     if "kill_at" in SAID:
         trainer.register_hooks([KillAt()])
+    before = trainer.evaluate()
     trainer.train()
     results = trainer.evaluate()
     found = {
+        "before": before,
         "results": results,
         "last": trainer.last_eval_results,
         "model": type(trainer.model).__name__,

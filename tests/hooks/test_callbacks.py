@@ -481,3 +481,16 @@ def test_the_trainer_of_the_objects_door_is_driven_by_the_same_hook(tmp_path: Pa
     assert kinds == ["train_begin", *epoch, *epoch, "train_end"]
     assert trainer.bridge.logs["global_step"] == trainer.state.global_step == 6
     assert type(trainer.bridge.logs["step_loss"]) is float
+
+
+def test_a_method_that_is_never_called_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class OfAnotherLibrary(Callback):
+        def on_step_end(self, batch: Any, logs: Logs) -> None:
+            raise AssertionError
+
+    CallbackList([OfAnotherLibrary()])
+    assert "OfAnotherLibrary.on_step_end is never called" in caplog.text
+    assert "on_train_batch_end" in caplog.text
+    caplog.clear()
+    CallbackList([Callback()])
+    assert not caplog.text

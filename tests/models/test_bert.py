@@ -103,6 +103,15 @@ def test_a_labeler_learns_labels_of_tokens_that_count(
     assert [out.labels for out in labeler.post_process(labels)][:2] == [["B-X", "I-X", "O"], ["O", "B-X", "O"]]
 
 
+def test_a_labeler_with_a_tokenizer_labels_what_somebody_has_written(labeler: BertSequenceLabeling) -> None:
+    labeler.preprocessor = TextTokenizer.train(["good so bad"])
+    assert [len(out.labels) for out in labeler.predict(["so good", "so so so bad"])] == [2, 4]
+    batch = labeler.preprocess(["so good", "so so so bad"])
+    logits = labeler.predict(batch, post_process=False)["logits"]
+    inner = [[labeler.config.id2label[i] for i in row[1:-1].tolist()] for row in logits.argmax(dim=-1)]
+    assert [out.labels for out in labeler.predict(batch)] == [inner[0][:2], inner[1]]
+
+
 @pytest.mark.parametrize("kind", ["classifier", "labeler"])
 def test_save_then_load_is_the_identity(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, assert_same: Callable

@@ -174,11 +174,17 @@ class TextTokenizer(Tokenizer):
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], *, vocab_size: int | None = None, min_frequency: int = 1, **fields: Any
+        cls,
+        texts: Iterable[str | Sequence[str]],
+        *,
+        vocab_size: int | None = None,
+        min_frequency: int = 1,
+        **fields: Any,
     ) -> Self:
         """A tokenizer whose vocabulary is the tokens of ``texts``, the most frequent first, ties by code points.
 
         Args:
+            texts: as they are, or as lists of their words, for what will be encoded by ``encode_words``.
             vocab_size: at most so many, with the special ones; None means all.
             min_frequency: only those that occur so often.
             fields: of `TextTokenizerConfig`, for example ``level="char"``.
@@ -186,7 +192,7 @@ class TextTokenizer(Tokenizer):
         empty = cls(TextTokenizerConfig(**fields))
         if empty.config.level == "byte":
             return empty
-        counts = collections.Counter(token for text in texts for token in empty.split(text))
+        counts = collections.Counter(token for text in texts for token in empty._tokens(text))
         often = [token for token, count in counts.items() if count >= min_frequency and token not in empty._ids]
         often.sort(key=lambda token: (-counts[token], token))
         room = None if vocab_size is None else max(0, vocab_size - len(empty._special))
@@ -255,6 +261,12 @@ class TextTokenizer(Tokenizer):
 
     def __repr__(self) -> str:
         return f"TextTokenizer({self.config!r}, <vocabulary of {self.vocab_size}>)"
+
+    def _tokens(self, text: str | Sequence[str]) -> list[str]:
+        """The tokens of a text, or of one that is split into words already."""
+        if isinstance(text, list | tuple):
+            return [token for word in text if word for token in self._pieces(word)]
+        return self.split(text)  # type: ignore[arg-type]  # refuses what is no text
 
     def _pieces(self, word: str) -> list[str]:
         # A word that is given as one stays one, as `import_module` of Python's tokens; empty ones are unknown.

@@ -38,7 +38,8 @@ class AllGPUs(nn.DataParallel[Any]):
     def _joined(self, name: str, values: list[Any], device: Any, weights: Sequence[Any]) -> Any:
         if not all(isinstance(value, Tensor) and value.dim() == 0 for value in values):
             return super().gather(values, device)
-        stacked = torch.stack([value.to(torch.device("cuda", device)) for value in values])
+        place = torch.device("cuda", device) if isinstance(device, int) else device
+        stacked = torch.stack([value.to(place) for value in values])
         if name == TOKENS:
             return stacked.sum()
         by = torch.stack([torch.as_tensor(weight, device=stacked.device) for weight in weights]).to(stacked.dtype)

@@ -58,7 +58,7 @@ def _num_launched() -> int:
 def _warn_unused(config: "TrainingConfig") -> None:
     """`accelerate launch --mixed_precision` speaks to an Accelerator, and there is none."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if launched not in ("no", config.mixed_precision or "no"):
+    if launched not in ("no", _precision_of(config)):
         logger.warning(
             "`accelerate launch` says --mixed_precision %s, TrainingConfig.mixed_precision %r, and that one counts. Set"
             " it, or give the Trainer an Accelerator().",
@@ -74,16 +74,21 @@ def _agree(config: "TrainingConfig", accelerator: Any) -> None:
         )
     faults = [*_faults_of(config, accelerator)]
     precision, steps = accelerator.mixed_precision, accelerator.gradient_accumulation_steps
-    if config.is_set("mixed_precision"):
-        ours = config.mixed_precision or "no"
-        if ours != precision:
-            faults.append(_contradiction("mixed_precision", config.mixed_precision, precision))
+    if config.is_set("mixed_precision") and _precision_of(config) != precision:
+        faults.append(_contradiction("mixed_precision", config.mixed_precision, precision))
     if config.is_set("gradient_accumulation_steps") and config.gradient_accumulation_steps != steps:
         faults.append(_contradiction("gradient_accumulation_steps", config.gradient_accumulation_steps, steps))
     if faults:
         raise ConfigError("\n".join(faults))
-    config.mixed_precision = None if precision == "no" else precision
-    config.gradient_accumulation_steps = steps
+    if _precision_of(config) != precision:
+        config.mixed_precision = precision
+    if config.gradient_accumulation_steps != steps:
+        config.gradient_accumulation_steps = steps
+
+
+def _precision_of(config: "TrainingConfig") -> str:
+    """By the name that accelerate has for it."""
+    return config.mixed_precision or "no"
 
 
 def _faults_of(config: "TrainingConfig", accelerator: Any) -> list[str]:

@@ -67,7 +67,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
             ReduceOnPlateau(partial(self._latest, metric)) if evaluates else None,
             best,
             self._run_callbacks,
-            WriteSteps(self._log_is_due, self.build_writers()) if is_main_process() else None,
+            WriteSteps(self._log_is_due, self.build_writers) if is_main_process() else None,
             LoadBest(self._load_best) if config.load_best_model_at_end and best is not None else None,
         ]
 
@@ -220,7 +220,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_rank())
         self.state.restore()
-        self._begin_together()
+        self._look_at_loader()
         self.set_train_mode()
         self.optimizer.zero_grad()
         self._set_batches()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.all_gpus import AllGPUs, has_all_gpus
@@ -27,6 +27,7 @@ class RankedTrainer(TrainerShared):
     def _settle_model(self) -> None:
         """What steps call: the model, under autocast, compiled, wrapped, as the run wants it."""
         model, accelerator, prepared = self.model, self.accelerator, None
+        share_state(model)  # whatever each process has built
         if accelerator is not None:
             prepared = accelerator.prepare_model(model)  # sees to autocast, too
         elif self._autocast is not None:  # no wrapper around the model: names in its state stay the same
@@ -57,21 +58,15 @@ class RankedTrainer(TrainerShared):
         # It divides by this number itself; the shares of a window are weighed already.
         self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)
 
-    def _begin_together(self) -> None:
-        """Weights and buffers are those of rank 0, whatever each process has built."""
-        if self._replica is not None:
-            share_state(self.model)
-            loader = self.train_dataloader
-            if (
-                isinstance(getattr(loader, "sampler", None), RandomSampler | SequentialSampler)
-                and isinstance(loader, DataLoader)
-                and not parts.is_own_loader(loader)
-            ):
-                logger.warning(
-                    "Trainer.train_dataloader: each of %d processes takes all of its batches. Give it a"
-                    " torch.utils.data.DistributedSampler, so that each has its share.",
-                    get_world_size(),
-                )
+    def _look_at_loader(self) -> None:
+        sampler = getattr(self.train_dataloader, "sampler", None)
+        is_whole = isinstance(sampler, RandomSampler | SequentialSampler)
+        if self._replica is not None and is_whole and not parts.is_own_loader(self.train_dataloader):
+            logger.warning(
+                "Trainer.train_dataloader: each of %d processes takes all of its batches. Give it a"
+                " torch.utils.data.DistributedSampler, so that each has its share.",
+                get_world_size(),
+            )
 
     def _in_step(self, batches: Iterator[Any]) -> Iterator[Any]:
         """``batches``, each made known to the replica and the Accelerator before its step."""

@@ -93,17 +93,28 @@ class BertSequenceLabeling(_BertWithHead):
         hidden_BLD, _ = self.bert(token_ids, attention_mask, token_type_ids)
         return {"logits": self.classifier(self.dropout(hidden_BLD))}
 
-    def post_process(self, outputs: Any, attention_mask: Tensor | None = None) -> list[ModelOutput]:
+    def post_process(
+        self, outputs: Any, attention_mask: Tensor | None = None, token_ids: Tensor | None = None
+    ) -> list[ModelOutput]:
         """``labels``, a list of a label for each token, for each text: from outputs, or from ids of labels (B, L).
 
-        Padding by ``attention_mask``, and negative ids, are left out.
+        Left out are negative ids, padding by ``attention_mask``, and the tokens of ``token_ids`` that begin and end a
+        text, if the model has a tokenizer to tell them by.
         """
         scores = _scores(outputs, classes_dim=3)
         ids_BL = _ids(outputs) if scores is None else scores.argmax(dim=-1)
         if attention_mask is not None:
             ids_BL = ids_BL.masked_fill(attention_mask == 0, -100)
+        if token_ids is not None and self.preprocessor is not None:
+            ids_BL = ids_BL.masked_fill(self._is_frame(token_ids), -100)
         id2label = self.config.id2label
         return [ModelOutput(labels=[id2label[i] for i in row if i >= 0]) for row in ids_BL.tolist()]
+
+    def _is_frame(self, token_ids: Tensor) -> Tensor:
+        """Which tokens (B, L) begin or end a text: nobody has written them."""
+        tokenizer = self._part("tokenizer")
+        frame = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")} - {None}
+        return torch.isin(token_ids, torch.tensor(sorted(frame), dtype=token_ids.dtype, device=token_ids.device))
 
 
 def _scores(outputs: Any, *, classes_dim: int) -> Tensor | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from trainwright.config.errors import ConfigError
+from trainwright.models.beginnings import init_for_ctc
 from trainwright.models.config import ModelConfig, check_positive, check_share, settle_characters
 from trainwright.models.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
 from trainwright.models.model import Model
@@ -74,6 +75,7 @@ class CTCSpeechRecognition(Model):
         self.rnn = nn.LSTM(size, size, config.num_hidden_layers, batch_first=True, dropout=between, bidirectional=True)
         self.dropout = nn.Dropout(p)
         self.classifier = nn.Linear(2 * size, len(config.id2label or ()))
+        self.apply(init_for_ctc)
 
     def forward(self, input_features: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
         """``logits``, and ``logit_lengths`` (B,): how many time steps are of the recording.

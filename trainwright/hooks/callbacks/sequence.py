@@ -63,6 +63,11 @@ class CallbackList:
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
             hint = f"call it: {callback.__name__}(...)." if is_class else "a callback must be a Callback."
             raise ConfigTypeError(f"add_callback: got {callback!r:.80} ({type(callback).__name__}); {hint}")
+        unknown = [name for name in dir(callback) if name.startswith("on_") and name not in _METHODS]
+        if unknown:
+            logger.warning(
+                "%s.%s is never called: callbacks have %s.", _name(callback), ", ".join(unknown), ", ".join(_METHODS)
+            )
         if singleton:  # by name: a class that a notebook has defined anew is the same one
             self._callbacks = [other for other in self._callbacks if _full_name(other) != _full_name(callback)]
         for setter, value in self._given.items():

@@ -1,0 +1,118 @@
+"""The page about other libraries: whatever it says that something is called here is called so."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.synonyms import SYNONYMS
+from trainwright.hooks import Callback, TrainerControl
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "coming-from.md"
+
+
+def our_names() -> Iterator[tuple[str, str]]:
+    """Each name in the second column of a table, with the heading above it."""
+    heading = ""
+    for line in PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            heading = line.removeprefix("## ")
+        elif line.startswith("| ") and not line.startswith("|---"):
+            cells = re.split(r" ?(?<!\\)\| ?", line)
+            for name in re.findall(r"`([^`]+)`", cells[2]):
+                yield heading, name
+
+
+NAMES = sorted(set(our_names()))
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """One that has trained 12 steps in one epoch."""
+    data = TensorDataset(torch.randn(24, 4), torch.randint(2, (24,)))
+    folder = tmp_path_factory.mktemp("objects")
+    trainer = Trainer(nn.Linear(4, 2), TrainingConfig(output_dir=folder, batch_size=2, num_epochs=1), data, data)
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def saved_by_the_other_door(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a configuration that has trained 10 iterations."""
+    from trainwright.data import build_image_test_loader, build_image_train_loader
+
+    folder = tmp_path_factory.mktemp("config")
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Scores)()
+    for split, build in (("train", build_image_train_loader), ("test", build_image_test_loader)):
+        OmegaConf.update(cfg, f"dataloader.{split}", LazyCall(build)(dataset=LazyCall(Points)(), num_workers=0))
+    cfg.dataloader.test = [cfg.dataloader.test]
+    cfg.train.update(output_dir=str(folder), train_iter=10, train_micro_batch_size=4)
+    cfg.train.checkpointer.period = 10
+    cfg.train.evaluation.eval_period = 5
+    cfg.train.evaluation.evaluator.topk = (1,)
+    DefaultTrainer(cfg).train()
+    return folder
+
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict:
+        return {"inputs": torch.full((4,), float(index)), "labels": index % 2}
+
+
+class Scores(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict:
+        scores = self.layer(inputs)
+        loss = nn.functional.cross_entropy(scores, labels)
+        return {"loss": loss} if self.training else {"prediction_scores": scores}
+
+
+def is_importable(name: str) -> bool:
+    """A dotted name of ours: a module, or what a module holds."""
+    room, _, last = name.rpartition(".")
+    module = importlib.import_module(room)
+    return hasattr(module, last) or importlib.util.find_spec(name) is not None
+
+
+@pytest.mark.parametrize(("heading", "name"), NAMES, ids=[f"{heading}-{name}" for heading, name in NAMES])
+def test_what_it_is_called_here_is_there(
+    heading: str, name: str, trainer: Trainer, saved_by_the_other_door: Path, run_python, tmp_path: Path
+) -> None:
+    if name == "trainwright train" or name.startswith("--"):
+        text = run_python("-m", "trainwright.cli.main", "train", "--help", cwd=tmp_path).stdout
+        assert name in text
+    elif name.startswith("trainwright."):
+        assert is_importable(name)
+    elif name.startswith("train."):
+        assert OmegaConf.select(get_config("common/defaults.py"), name, default=Ellipsis) is not Ellipsis
+    elif heading == "LiBai":
+        assert (REPOSITORY / name).is_file() or (saved_by_the_other_door / name).exists()
+    else:
+        assert any(is_there(name, trainer)), f"{heading}: {name} is no setting, method, callback or file of ours"
+
+
+def is_there(name: str, trainer: Trainer) -> Iterator[bool]:
+    """Whether a name is a setting, something of a trainer, of a callback, or a file of a run."""
+    output = Path(trainer.config.output_dir)
+    yield name in TrainingConfig.model_fields or name in SYNONYMS
+    yield hasattr(trainer, name) or hasattr(trainer.state, name) or name in inspect.signature(Trainer).parameters
+    yield hasattr(Callback, name) or hasattr(TrainerControl(), name)
+    yield hasattr(importlib.import_module("trainwright.hooks"), name)
+    yield any((folder / name).exists() for folder in (output, output / "checkpoints", output / "final_epoch"))
+    yield name in ("state_dict", "load_state_dict")  # asked for where a callback has them: docs/callbacks.md

@@ -1,0 +1,48 @@
+"""What comes back of several GPUs is joined as one batch's: here with the GPUs left out."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainwright.engine.all_gpus import AllGPUs, has_all_gpus
+
+CPU = torch.device("cpu")
+
+
+def halves(sizes: tuple[int, int]) -> AllGPUs:
+    model = AllGPUs(nn.Linear(2, 2))
+    model._sizes = list(sizes)
+    return model
+
+
+def test_a_loss_is_the_mean_over_samples() -> None:
+    outputs = [{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(4.0)}]
+    assert halves((2, 1)).gather(outputs, CPU)["loss"] == 2.0
+
+
+def test_a_loss_of_tokens_is_the_mean_over_tokens_and_one_over_none_has_no_part() -> None:
+    outputs = [
+        {"loss": torch.tensor(3.0), "num_tokens": torch.tensor(5)},
+        {"loss": torch.tensor(torch.nan), "num_tokens": torch.tensor(0)},
+    ]
+    joined = halves((2, 2)).gather(outputs, CPU)
+    assert (joined["loss"], joined["num_tokens"]) == (3.0, 5)
+
+
+def test_gradients_flow_through_the_joined_loss() -> None:
+    weight = torch.ones((), requires_grad=True)
+    loss: Tensor = halves((3, 1)).gather([weight * 2, weight * 6], CPU)
+    loss.backward()
+    assert (loss.item(), weight.grad) == (3.0, torch.tensor(3.0))
+
+
+def test_one_gpu_and_other_devices_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert has_all_gpus("cuda")
+    assert not any(map(has_all_gpus, (None, "cpu", "cuda:1")))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not has_all_gpus("cuda")
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert not has_all_gpus("cuda")
