@@ -1,6 +1,6 @@
 """Text classification: from which package of Python's standard library does a piece of code come?
 
-    python examples/tasks/classify_text.py [--quick] [--output FOLDER]
+    python examples/tasks/classify_text.py [--quick]
 
 The pieces that it is evaluated on come from other files than those that it is trained on.
 """
@@ -19,9 +19,13 @@ from trainwright import Trainer, TrainerConfig
 from trainwright.data import Dataset, TextTokenizer
 from trainwright.models import BertTextClassification, BertTextClassificationConfig
 
+OUTPUT = Path("output", "classify_text")
 FILES = {  # of each package, for training and for evaluation
     "asyncio": ("base_events events selector_events sslproto streams", "tasks unix_events proactor_events locks"),
-    "email": ("_header_value_parser charset generator header message", "contentmanager feedparser headerregistry utils"),
+    "email": (
+        "_header_value_parser charset generator header message",
+        "contentmanager feedparser headerregistry utils",
+    ),
     "multiprocessing": ("connection managers pool queues synchronize", "context process shared_memory util"),
     "unittest": ("case loader main mock runner", "async_case result suite util"),
     "xml": (
@@ -51,29 +55,39 @@ def prepare(folder: Path, count: int) -> None:
     write_splits(folder, {"train": train, "test": test})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer pieces and epochs")
-    parser.add_argument("--output", type=Path, default=Path("output/classify_text"))
-    arguments = parser.parse_args()
-    prepare(arguments.output / "data", 250 if arguments.quick else 350)
+def main(quick: bool) -> None:
+    prepare(OUTPUT / "data", 250 if quick else 350)
     began = time.perf_counter()
 
-    train_dataset = Dataset.load(arguments.output / "data", split="train", max_length=128)
-    eval_dataset = Dataset.load(arguments.output / "data", split="test", max_length=128)
+    train_dataset = Dataset.load(OUTPUT / "data", split="train", max_length=128)
+    eval_dataset = Dataset.load(OUTPUT / "data", split="test", max_length=128)
     tokenizer = TextTokenizer.train((row["text"] for row in train_dataset.data), vocab_size=6000, lowercase=True)
+    torch.set_num_threads(1)  # layers so small gain nothing by more, and lose by them on a busy machine
     torch.manual_seed(0)
     model = BertTextClassification(
         BertTextClassificationConfig(
-            id2label=train_dataset.config.id2label, vocab_size=tokenizer.vocab_size, max_position_embeddings=128,
-            hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=128,
+            id2label=train_dataset.config.id2label,
+            vocab_size=tokenizer.vocab_size,
+            max_position_embeddings=128,
+            hidden_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=128,
         )
-    )  # fmt: skip
+    )
     config = TrainerConfig(
-        output_dir=arguments.output / "run", task="text_classification", device="cpu",
-        num_epochs=6 if arguments.quick else 10, batch_size=32, learning_rate=1e-3, optimizer="adamw",
-        metrics=["accuracy", "f1"], metric_for_best_model="f1", num_dataloader_workers=0,
-    )  # fmt: skip
+        output_dir=OUTPUT / "run",
+        task="text_classification",
+        device="cpu",
+        num_epochs=6 if quick else 10,
+        batch_size=32,
+        eval_batch_size=100,
+        learning_rate=1e-3,
+        optimizer="adamw",
+        metrics=["accuracy", "f1"],
+        metric_for_best_model="f1",
+        num_dataloader_workers=0,
+    )
     trainer = Trainer(model, config, train_dataset, eval_dataset, preprocessor=tokenizer)
     results = trainer.train()
 
@@ -86,4 +100,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer pieces and epochs")
+    main(parser.parse_args().quick)

@@ -1,6 +1,6 @@
 """Sequence labeling: what is named where in a line of Python - a function, its parameters, what is called, and so on.
 
-    python examples/tasks/label_tokens.py [--quick] [--output FOLDER]
+    python examples/tasks/label_tokens.py [--quick]
 
 The model sees tokens alone; the labels come from the tree that Python's parser makes of the whole file. It is evaluated
 on lines of other files than those that it is trained on. Needs seqeval: pip install 'trainwright[metrics]'.
@@ -21,6 +21,7 @@ from trainwright.data import Dataset, TextTokenizer
 from trainwright.evaluation import build_metric
 from trainwright.models import BertSequenceLabeling, BertSequenceLabelingConfig
 
+OUTPUT = Path("output", "label_tokens")
 TRAIN = "argparse difflib doctest inspect optparse pdb shutil statistics subprocess tarfile threading typing"
 TEST = "configparser ftplib imaplib smtplib tempfile"
 SIZES = range(3, 33)  # tokens of a line
@@ -54,36 +55,47 @@ def commonest_labels(train: list[Row], test: list[Row]) -> list[list[str]]:
     return [[counts[t].most_common(1)[0][0] if t in counts else "O" for t in row["tokens"]] for row in test]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer lines and epochs")
-    parser.add_argument("--output", type=Path, default=Path("output/label_tokens"))
-    arguments = parser.parse_args()
-    prepare(arguments.output / "data", 120 if arguments.quick else 380)
+def main(quick: bool) -> None:
+    prepare(OUTPUT / "data", 120 if quick else 380)
     began = time.perf_counter()
 
-    train_dataset = Dataset.load(arguments.output / "data", split="train")
-    eval_dataset = Dataset.load(arguments.output / "data", split="test")
+    train_dataset = Dataset.load(OUTPUT / "data", split="train")
+    eval_dataset = Dataset.load(OUTPUT / "data", split="test")
     # A name that occurs once is unknown, so that the model learns to label unknown ones by what stands around them.
     tokenizer = TextTokenizer.train((row["tokens"] for row in train_dataset.data), min_frequency=2)
+    torch.set_num_threads(1)  # layers so small gain nothing by more, and lose by them on a busy machine
     torch.manual_seed(0)
     model = BertSequenceLabeling(
         BertSequenceLabelingConfig(
-            id2label=train_dataset.config.id2label, vocab_size=tokenizer.vocab_size, max_position_embeddings=64,
-            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
+            id2label=train_dataset.config.id2label,
+            vocab_size=tokenizer.vocab_size,
+            max_position_embeddings=64,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=128,
         )
-    )  # fmt: skip
+    )
     config = TrainerConfig(
-        output_dir=arguments.output / "run", task="sequence_labeling", device="cpu",
-        num_epochs=8 if arguments.quick else 14, batch_size=32, learning_rate=3e-3, optimizer="adamw",
-        lr_scheduler_type="linear", metrics=["seqeval"], metric_for_best_model="f1", num_dataloader_workers=0,
-    )  # fmt: skip
+        output_dir=OUTPUT / "run",
+        task="sequence_labeling",
+        device="cpu",
+        num_epochs=8 if quick else 14,
+        batch_size=32,
+        eval_batch_size=100,
+        learning_rate=3e-3,
+        optimizer="adamw",
+        lr_scheduler_type="linear",
+        metrics=["seqeval"],
+        metric_for_best_model="f1",
+        num_dataloader_workers=0,
+    )
     trainer = Trainer(model, config, train_dataset, eval_dataset, preprocessor=tokenizer)
     results = trainer.train()
 
     true = [row["labels"] for row in eval_dataset.data]
     found = [output.labels for batch in trainer.eval_dataloader for output in trainer.model.predict(batch)]
-    with open(arguments.output / "predictions.jsonl", "w", encoding="utf-8") as file:
+    with open(OUTPUT / "predictions.jsonl", "w", encoding="utf-8") as file:
         for row, labels in zip(eval_dataset.data, found, strict=True):
             file.write(json.dumps({**row, "predicted": labels}) + "\n")
     commonest = build_metric("seqeval").compute(commonest_labels(train_dataset.data, eval_dataset.data), true)
@@ -100,4 +112,6 @@ def marked(tokens: list[str], labels: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer lines and epochs")
+    main(parser.parse_args().quick)

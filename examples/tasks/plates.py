@@ -1,4 +1,4 @@
-"""Draws number plates, each at its own size, slant and place, on noise: a data set of pictures and a CSV for each split."""
+"""Draws number plates, each of its own size, slant, place and noise: pictures, and a CSV for each split."""
 
 import csv
 import random

@@ -21,7 +21,7 @@ OUTPUT = Path("output", "recognize_speech")
 
 def main(quick: bool) -> None:
     torch.set_num_threads(1)  # layers so narrow gain nothing by more, and lose by them on a busy machine
-    write_speech(OUTPUT / "data", {"train": 240, "test": 60} if quick else {"train": 800, "test": 200})
+    write_speech(OUTPUT / "data", {"train": 360, "test": 60} if quick else {"train": 1000, "test": 200})
 
     train_dataset = Dataset.load(OUTPUT / "data", split="train")
     eval_dataset = Dataset.load(OUTPUT / "data", split="test")
@@ -39,7 +39,7 @@ def main(quick: bool) -> None:
         output_dir=OUTPUT / "run",
         task="speech_recognition",
         device="cpu",
-        num_epochs=26 if quick else 12,
+        num_epochs=20 if quick else 15,
         batch_size=8,
         eval_batch_size=50,
         learning_rate=4e-3,

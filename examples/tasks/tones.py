@@ -1,4 +1,4 @@
-"""Speaks in tones: each letter is a chord of two, as a telephone dials; a data set of wave files and a CSV for each split."""
+"""Speaks in tones: each letter is a chord of two, as a telephone dials. Wave files, and a CSV for each split."""
 
 import csv
 import random

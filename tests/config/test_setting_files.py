@@ -56,6 +56,7 @@ VALUES: dict[str, list[Any]] = {
     "resume_from_checkpoint": [None, True, False, "there", "no"],
     "init_weights_from": [None, "owner/name"],
     "weight_decay": [0.0, 0.01],
+    "max_grad_norm": [None, 1.0],
     "gradient_accumulation_steps": [1, 4],
     "mixed_precision": [None, "no", "fp16", True],
     "lr_scheduler": [None],

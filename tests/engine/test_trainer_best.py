@@ -245,3 +245,89 @@ def test_save_writes_a_folder_with_a_card_and_refuses_to_overwrite(tmp_path: Pat
         trainer.save(tmp_path / "saved", overwrite=False)
     trainer.load(tmp_path / "run" / "epoch_1")
     assert trainer.epoch == 1
+
+
+def test_each_evaluation_is_a_row_however_rarely_is_logged(tmp_path: Path) -> None:
+    Told(make(), config(tmp_path, num_epochs=4, log_steps=1000), PAIRS, PAIRS).train()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    found = [(row["iteration"], row["evaluation/loss"]) for row in rows if "evaluation/loss" in row]
+    assert dict(found) == {4: 3.0, 9: 1.0, 14: 2.0, 20: 1.5}
+
+
+def test_cards_tell_the_results_of_their_own_weights(tmp_path: Path) -> None:
+    Told(make(), config(tmp_path, num_epochs=4), PAIRS, PAIRS).train()
+
+    def results(path: Path) -> set[str]:
+        return {
+            value for value in ("3.0", "1.0", "2.0", "1.5") if f"value: {value}" in (path / "README.md").read_text()
+        }
+
+    assert results(tmp_path / "epoch_1") == {"3.0"}
+    assert results(tmp_path / "checkpoints" / "model_best") == {"1.0"}
+    assert results(tmp_path / "final_epoch") == set()  # it is saved before the last evaluation
+    assert results(tmp_path) == {"1.5"}  # of the run
+
+
+def test_default_early_stopping_knows_which_way_is_better(tmp_path: Path) -> None:
+    data = TensorDataset(INPUTS, INPUTS[:, :3] * 3)
+    settings = TrainingConfig(
+        output_dir=tmp_path, loss="MSELoss", metric="MeanSquaredError", num_epochs=10, lr=1e-2, progress_bar=False
+    )
+    trainer = Trainer(make(), settings, data, data)
+    trainer.train()
+    assert trainer.epoch == 10  # the error falls all the time
+
+
+def test_a_callback_may_wish_for_an_evaluation_and_for_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Wishing(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            if logs["global_step"] == 2:
+                self.trainercontrol.should_evaluate = self.trainercontrol.should_log = True
+
+        def on_eval_end(self, logs: Any) -> None:
+            seen.append(logs["eval_epoch_loss"])
+
+    seen: list[float] = []
+    trainer = Trainer(make(), config(tmp_path, num_epochs=1, print_steps=100), PAIRS, PAIRS)
+    trainer.add_callback(Wishing())
+    trainer.train()
+    assert len(seen) == 2
+    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert [row["evaluation/loss"] for row in rows if "evaluation/loss" in row] == pytest.approx(seen)
+    assert capsys.readouterr().out.count("eval_epoch_loss=") == 2
+
+
+def test_a_best_model_that_cannot_be_found_out_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"load_best_model_at_end: got True, but nothing is evaluated"):
+        Trainer(make(), config(tmp_path, load_best_model_at_end=True), PAIRS)
+    settings = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="acuracy")
+    with pytest.raises(ConfigError, match=r"the evaluation gave no 'acuracy'.*Did you mean 'accuracy'"):
+        Trainer(make(), settings, PAIRS, PAIRS).train()
+
+
+def test_gradients_are_clipped_as_by_hand(tmp_path: Path) -> None:
+    settings = {"max_grad_norm": 0.1, "num_epochs": 1, "optimizer": "SGD", "learning_rate": 0.5, "batch_size": 40}
+    model, theirs = nn.Linear(6, 3), nn.Linear(6, 3)
+    theirs.load_state_dict(model.state_dict())
+    Trainer(model, config(tmp_path, **settings), PAIRS).train()
+    torch.nn.functional.cross_entropy(theirs(INPUTS), LABELS).backward()
+    assert torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1) > 0.1
+    torch.optim.SGD(theirs.parameters(), lr=0.5).step()
+    torch.testing.assert_close(model.weight, theirs.weight)
+
+
+def test_a_step_that_gives_no_loss_is_told_so(tmp_path: Path) -> None:
+    class NoLoss(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            model(inputs[0])
+
+    class NoLogs(Trainer):
+        def train_step(self, model: Any, inputs: Any) -> Any:
+            super().train_step(model, inputs)
+
+    with pytest.raises(ConfigError, match=r"NoLoss.compute_loss returned NoneType; it must return the loss"):
+        NoLoss(make(), config(tmp_path), PAIRS).train()
+    with pytest.raises(ConfigError, match=r"NoLogs.train_step returned NoneType; it must return a dict"):
+        NoLogs(make(), config(tmp_path), PAIRS).train()

@@ -1,4 +1,4 @@
-"""The example that writes down what it hears: what it promises, checked on what it wrote, by another package's rates."""
+"""The example that writes down what it hears: its promises, checked on what it wrote, by another package's rates."""
 
 import csv
 import re
@@ -50,8 +50,8 @@ def test_the_saved_model_knows_its_training_sounds_and_hears_new_ones_with_few_m
 @pytest.mark.slow
 def test_no_new_sound_was_trained_on(folder: Path) -> None:
     train, test = ([row["text"] for row in rows(folder, split)] for split in ("train", "test"))
-    assert (len(train), len(test)) == (240, 60)
-    assert len({*train, *test}) == 240 + 60
+    assert (len(train), len(test)) == (360, 60)
+    assert len({*train, *test}) == 360 + 60
 
 
 @pytest.mark.slow

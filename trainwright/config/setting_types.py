@@ -61,6 +61,7 @@ CountOrZero = Annotated[_Whole, Allowed("a whole number >= 0")]
 Workers = Annotated[int, Field(ge=-1), Allowed("a whole number >= 0, or -1")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number in [0, 2**63)")]
 Positive = Annotated[_Finite, Field(gt=0), Allowed("a number > 0")]
+PositiveOrNone = Annotated[Annotated[_Finite, Field(gt=0)] | None, Allowed("a number > 0, or None")]
 NotNegative = Annotated[_Finite, Field(ge=0), Allowed("a number >= 0")]
 Ratio = Annotated[float, Field(ge=0, le=1), Allowed("a number in [0, 1]")]
 StepsOrShare = Annotated[

@@ -118,6 +118,9 @@ class TrainingConfig(CheckedConfig):
         None, "train", "A folder or an id of the hub whose weights to begin with. A run that is resumed has its own."
     )
     weight_decay: types.NotNegative = setting(0.0, "learning", "The optimizer's.")
+    max_grad_norm: types.PositiveOrNone = setting(
+        None, "learning", "Scale the gradients of an update down to this norm, where theirs is larger. None: do not."
+    )
     gradient_accumulation_steps: types.Count = setting(1, "learning", "Batches whose gradients make one update.")
     mixed_precision: types.Precision = setting(
         None, "learning", "Compute forward passes in 'bf16' (also: True) or 'fp16'. None, False, 'no', 'full': do not."

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError
+from trainwright.config.setting_checks import CUSTOM
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
@@ -93,6 +94,7 @@ class Trainer(TrainerLifecycle):
         self._autocast = optim.autocast_for(config, self.device)
         self._settle_model()
         self.optimizer = optimizer or optim.build_optimizer(config, model)
+        optim.clip_by(self.optimizer, config.max_grad_norm)
         self.lr_scheduler = lr_scheduler or optim.build_lr_scheduler(config, self.optimizer, self.max_iter)
         self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
         self.loss = optim.build_criterion(config, self.device)
@@ -118,6 +120,11 @@ class Trainer(TrainerLifecycle):
                 f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Give"
                 " another folder, or resume_from_checkpoint=True to go on with that run."
             )
+        if config.load_best_model_at_end and (self.eval_dataloader is None or config.eval_strategy == "no"):
+            raise ConfigError(
+                "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated; give an eval_dataset and an"
+                " eval_strategy other than 'no'."
+            )
         self._settle_hooks()
 
     @property
@@ -141,15 +148,16 @@ class Trainer(TrainerLifecycle):
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""
-        self.config.optimizer = optimizer_name or optim.CUSTOM
+        self.config.optimizer = optimizer_name or CUSTOM
         self.optimizer = optimizer
+        optim.clip_by(optimizer, self.config.max_grad_norm)
         self.lr_scheduler = optim.build_lr_scheduler(self.config, optimizer, self.max_iter)
         self._settle_parts()
         self._settle_step()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
-        self.config.loss = loss_name or optim.CUSTOM
+        self.config.loss = loss_name or CUSTOM
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
         self._settle_step()
 

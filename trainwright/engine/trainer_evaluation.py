@@ -119,6 +119,7 @@ class EvaluatingTrainer(TrainerShared):
         """An evaluation whose batches callbacks see."""
         self._is_watched = True
         try:
+            self._evaluated_step = self.state.global_step
             return self._evaluate_as_documented()
         finally:
             self._is_watched = False

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from trainwright.config.errors import ConfigKeyError, did_you_mean
 from trainwright.engine.run_folder import RunFolder
 from trainwright.events.writers import EventWriter
 from trainwright.hooks.base import HookBase
@@ -31,6 +32,10 @@ class Evaluate(EvalHook):
     def after_step(self) -> None:
         if self._is_due() and self.trainer.iter + 1 != self.trainer.max_iter:
             self._evaluate()
+
+    def evaluate_now(self) -> None:
+        """Evaluate, whatever is due."""
+        self._evaluate()
 
     def _evaluate(self) -> None:
         with self.trainer.storage.name_scope("evaluation"):
@@ -129,9 +134,11 @@ class SaveSteps(HookBase):
 class SaveBest(BestCheckpointer):
     """Save ``model_best`` beside the other checkpoints when an evaluation was the best so far."""
 
-    def __init__(self, is_due: IsDue, checkpointer: Saver, metric: str, mode: str) -> None:
+    def __init__(self, is_due: IsDue, checkpointer: Saver, metric: str, mode: str, *, is_needed: bool) -> None:
+        """``is_needed``: without the metric the training cannot do what it was asked for."""
         super().__init__(0, checkpointer, metric, mode)
         self._is_looked_at = is_due
+        self._is_needed = is_needed
 
     def after_step(self) -> None:
         if self._is_looked_at() and self.trainer.iter + 1 != self.trainer.max_iter:
@@ -142,34 +149,54 @@ class SaveBest(BestCheckpointer):
         is_of_training = not self._metric.startswith("evaluation/")
         super()._look(min(evaluated_at, self.trainer.max_iter - 1) if is_of_training else evaluated_at)
 
+    def _warn_missing(self) -> None:
+        if not self._is_needed:
+            super()._warn_missing()
+            return
+        known = sorted(self.trainer.last_eval_results)
+        name = self._metric.removeprefix("evaluation/")
+        raise ConfigKeyError(
+            f"TrainingConfig.metric_for_best_model: the evaluation gave no {name!r}, by which load_best_model_at_end"
+            f" chooses. {did_you_mean(name, known)}"
+        )
 
-class LoadBest(HookBase):
-    """After a training that has not failed, take the weights of its best checkpoint. Stands behind what saves."""
 
-    def __init__(self, load: Callable[[], object]) -> None:
-        self._load = load
+class AtEnd(HookBase):
+    """Call ``do`` after a training that has not failed. Stands behind what saves."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        self._do = do
 
     def after_train(self) -> None:
         if not has_failed(self.trainer):
-            self._load()
+            self._do()
 
 
 class WriteSteps(PeriodicWriter):
-    """Write whenever it is due, after the last update, and at the end of training."""
+    """Write whenever it is due, after each evaluation and the last update, and at the end of training."""
 
     def __init__(self, is_due: IsDue, build_writers: Callable[[], Sequence[EventWriter]]) -> None:
         super().__init__([])
         self._is_due = is_due
         self._build_writers = build_writers
+        self._written_results: object = None
 
     def before_train(self) -> None:
         self._writers = list(self._build_writers())  # by the settings of now
+        self._written_results = self.trainer.last_eval_results
         super().before_train()
 
     def after_step(self) -> None:
-        if self._is_due() or self.trainer.iter + 1 == self.trainer.max_iter:
-            self.trainer.storage.written = self.trainer.iter
-            self._write()
+        trainer = self.trainer
+        is_evaluated = trainer.last_eval_results is not self._written_results
+        if self._is_due() or is_evaluated or trainer.iter + 1 == trainer.max_iter:
+            self.write_now()
+
+    def write_now(self) -> None:
+        """Write what has been put, whatever is due."""
+        self._written_results = self.trainer.last_eval_results
+        self.trainer.storage.written = self.trainer.iter
+        self._write()
 
     def _write(self) -> None:
         self.trainer.storage.samples = self.trainer.consumed_samples
@@ -184,7 +211,7 @@ class TrainerFolder(RunFolder):
     def __init__(self, path: str | Path, *, resume: bool, checkpoints_dir: str, logs_dir: str) -> None:
         self._checkpoints_dir = checkpoints_dir
         self.signs_of_a_run = ("metrics.json", f"{checkpoints_dir}/*/manifest.json")
-        own = ["training_config.yaml", "metrics.csv*", "epoch_*", "final_epoch"]
+        own = ["training_config.yaml", "metrics.csv*", "epoch_*", "final_epoch", "README.md"]
         if Path(logs_dir) != Path("."):
             own.append(logs_dir)
         self.written_by_a_run = (*RunFolder.written_by_a_run, *own)

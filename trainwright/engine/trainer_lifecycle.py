@@ -2,6 +2,7 @@
 
 import logging
 import math
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -18,11 +19,11 @@ from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_folder import OpenRunFolder
 from trainwright.engine.step_plan import batches_from, make_plan
 from trainwright.engine.streams import with_length
-from trainwright.engine.train_metrics import TrainMetrics
 from trainwright.engine.trainer_evaluation import EvaluatingTrainer
+from trainwright.engine.trainer_figures import OF_THE_STEP, MeasuredTrainer, all_of
 from trainwright.engine.trainer_hooks import (
+    AtEnd,
     Evaluate,
-    LoadBest,
     ReduceOnPlateau,
     SaveBest,
     SaveSteps,
@@ -41,11 +42,8 @@ from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
 
-# Overrides of these see to the loss by themselves.
-_OF_THE_STEP = ("train_step", "training_step", "compute_loss")
 
-
-class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
+class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, MeasuredTrainer):
     """What is settled before the first step, and what is called before and after the steps."""
 
     def build_hooks(self) -> list[HookBase | None]:
@@ -55,7 +53,11 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
         eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
         saves = config.save_enabled
         metric, mode = parts.metric_for_best(config, self, evaluates=evaluates)
-        best = SaveBest(eval_is_due, self.checkpointer, metric, mode) if evaluates and saves else None
+        load_best = config.load_best_model_at_end
+        best = SaveBest(eval_is_due, self.checkpointer, metric, mode, is_needed=load_best)
+        evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
+        write = WriteSteps(self._log_is_due, self.build_writers)
+        self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
         every = config.lr_scheduling_steps or (self._plan.steps_per_epoch if config.lr_scheduler else None)
         return [
             IterationTimer(),
@@ -63,12 +65,13 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
             self._train_metrics,
             # Before the last evaluation, which may take long.
             SaveSteps(self.checkpointer, self._save_is_due, self._save_step) if saves else None,
-            Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training)) if evaluates else None,
+            evaluate if evaluates else None,
             ReduceOnPlateau(partial(self._latest, metric)) if evaluates else None,
-            best,
+            best if evaluates and saves else None,
             self._run_callbacks,
-            WriteSteps(self._log_is_due, self.build_writers) if is_main_process() else None,
-            LoadBest(self._load_best) if config.load_best_model_at_end and best is not None else None,
+            write if is_main_process() else None,
+            AtEnd(self._load_best) if load_best else None,
+            AtEnd(self._write_card) if saves and is_main_process() else None,
         ]
 
     def build_writers(self) -> list[EventWriter]:
@@ -151,10 +154,22 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
             self.trainercontrol,
             steps_per_epoch=self._plan.steps_per_epoch,
             save=self._save_by,
-            evaluate=self._evaluate_in_training if self.eval_dataloader is not None else None,
+            evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
+            log=self._log_now,
         )
         if self._train_metrics is not None:
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
+
+    def _evaluate_now(self) -> None:
+        """For a callback that wishes it."""
+        hook = self._on_wish["evaluate"]
+        hook.trainer = weakref.proxy(self)  # it is in the list of hooks only where evaluations are due
+        hook.evaluate_now()
+
+    def _log_now(self) -> None:
+        """For a callback that wishes it; one process writes."""
+        if is_main_process():
+            self._on_wish["log"].write_now()
 
     def _settle_parts(self) -> None:
         """What a checkpoint holds of optimizer, schedule and scaler."""
@@ -191,29 +206,6 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
         )
         self._after_batch = self._looks_after_batch()
 
-    def _build_train_metrics(self) -> TrainMetrics | None:
-        if self.config.eval_strategy == "eval_epoch" or self.config.metrics in ([], ()):
-            return None
-        if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
-            return None
-        make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
-        metrics = TrainMetrics(make_copy, self._metrics_are_due, self.state.is_epoch_end, self._is_borrowed)
-        if any(is_overridden(self, name) for name in _OF_THE_STEP):
-            metrics.watch(self.model)
-        return metrics
-
-    def _looks_after_batch(self) -> Any:
-        """What is done with the logs of each micro-batch: as little as can be."""
-        show = self._run_callbacks.note if is_overridden(self, "train_step") else None
-        metrics = self._train_metrics
-        if is_overridden(self, "compute_metric"):
-            return self._ask_for_metric
-        if is_overridden(self, "update_metrics"):
-            return self._ask_for_metrics
-        if show is None:
-            return _nothing if metrics is None else metrics.add
-        return show if metrics is None else partial(_show_and_add, show, metrics.add)
-
     # Where batches come from, and what becomes of a step's figures.
 
     def _before_first_step(self) -> None:
@@ -240,8 +232,10 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
         self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))
-        if not any(is_overridden(self, name) for name in _OF_THE_STEP):  # else the user's own decide
+        if not any(is_overridden(self, name) for name in OF_THE_STEP):  # else the user's own decide
             self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
+        else:
+            self._check_first_step()
 
     def _close_loaders(self) -> None:
         self._batches = iter(())
@@ -252,7 +246,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
     def _settled(self, inputs: Any) -> Contract:
         if self._contract is None:
             notes = [self._update.note, self._train_metrics and self._train_metrics.note]
-            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, _all_of(notes))
+            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, all_of(notes))
         return self._contract
 
     def _run_own_epochs(self) -> None:
@@ -268,44 +262,16 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer):
                 for _ in self._iterations(last + 1):
                     self.state.global_step = plan.steps(last + 1)
 
-    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
-        self.storage.put_scalar("data_time", data_time)
-        losses = [loss for loss in losses if loss is not None]
-        if losses:
-            self.storage.put_scalar("total_loss", self._update.mean_of(losses))
-
-    def _ask_for_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
-        """For an ``update_metrics`` of the user's own."""
-        loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
-        self._run_callbacks.note({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
-
-    def _ask_for_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:
-        """For a ``compute_metric`` of the user's own."""
-        metric = self.compute_metric(self.model, inputs)
-        self.set_train_mode()  # it may have changed that
-        self._run_callbacks.note({**step_logs, "epoch_metric": metric})
-
     def _add_built_in_callbacks(self) -> None:
         """Those of the configuration, behind the user's own, and none of a class that the user has given."""
         for callback in self._built_in_callbacks:
             if any(callback is there for there in self.callbacks):
                 self.callbacks.pop_callback(callback)
         own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
-        built_in = parts.build_callbacks(self.config, self.trainercontrol, self.train_dataloader)
+        built_in = parts.build_callbacks(self)
         self._built_in_callbacks = [c for c in built_in if not own & {k.__name__ for k in type(c).__mro__[:-2]}]
         for callback in self._built_in_callbacks:
             self.callbacks.add_callback(callback, singleton=False)
-
-    def _log_is_due(self) -> bool:
-        return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
-
-    def _metrics_are_due(self) -> bool:
-        printed = self.config.print_steps if get_world_size() > 1 else None  # printed are those of all processes
-        return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
-
-    def _latest(self, name: str) -> float | None:
-        value, _ = self.storage.latest().get(name, (None, 0))
-        return value
 
     def _has_end_to_do(self) -> bool:
         evaluates = self.config.eval_strategy != "no" and self.eval_dataloader is not None
@@ -321,27 +287,5 @@ def _steps_of(period: int | float | None, total_steps: int) -> int:
     return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
 
 
-def _all_of(notes: list[Any]) -> Any:
-    """One call that makes all of these that there are; None if there are none."""
-    there = [note for note in notes if note is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-
-    def note_all(outputs: Any) -> None:
-        for note in there:
-            note(outputs)
-
-    return note_all
-
-
-def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -> None:
-    show(step_logs)
-    add(step_logs, inputs)
-
-
 def _do_not_save() -> None:
     """With save_enabled=False."""
-
-
-def _nothing(step_logs: dict[str, Any], inputs: Any) -> None:
-    """Where nobody looks at a step's logs."""

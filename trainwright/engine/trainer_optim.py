@@ -93,6 +93,14 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     return optimizer
 
 
+def clip_by(optimizer: Optimizer, max_norm: float | None) -> None:
+    """Have the gradients of all groups clipped to a global norm; groups that say one by themselves keep theirs."""
+    if max_norm is not None:
+        for group in optimizer.param_groups:
+            group.setdefault("clip_grad_max_norm", max_norm)
+            group.setdefault("clip_grad_norm_type", 2.0)
+
+
 def step_of(optimizer: Optimizer) -> Callable[[], Any]:
     """``optimizer.step``; an optimizer whose step must be given a closure is given None."""
     step = optimizer.step

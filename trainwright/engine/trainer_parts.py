@@ -25,7 +25,6 @@ from trainwright.hooks.callbacks import (
     EarlyStoppingCallback,
     PrintCallback,
     ProgressBarCallback,
-    TrainerControl,
 )
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
@@ -164,12 +163,16 @@ def log_start(trainer: Any) -> None:
         trainer.print_info()
 
 
-def build_callbacks(config: "TrainingConfig", control: TrainerControl, loader: Any) -> list[Callback]:
-    """The callbacks that ``config`` asks for."""
+def build_callbacks(trainer: Any) -> list[Callback]:
+    """The callbacks that a trainer's configuration asks for."""
+    config, control, loader = trainer.config, trainer.trainercontrol, trainer.train_dataloader
     callbacks: list[Callback] = []
     if config.early_stopping is not None:
-        kind = EarlyStoppingCallback if config.is_set("early_stopping") else _EarlyStoppingIfPossible
-        callbacks.append(kind(control, **config.early_stopping))
+        if config.is_set("early_stopping"):
+            callbacks.append(EarlyStoppingCallback(control, **config.early_stopping))
+        else:
+            settings: dict[str, Any] = {**config.early_stopping, "mode": _better(config, trainer)}
+            callbacks.append(DefaultEarlyStopping(control, **settings))
     if config.print_steps is not None:
         callbacks.append(PrintCallback(config.num_epochs, step_frequency=config.print_steps))
     elif config.progress_bar and sys.stderr.isatty():
@@ -177,7 +180,18 @@ def build_callbacks(config: "TrainingConfig", control: TrainerControl, loader: A
     return callbacks
 
 
-class _EarlyStoppingIfPossible(EarlyStoppingCallback):
+def _better(config: "TrainingConfig", trainer: Any) -> str:
+    """Which way the first metric is better: "max" or "min"."""
+    if not config.is_set("metrics") or not config.metrics:
+        return "max"  # that of accuracy
+    from trainwright.evaluation import objective_of
+
+    handler = trainer.metrics_handler
+    first = next(iter(handler.metrics), "")
+    return "min" if objective_of(first, handler) == "minimize" else "max"
+
+
+class DefaultEarlyStopping(EarlyStoppingCallback):
     """That of the default configuration: a training without its metric has no use for it."""
 
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.checkpoint.files import replace_link
+from trainwright.checkpoint.files import atomic_write, replace_link
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine import trainer_parts as parts
@@ -124,7 +124,7 @@ class SavingTrainer(TrainerShared):
             )
             return
         Checkpointer(self.model).load(best, checkpointables=[], strict=True)
-        logger.info("The model has the weights of the best checkpoint, %s.", best.resolve().name)
+        logger.info("The model has the weights of the best checkpoint, %s.", best)
 
     def _saver_beside(self, path: Path) -> Checkpointer:
         return Checkpointer(
@@ -142,6 +142,14 @@ class SavingTrainer(TrainerShared):
             self._fixed_attachments = _files_beside(self.model, self.preprocessor)
         return {"README.md": self._card().encode(), **self._fixed_attachments}
 
+    def _write_card(self) -> None:
+        """The card of the whole run, with the results of its last evaluation, beside its checkpoints."""
+        atomic_write(Path(self.config.output_dir, "README.md"), self._card().encode())
+
+    def _results_of_now(self) -> dict[str, Any]:
+        """The results of an evaluation of these weights, if there was one."""
+        return dict(self.last_eval_results) if self._evaluated_step == self.state.global_step else {}
+
     def _card(self) -> str:
         from trainwright.models.card import ModelCard
 
@@ -152,7 +160,7 @@ class SavingTrainer(TrainerShared):
             tasks=[str(self.config.task)] if self.config.task else None,
             training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
             training_config={**self.config.to_dict(), "output_dir": name},  # no path of this machine
-            eval_results=dict(self.last_eval_results) or None,
+            eval_results=self._results_of_now() or None,
         )
         return str(card.to_text())
 
@@ -166,6 +174,8 @@ def _files_beside(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
         files["config.json"] = config.to_json_string().encode()
     if hasattr(preprocessor, "save"):
         files |= _written_by(preprocessor.save)
+    elif hasattr(preprocessor, "save_pretrained"):  # of transformers: from_pretrained(checkpoint / "preprocessor")
+        files |= {f"preprocessor/{name}": text for name, text in _written_by(preprocessor.save_pretrained).items()}
     return files
 
 

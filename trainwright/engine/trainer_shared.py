@@ -53,6 +53,7 @@ class TrainerShared(TrainerBase):
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder
     _batches: Iterator[Any]
+    _evaluated_step: int | None = None  # what state.global_step was at the last evaluation
     _run_callbacks: RunCallbacks
     accelerator: Any
     _built_in_callbacks: list[Callback]
@@ -61,6 +62,9 @@ class TrainerShared(TrainerBase):
     def metrics_handler(self) -> Any:
         """What computes the metrics of evaluations; by default made when it is first needed."""
         return build_metrics_handler(self.config, self)
+
+    def _is_borrowed(self) -> bool:
+        raise NotImplementedError
 
     def _share_of(self, loader: Any) -> Any:
         raise NotImplementedError

@@ -3,7 +3,7 @@
 By torch's own defaults what such a network says hardly depends on what it sees, and CTC keeps to all blanks for long.
 """
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def init_for_ctc(module: nn.Module) -> None:
@@ -37,6 +37,6 @@ def _init_lstm(lstm: nn.LSTM) -> None:
                 nn.init.orthogonal_(gate)
 
 
-def _zero(bias: nn.Parameter | None) -> None:
+def _zero(bias: Tensor | None) -> None:
     if bias is not None:
         nn.init.zeros_(bias)

@@ -1,0 +1,123 @@
+"""The figures of the objects door: what is measured in a step, when it is written, and who is shown it."""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from trainwright.config.errors import ConfigTypeError
+from trainwright.engine.train_metrics import TrainMetrics
+from trainwright.engine.trainer_shared import TrainerShared, is_overridden
+from trainwright.engine.update import Update
+from trainwright.parallel.dist import get_world_size
+
+logger = logging.getLogger("trainwright.engine")
+
+# Overrides of these see to the loss by themselves.
+OF_THE_STEP = ("train_step", "training_step", "compute_loss")
+
+
+class MeasuredTrainer(TrainerShared):
+    """What measures."""
+
+    _train_metrics: TrainMetrics | None
+    _update: Update
+
+    def _build_train_metrics(self) -> TrainMetrics | None:
+        if self.config.eval_strategy == "eval_epoch" or self.config.metrics in ([], ()):
+            return None
+        if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
+            return None
+        make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
+        metrics = TrainMetrics(make_copy, self._metrics_are_due, self.state.is_epoch_end, self._is_borrowed)
+        if any(is_overridden(self, name) for name in OF_THE_STEP):
+            metrics.watch(self.model)
+        return metrics
+
+    def _looks_after_batch(self) -> Any:
+        """What is done with the logs of each micro-batch: as little as can be."""
+        show = self._run_callbacks.note if is_overridden(self, "train_step") else None
+        metrics = self._train_metrics
+        if is_overridden(self, "compute_metric"):
+            return self._ask_for_metric
+        if is_overridden(self, "update_metrics"):
+            return self._ask_for_metrics
+        if show is None:
+            return _nothing if metrics is None else metrics.add
+        return show if metrics is None else partial(_show_and_add, show, metrics.add)
+
+    def _check_first_step(self) -> None:
+        """Look once at what a step of the user's own gives: what is wrong with it shows in no good message later."""
+        for name, check in (("compute_loss", _check_loss), ("train_step", _check_logs)):
+            if is_overridden(self, name):
+                setattr(self, name, partial(self._checked, name, check))
+
+    def _checked(self, name: str, check: Any, model: Any, inputs: Any) -> Any:
+        vars(self).pop(name, None)  # from the second time on the method itself is called
+        result = getattr(self, name)(model, inputs)
+        check(f"{type(self).__name__}.{name}", result)
+        return result
+
+    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
+        self.storage.put_scalar("data_time", data_time)
+        losses = [loss for loss in losses if loss is not None]
+        if losses:
+            self.storage.put_scalar("total_loss", self._update.mean_of(losses))
+
+    def _ask_for_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """For an ``update_metrics`` of the user's own."""
+        loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
+        self._run_callbacks.note({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
+
+    def _ask_for_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """For a ``compute_metric`` of the user's own."""
+        metric = self.compute_metric(self.model, inputs)
+        self.set_train_mode()  # it may have changed that
+        self._run_callbacks.note({**step_logs, "epoch_metric": metric})
+
+    def _log_is_due(self) -> bool:
+        return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
+
+    def _metrics_are_due(self) -> bool:
+        printed = self.config.print_steps if get_world_size() > 1 else None  # printed are those of all processes
+        return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
+
+    def _latest(self, name: str) -> float | None:
+        value, _ = self.storage.latest().get(name, (None, 0))
+        return value
+
+
+def all_of(notes: list[Any]) -> Any:
+    """One call that makes all of these that there are; None if there are none."""
+    there = [note for note in notes if note is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+
+    def note_all(outputs: Any) -> None:
+        for note in there:
+            note(outputs)
+
+    return note_all
+
+
+def _check_loss(name: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise ConfigTypeError(
+            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number."
+        )
+
+
+def _check_logs(name: str, logs: Any) -> None:
+    if not isinstance(logs, Mapping):
+        raise ConfigTypeError(f'{name} returned {type(logs).__name__}; it must return a dict with "step_loss" in it.')
+
+
+def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -> None:
+    show(step_logs)
+    add(step_logs, inputs)
+
+
+def _nothing(step_logs: dict[str, Any], inputs: Any) -> None:
+    """Where nobody looks at a step's logs."""
