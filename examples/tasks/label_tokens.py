@@ -42,7 +42,8 @@ def rows_of(modules: str, count: int) -> list[Row]:
 def prepare(folder: Path, count: int) -> None:
     """Write ``train.jsonl`` and ``test.jsonl``, with rows ``{"tokens", "labels"}``; none is in both."""
     train = rows_of(TRAIN, count)
-    test = [row for row in rows_of(TEST, 2 * TEST_LINES) if row not in train]
+    known = {tuple(row["tokens"]) for row in train}
+    test = [row for row in rows_of(TEST, 2 * TEST_LINES) if tuple(row["tokens"]) not in known]
     write_splits(folder, {"train": train, "test": test[: TEST_LINES * len(TEST.split())]})
 
 
@@ -99,7 +100,7 @@ def main(quick: bool) -> None:
         for row, labels in zip(eval_dataset.data, found, strict=True):
             file.write(json.dumps({**row, "predicted": labels}) + "\n")
     commonest = build_metric("seqeval").compute(commonest_labels(train_dataset.data, eval_dataset.data), true)
-    for line in ("def area(width, height = None):", "area = numpy.linalg.norm(sides, axis = 1)"):
+    for line in ("def area(width, height = None):", "area = numpy.linalg.norm(sides, axis = 0)"):
         print(marked(tokenizer.split(line), trainer.model.predict(line)[0].labels))
     print(f"f1: {results['f1']:.3f} (each token's commonest label: {commonest['f1']:.3f})")
     print(f"precision: {results['precision']:.3f}, recall: {results['recall']:.3f}")
