@@ -156,7 +156,7 @@ def test_something_else_in_the_place_of_a_file_is_found(run: Path) -> None:
 
 
 def test_files_that_were_not_saved_are_no_fault_and_are_not_read(run: Path) -> None:
-    (run / "18" / "README.md").write_text("a model card")
+    (run / "18" / "NOTES.md").write_text("what came out")
     (run / "18" / "notes").mkdir()
     (run / "18" / "optimizer.pt").write_bytes(b"what an older tool left")
     verify(run / "18", deep=True)

@@ -109,7 +109,7 @@ def test_list_shows_the_names_beside_the_objects_doors_checkpoints(
     copy = tmp_path / "output"
     shutil.copytree(objects_run, copy, symlinks=True)
     last = max((copy / "checkpoints").glob("[0-9]*"))
-    (copy / "final_epoch").symlink_to(last.relative_to(copy))
+    assert os.readlink(copy / "final_epoch") == f"checkpoints/{last.name}"
     said, _ = checkpoint("list", copy)
     assert f"-> checkpoints/{last.name}" in line_of(said, "final_epoch")
     (place, inner) = json.loads(checkpoint("list", copy, "--json")[0])
@@ -272,7 +272,8 @@ def test_verify_reads_one_or_all(checkpoint: Command, run: Path) -> None:
 
 def test_verify_reads_the_objects_doors_run(checkpoint: Command, objects_run: Path) -> None:
     said, _ = checkpoint("verify", objects_run)
-    assert len(said.splitlines()) == len(list((objects_run / "checkpoints").glob("[0-9]*")))
+    checkpoints, links = (objects_run / "checkpoints").glob("[0-9]*"), objects_run.glob("*epoch*")
+    assert {line.split(": ")[0] for line in said.splitlines()} >= {str(path) for path in [*checkpoints, *links]}
 
 
 def test_verify_deep_prints_sums_that_another_program_can_check(checkpoint: Command, run: Path) -> None:

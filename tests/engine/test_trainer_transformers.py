@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainwright import Trainer, TrainingConfig
+from trainwright.checkpoint import verify
 from trainwright.data import EpochSampler
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -93,3 +94,8 @@ def test_a_language_model_with_tied_weights_resumes(tmp_path: Path) -> None:
     assert resumed.train() == results
     for left, right in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+def test_verify_reads_back_a_checkpoint_with_files_of_transformers(tmp_path: Path) -> None:
+    Trainer(classifier(), config(tmp_path), Sentences(16)).train()
+    assert "config.json" in verify(tmp_path / "final_epoch", deep=True).files

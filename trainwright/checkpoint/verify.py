@@ -90,11 +90,13 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 
 def _read_back(folder: Path, manifest: Manifest) -> None:
     # Here: all else of this file does without torch.
-    from trainwright.checkpoint.contents import read_state
+    from trainwright.checkpoint.contents import NOT_OURS, read_state
     from trainwright.checkpoint.tensors import read_tensors
 
     for name in manifest.files:
+        if name in NOT_OURS or "/" in name:  # written for people and other programs
+            continue
         if name.endswith(".json"):
             read_state(folder, manifest, name.removesuffix(".json"))
-        else:
+        elif name.endswith(".safetensors"):
             read_tensors(folder / name)

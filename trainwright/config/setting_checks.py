@@ -120,6 +120,16 @@ def _check_folders(draft: Draft) -> None:
             draft.refuse(field, f"got {name!r}; it must be a path inside output_dir, such as {field[:-4]!r}.")
 
 
+def _check_apart(draft: Draft) -> None:
+    checkpoints, logs = (PurePosixPath(draft.settings[field]) for field in ("checkpoints_dir", "logs_dir"))
+    if (
+        checkpoints == logs
+        or checkpoints in logs.parents
+        or (logs != PurePosixPath(".") and logs in checkpoints.parents)
+    ):
+        draft.refuse("logs_dir", f"got {str(logs)!r}; it must be another folder than checkpoints_dir, and not in it.")
+
+
 def _check_task(draft: Draft) -> None:
     task = draft.settings["task"]
     if task is not None and task not in TaskType.words():
@@ -150,6 +160,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("eval_strategy", "eval_steps"), _check_evaluation),
     (("model_checkpoint",), _check_model_checkpoint),
     (("checkpoints_dir", "logs_dir"), _check_folders),
+    (("checkpoints_dir", "logs_dir"), _check_apart),
     (("task",), _check_task),
     (("device_str",), _check_device),
 )

@@ -71,6 +71,16 @@ class RunFolder:
         except (ValueError, LookupError, TypeError):  # torn, or another's file
             return False
 
+    def last_results(self, prefix: str) -> dict[str, float]:
+        """The figures in the last row of metrics.json whose names begin so, by the rest of their names."""
+        path = self.path / "metrics.json"
+        last = path.read_bytes().splitlines()[-1:] if path.is_file() else []
+        try:
+            row = json.loads(last[0]) if last else {}
+            return {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}
+        except (ValueError, TypeError):  # torn, or another's file
+            return {}
+
     def check_free(self) -> None:
         """Raise if another process trains in this folder."""
         if self.path.is_dir():

@@ -1,18 +1,21 @@
 """The objects door: a trainer for a model, data sets and settings."""
 
+import logging
+import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.setting_checks import CUSTOM
 from trainwright.data.collate import to_batch
+from trainwright.engine import trainer_checks as checks
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.processes import join, tell
@@ -22,7 +25,10 @@ from trainwright.engine.trainer_lifecycle import TrainerLifecycle
 from trainwright.engine.trainer_shared import is_overridden
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
+from trainwright.optim.formula import FormulaLR
 from trainwright.optim.freeze import freeze_bn
+
+logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
@@ -70,16 +76,20 @@ class Trainer(TrainerLifecycle):
         train_dataloader: Any = None,
         eval_dataloader: Any = None,
         model_card: Any = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         super().__init__()
-        model, config = parts.in_order(model, config, training_config)
+        model, config = checks.in_order(model, config, training_config)
         has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
-        parts.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
-        parts.check_given(config, optimizer, lr_scheduler)
+        checks.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
+        checks.check_given(config, optimizer, lr_scheduler)
+        checks.check_kinds(data_collator=data_collator, metrics_handler=metrics_handler, model_card=model_card)
+        checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
         self.config: TrainingConfig = config
         self.accelerator = accelerator
         self.device = join(config, accelerator)
         log_to_console()
+        self.output_dir = Path(os.path.abspath(config.output_dir))
         tell(config, accelerator)
         self.model = model.to(self.device)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -95,10 +105,17 @@ class Trainer(TrainerLifecycle):
         self._settle_model()
         self.optimizer = optimizer or optim.build_optimizer(config, model)
         optim.clip_by(self.optimizer, config.max_grad_norm)
-        self.lr_scheduler = lr_scheduler or optim.build_lr_scheduler(config, self.optimizer, self.max_iter)
+        checks.check_optimizer(self.optimizer, model, lr_scheduler)
+        self.lr_scheduler = lr_scheduler or self._build_lr_scheduler(self.max_iter)
+        self._is_given_schedule = lr_scheduler is not None
+        if self._is_given_schedule and not isinstance(lr_scheduler, FormulaLR | ReduceLROnPlateau):
+            often = f"every {config.lr_scheduling_steps} steps" if config.lr_scheduling_steps else "once an epoch"
+            logger.info(
+                "The given %s is stepped %s; lr_scheduling_steps says otherwise.", type(lr_scheduler).__name__, often
+            )
         self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
         self.loss = optim.build_criterion(config, self.device)
-        self.callbacks, self.trainercontrol = CallbackList(), TrainerControl()
+        self.callbacks, self.trainercontrol = CallbackList(callbacks), TrainerControl()
         self._built_in_callbacks: list[Callback] = []
         if metrics_handler is not None:
             self.metrics_handler = metrics_handler
@@ -111,19 +128,19 @@ class Trainer(TrainerLifecycle):
         self._settle_step()
 
         source = parts.resume(config, self.checkpointer)
-        is_same_run = source is not None and Path(config.output_dir).resolve() in source.resolve().parents
+        is_same_run = source is not None and self.output_dir.resolve() in source.resolve().parents
         self._folder = TrainerFolder(
-            config.output_dir, resume=is_same_run, checkpoints_dir=config.checkpoints_dir, logs_dir=config.logs_dir
+            self.output_dir, resume=is_same_run, checkpoints_dir=config.checkpoints_dir, logs_dir=config.logs_dir
         )
         if not config.overwrite_output_dir and not is_same_run and self._folder.holds_a_run():
             raise ConfigError(
                 f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Give"
                 " another folder, or resume_from_checkpoint=True to go on with that run."
             )
-        if config.load_best_model_at_end and (self.eval_dataloader is None or config.eval_strategy == "no"):
+        if config.load_best_model_at_end and not self._keeps_best():
             raise ConfigError(
-                "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated; give an eval_dataset and an"
-                " eval_strategy other than 'no'."
+                "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated, or nothing saved; give an"
+                " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
             )
         self._settle_hooks()
 
@@ -148,15 +165,21 @@ class Trainer(TrainerLifecycle):
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""
+        checks.check_optimizer(optimizer, self.model)
         self.config.optimizer = optimizer_name or CUSTOM
         self.optimizer = optimizer
         optim.clip_by(optimizer, self.config.max_grad_norm)
-        self.lr_scheduler = optim.build_lr_scheduler(self.config, optimizer, self.max_iter)
+        left = self._plan.num_updates - self.state.updates_done
+        self.lr_scheduler = self._build_lr_scheduler(max(1, left))
         self._settle_parts()
         self._settle_step()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
+        if not callable(loss):
+            raise ConfigTypeError(
+                f"Trainer.set_loss: got {loss!r}; it must be a module or a function of (outputs, target)."
+            )
         self.config.loss = loss_name or CUSTOM
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
         self._settle_step()
@@ -178,11 +201,14 @@ class Trainer(TrainerLifecycle):
         """Train to the end, from where the run is or from a checkpoint; returns the results of the last evaluation."""
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
+        is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):
                 self._run_own_epochs()
             for _ in self._iterations():
                 run_step()
+        if is_done:
+            self._show_end()
         return self.last_eval_results
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.contracts import target_of
 from trainwright.engine.replica import share_state
-from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all
+from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all, weight_of
 from trainwright.engine.train_metrics import predictions_of
 from trainwright.engine.trainer_shared import TrainerShared, is_overridden
 from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
@@ -98,7 +98,11 @@ class EvaluatingTrainer(TrainerShared):
         """What the model gives for one batch of inputs, in evaluation mode and without gradients."""
         inputs = to_batch(inputs, self.device)
         with evaluation_mode(self.model):
-            return self.model(**inputs) if isinstance(inputs, Mapping) else self.model(inputs)
+            return (
+                self.model(**_arguments_for(self.model.forward, inputs))
+                if isinstance(inputs, Mapping)
+                else self.model(inputs)
+            )
 
     @property
     def metric(self) -> Any:
@@ -141,7 +145,7 @@ class EvaluatingTrainer(TrainerShared):
 
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
         self._mean_loss, self._told, self._num_seen = MeanLoss(), dict[str, Any](), 0
-        self._has_metrics = True
+        self._has_metrics, has_batches = True, False
         self.metrics_handler.reset()
         share_state(self.model, buffers_only=True)  # running statistics differ between processes
         watched = self._run_callbacks.eval_batches if self._is_watched else iter
@@ -154,6 +158,12 @@ class EvaluatingTrainer(TrainerShared):
                     self._run_callbacks.note({name: value for name, value in logs.items() if value is not None})
                 if not self._is_counted:
                     self._take(logs, inputs)
+                has_batches = True
+        if not any(all_gather_object(has_batches)):
+            raise ConfigError(
+                f"Trainer.evaluate: {type(loader).__name__} gave no batch. Give data with a sample at least; an"
+                " iterator or a generator can be gone through only once: give a list, a data set or a loader."
+            )
         results: dict[str, Any] = self._mean_loss.results()
         if all(all_gather_object(self._has_metrics)):
             results |= self.metrics_handler.compute()
@@ -162,7 +172,8 @@ class EvaluatingTrainer(TrainerShared):
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
         """Take a batch into the loss and the metrics."""
         self._is_counted = True
-        self._mean_loss.add(outputs.get("loss"), batch_size(inputs))
+        ignored = getattr(self.loss, "ignore_index", -100)
+        self._mean_loss.add(outputs.get("loss"), weight_of(outputs, inputs, ignored))
         if is_overridden(self, "compute_metric"):
             self._has_metrics = False
             self._told["metric"] = self.compute_metric(self.model, inputs)

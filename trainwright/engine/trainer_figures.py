@@ -38,7 +38,8 @@ class MeasuredTrainer(TrainerShared):
 
     def _looks_after_batch(self) -> Any:
         """What is done with the logs of each micro-batch: as little as can be."""
-        show = self._run_callbacks.note if is_overridden(self, "train_step") else None
+        is_told = is_overridden(self, "train_step") or self.config.gradient_accumulation_steps > 1
+        show = self._run_callbacks.note if is_told else None
         metrics = self._train_metrics
         if is_overridden(self, "compute_metric"):
             return self._ask_for_metric
@@ -69,6 +70,8 @@ class MeasuredTrainer(TrainerShared):
     def _ask_for_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
         """For an ``update_metrics`` of the user's own."""
         loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
+        if self._train_metrics is not None:
+            self._train_metrics.add(step_logs, inputs)  # unless it has been counted
         self._run_callbacks.note({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
 
     def _ask_for_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:

@@ -54,25 +54,26 @@ class ScheduleSteps(LRScheduler):
         self._position = 0  # of the schedule
 
     def before_train(self) -> None:
-        self._scheduler = None  # another one perhaps than in an earlier training
-        if self.trainer.lr_scheduler is None:
-            self.after_step = self._nothing  # type: ignore[method-assign]
-            return
-        vars(self).pop("after_step", None)
-        super().before_train()
-        self._position = self.trainer.lr_scheduler.last_epoch
+        self._take(self.trainer.lr_scheduler)
+
+    def _take(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        if scheduler is not None:
+            super().before_train()
+            self._position = scheduler.last_epoch
 
     def after_step(self) -> None:
-        scheduler = self._scheduler
-        assert scheduler is not None  # set in before_train
+        scheduler = self.trainer.lr_scheduler
+        if scheduler is not self._scheduler:  # a callback has set another optimizer
+            self._take(scheduler)
+        if scheduler is None:
+            return
         rate = self.trainer.optimizer.param_groups[self._group]["lr"]
         self.trainer.storage.put_scalar("lr", rate, smoothing_hint=False)
         is_by_steps = not isinstance(scheduler, ReduceLROnPlateau)
         if is_by_steps and scheduler.last_epoch == self._position and (self._is_due is None or self._is_due()):
             scheduler.step()
         self._position = scheduler.last_epoch
-
-    _nothing = HookBase.after_step  # what the loop leaves out
 
 
 class ReduceOnPlateau(HookBase):
@@ -120,11 +121,12 @@ class SaveSteps(HookBase):
             self._save()
 
     def after_train(self) -> None:
-        # A failure inside update `due` leaves trainer.iter there: the hooks after us have not finished it.
         is_finished = self.trainer.iter >= self.trainer.max_iter
+        # Also where what comes after the update has failed, its evaluation for example: the update itself is done.
+        is_done = self._due is not None and self.trainer.iterations_done == self._due + 1
         try:
             is_alone = get_world_size() == 1  # after a failure the other processes may not come
-            if is_finished or (is_alone and self._due is not None and self.trainer.iter == self._due + 1):
+            if is_finished or (is_alone and is_done):
                 self._save()
         finally:
             self._due = None

@@ -6,8 +6,9 @@ import weakref
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
@@ -38,6 +39,7 @@ from trainwright.engine.update import Update
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import FiniteCheck, HookBase, Interruptions, IterationTimer
 from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.optim.formula import FormulaLR
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -58,7 +60,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
         write = WriteSteps(self._log_is_due, self.build_writers)
         self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
-        every = config.lr_scheduling_steps or (self._plan.steps_per_epoch if config.lr_scheduler else None)
+        every = config.lr_scheduling_steps or (None if self._is_by_updates() else self._plan.steps_per_epoch)
         return [
             IterationTimer(),
             ScheduleSteps(partial(state.has_passed, every) if every else None),
@@ -74,9 +76,20 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             AtEnd(self._write_card) if saves and is_main_process() else None,
         ]
 
+    def _build_lr_scheduler(self, num_updates: int) -> LRScheduler | None:
+        def plateau_mode() -> str:
+            return parts.metric_for_best(self.config, self, evaluates=True)[1]
+
+        return optim.build_lr_scheduler(self.config, self.optimizer, num_updates, plateau_mode)
+
+    def _is_by_updates(self) -> bool:
+        """Whether the schedule is one over all updates, and not one of torch's that is stepped once an epoch."""
+        is_named = self.config.lr_scheduler is None and not self._is_given_schedule
+        return is_named or isinstance(self.lr_scheduler, FormulaLR)
+
     def build_writers(self) -> list[EventWriter]:
         """Where metrics go: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
-        return parts.build_writers(self.config, self.max_iter, self._plan.samples(self._plan.steps(1)))
+        return parts.build_writers(self.config, self.output_dir, self.max_iter, self._plan.samples(self._plan.steps(1)))
 
     def print_info(self) -> None:
         """Log what is trained, on what, and for how long."""
@@ -110,11 +123,13 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         super().before_train()
 
     def after_train(self) -> None:
-        self.state.global_step = self._plan.steps(self.iter)  # an update that failed leaves steps that do not count
+        # An update that failed leaves steps that do not count.
+        self.state.global_step = self._plan.steps(self.iterations_done)
         try:
             super().after_train()
         finally:
-            self.start_iter, self.max_iter = self.iter, self._plan.num_updates  # a further train() goes on from here
+            # A further train() goes on from here.
+            self.start_iter, self.max_iter = self.iterations_done, self._plan.num_updates
             self._folder.close()
             self._close_loaders()
 
@@ -133,6 +148,11 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             max_steps=max_steps,
             accumulation=config.gradient_accumulation_steps,
         )
+        if max_steps is not None and max_steps > self._plan.total_steps:
+            logger.warning(
+                "TrainingConfig.max_steps: %d is beyond the %d steps of num_epochs=%d, which end the training.",
+                max_steps, self._plan.total_steps, config.num_epochs,
+            )  # fmt: skip
         self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
         self._save_steps = _steps_of(config.save_steps, self.total_steps)
         self._log_steps = _steps_of(config.log_steps, self.total_steps)
@@ -143,7 +163,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         self.state = TrainerState(self, self._plan, {}, lr=config.learning_rate, seed=config.seed)
         self.checkpointer = Checkpointer(
             self.model,
-            Path(config.output_dir, config.checkpoints_dir),
+            self.output_dir / config.checkpoints_dir,
             attachments=self._attachments,
             trainer=self.state,  # first: it finds out whether the others can be taken over
         )

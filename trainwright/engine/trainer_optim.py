@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +19,13 @@ from trainwright.optim.fused import fused_arguments
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
 
-Autocast = Callable[[Callable[..., Any]], Callable[..., Any]]  # a function -> the same under autocast
+Autocast = Callable[[], torch.autocast]  # makes the context of one call: contexts may be inside of each other
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_for(config: "TrainingConfig", device: torch.device) -> Autocast | None:
-    """What puts a function under ``config.mixed_precision``; None without one.
+    """What makes the context of ``config.mixed_precision``; None without one.
 
     Raises:
         ConfigError: the device does not compute in it.
@@ -36,7 +37,7 @@ def autocast_for(config: "TrainingConfig", device: torch.device) -> Autocast | N
         raise ConfigError(
             "TrainingConfig.mixed_precision: got 'bf16', in which this GPU does not compute; give 'fp16', or None."
         )
-    return torch.autocast(device.type, dtype=dtype)
+    return partial(torch.autocast, device.type, dtype=dtype)
 
 
 def grad_scaler_for(config: "TrainingConfig", device: torch.device) -> torch.amp.GradScaler | None:
@@ -118,17 +119,20 @@ def step_of(optimizer: Optimizer) -> Callable[[], Any]:
     return step
 
 
-def build_lr_scheduler(config: "TrainingConfig", optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
+def build_lr_scheduler(
+    config: "TrainingConfig", optimizer: Optimizer, num_updates: int, plateau_mode: Callable[[], str]
+) -> LRScheduler | None:
     """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
 
-    None without one, and for an optimizer whose groups have no learning rate.
+    None without one, and for an optimizer whose groups have no learning rate. ``plateau_mode`` gives the mode of a
+    ReduceLROnPlateau, "min" or "max", if its arguments do not.
     """
     if not all("lr" in group for group in optimizer.param_groups):
         return None
     if config.lr_scheduler is not None:
-        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer)
+        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
     if isinstance(config.lr_scheduler_type, Mapping):
-        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer)
+        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
     warmup = config.warmup_steps or math.ceil(num_updates * config.warmup_ratio)
     match config.lr_scheduler_type:
         case None:
@@ -148,15 +152,19 @@ def build_lr_scheduler(config: "TrainingConfig", optimizer: Optimizer, num_updat
     raise AssertionError(f"checked when the config was made: {config.lr_scheduler_type!r}")
 
 
-def _torch_scheduler(named: Any, arguments: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
+def _torch_scheduler(
+    named: Any, arguments: Mapping[str, Any], optimizer: Optimizer, plateau_mode: Callable[[], str]
+) -> LRScheduler:
     """A class of ``torch.optim.lr_scheduler`` by its own name or by that of an LRSchedulerType."""
     from trainwright.config.torch_names import find_torch_class, split_name
 
     name, inner = split_name(named)
+    found, _ = find_torch_class("lr_scheduler", named)
     arguments = {**inner, **arguments}
+    if found is torch.optim.lr_scheduler.ReduceLROnPlateau and "mode" not in arguments:
+        arguments["mode"] = plateau_mode()
     if name == "constant":  # torch's of that name begins with a third of the rate
         arguments = {"factor": 1.0, **arguments}
-    found, _ = find_torch_class("lr_scheduler", named)
     assert found is not None, "checked when the config was made"
     try:
         scheduler: LRScheduler = found(optimizer, **arguments)
@@ -174,4 +182,4 @@ def losses(
     own_loss = getattr(model, "compute_loss", None)
     if autocast is None:
         return criterion, own_loss
-    return criterion and autocast(criterion), own_loss and autocast(own_loss)
+    return criterion and autocast()(criterion), own_loss and autocast()(own_loss)

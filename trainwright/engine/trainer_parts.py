@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import IterableDataset
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import checkpoint_folders, is_checkpoint
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
+from trainwright.config.errors import MissingFileError
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.epochs import EpochSampler
 from trainwright.data.sampler import SingleRoundSampler
@@ -35,22 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("trainwright.engine")
 
 CSV_NAME = "metrics.csv"
-
-
-def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
-    """Model and config, given in either order, the second perhaps by its other keyword."""
-    from trainwright.config.training_config import TrainingConfig
-
-    given = [part for part in (config, training_config) if part is not None]
-    if len(given) == 2:
-        raise ConfigTypeError("Trainer: got config and training_config, two names of one argument. Give one of them.")
-    config = given[0] if given else None
-    if isinstance(model, TrainingConfig) and not isinstance(config, TrainingConfig):
-        model, config = config, model
-    if config is None and isinstance(model, nn.Module):
-        config = TrainingConfig()
-        logger.warning("Trainer: no config is given; training by the defaults, into %s.", config.output_dir)
-    return model, config
 
 
 def train_loader(
@@ -74,8 +56,8 @@ def train_loader(
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether it gives samples, and not batches: a list is one of batches."""
-    return isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and not isinstance(data, list))
+    """Whether it gives samples, and not batches."""
+    return isinstance(data, IterableDataset) or hasattr(data, "__getitem__")
 
 
 def is_own_loader(loader: Any) -> bool:
@@ -122,11 +104,15 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
 
 def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
     """What ``config.metrics`` asks for: the handler of its task, or torchmetrics where there is no task."""
+    from trainwright.config.torch_names import split_name
     from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
 
     if config.task is not None:
         return metrics_handler_for(config.task)(config.metrics, weakref.proxy(trainer))
-    return TorchMetricsHandler(config.metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
+    metrics: Any = config.metrics
+    if split_name(config.loss or "")[0].lower() == "bcewithlogitsloss":  # what they are no batch by itself can tell
+        metrics = [{"name": name, "from_logits": True} if isinstance(name, str) else name for name in metrics or ()]
+    return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 
 def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> tuple[str, str]:
@@ -205,12 +191,12 @@ class DefaultEarlyStopping(EarlyStoppingCallback):
         """As above."""
 
 
-def build_writers(config: "TrainingConfig", num_updates: int, batch_size: int) -> list[EventWriter]:
+def build_writers(config: "TrainingConfig", folder: Path, num_updates: int, batch_size: int) -> list[EventWriter]:
     """Lines on the console unless they are printed by steps, ``metrics.json``, ``metrics.csv``, TensorBoard."""
     tensorboard = config.tensorboard
-    logs = Path(config.output_dir, config.logs_dir)
+    logs = folder / config.logs_dir
     return default_writers(
-        config.output_dir,
+        folder,
         num_updates,
         batch_size=batch_size,
         progress_bar=False,  # a callback's, for each epoch
@@ -259,38 +245,3 @@ def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
     raise MissingFileError(
         f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give the folder of one, or that of a run."
     )
-
-
-def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> None:
-    """Raise one error with everything that is wrong with what a Trainer was given."""
-    from trainwright.config.training_config import TrainingConfig
-
-    faults = []
-    if not isinstance(model, nn.Module):
-        faults.append(f"Trainer.model: got {type(model).__name__}; it must be a torch.nn.Module.")
-    if not isinstance(config, TrainingConfig):
-        faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.")
-    if not train_data:
-        faults.append("Trainer.train_dataset: got None; give a data set, or a loader as train_dataloader.")
-    if isinstance(config, TrainingConfig) and config.eval_strategy == "step" and not eval_data:
-        faults.append("Trainer.eval_dataset: got None with TrainingConfig.eval_strategy='step'; give one, or a loader.")
-    if faults:
-        raise ConfigTypeError("\n".join(faults))
-
-
-def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
-    """Refuse settings that a part given to the Trainer would leave without effect."""
-    unused = []
-    if optimizer is not None:
-        unused += [("optimizer", name) for name in ("optimizer", "learning_rate", "weight_decay")]
-    if lr_scheduler is not None:
-        names = ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps")
-        unused += [("lr_scheduler", name) for name in names]
-    faults = [
-        f"TrainingConfig.{name}: got {getattr(config, name)!r}, but the Trainer was given its own {part}. Set one of"
-        " them."
-        for part, name in unused
-        if getattr(config, name) != type(config).model_fields[name].default
-    ]
-    if faults:
-        raise ConfigError("\n".join(faults))

@@ -14,6 +14,7 @@ from trainwright.engine.all_gpus import AllGPUs, has_all_gpus
 from trainwright.engine.replica import Replica, share_state
 from trainwright.engine.trainer_shared import TrainerShared
 from trainwright.parallel.dist import get_rank, get_world_size
+from trainwright.parallel.precision import run_under
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -28,10 +29,9 @@ class RankedTrainer(TrainerShared):
         """What steps call: the model, under autocast, compiled, wrapped, as the run wants it."""
         model, accelerator, prepared = self.model, self.accelerator, None
         share_state(model)  # whatever each process has built
+        run_under(model, None if accelerator is not None else self._autocast)
         if accelerator is not None:
             prepared = accelerator.prepare_model(model)  # sees to autocast, too
-        elif self._autocast is not None:  # no wrapper around the model: names in its state stay the same
-            model.forward = self._autocast(model.forward)
         called: Any = model
         if self.config.graph:
             # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.

@@ -2,7 +2,6 @@
 
 import csv
 import logging
-import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -71,7 +70,7 @@ class SavingTrainer(TrainerShared):
         Raises:
             MissingFileError: no such file has been written.
         """
-        folder = Path(self.config.output_dir, self.config.logs_dir) if logs_dir is None else Path(logs_dir)
+        folder = self.output_dir / self.config.logs_dir if logs_dir is None else Path(logs_dir)
         path = folder / parts.CSV_NAME
         if not path.is_file():
             raise MissingFileError(f"{path}: not there; it is written while the trainer trains.")
@@ -98,7 +97,7 @@ class SavingTrainer(TrainerShared):
     def _save_by(self, checkpointer: Checkpointer) -> None:
         state = self.state
         name = f"{state.global_step:0{len(str(self.total_steps))}d}"
-        links = [Path(self.config.output_dir, link) for link in self._links_to_this()]
+        links = [self.output_dir / link for link in self._links_to_this()]
         is_own = checkpointer is self.checkpointer
         on_commit = partial(_link_and_prune, Path(checkpointer.save_dir), name, links, self.config.max_to_keep)
         checkpointer.save(name, iteration=state.updates_done - 1, on_commit=on_commit if is_own else None)
@@ -126,6 +125,17 @@ class SavingTrainer(TrainerShared):
         Checkpointer(self.model).load(best, checkpointables=[], strict=True)
         logger.info("The model has the weights of the best checkpoint, %s.", best)
 
+    def _keeps_best(self) -> bool:
+        evaluates = self.eval_dataloader is not None and self.config.eval_strategy != "no"
+        return evaluates and self.config.save_enabled
+
+    def _show_end(self) -> None:
+        """What a run that was done before gave: its last results, and its best weights if these were asked for."""
+        if not self.last_eval_results:
+            self.last_eval_results = self._folder.last_results("evaluation/")
+        if self.config.load_best_model_at_end:
+            self._load_best()
+
     def _saver_beside(self, path: Path) -> Checkpointer:
         return Checkpointer(
             self.model,
@@ -144,7 +154,7 @@ class SavingTrainer(TrainerShared):
 
     def _write_card(self) -> None:
         """The card of the whole run, with the results of its last evaluation, beside its checkpoints."""
-        atomic_write(Path(self.config.output_dir, "README.md"), self._card().encode())
+        atomic_write(self.output_dir / "README.md", self._card().encode())
 
     def _results_of_now(self) -> dict[str, Any]:
         """The results of an evaluation of these weights, if there was one."""
@@ -153,7 +163,7 @@ class SavingTrainer(TrainerShared):
     def _card(self) -> str:
         from trainwright.models.card import ModelCard
 
-        name = Path(os.path.abspath(self.config.output_dir)).name
+        name = self.output_dir.name
         card = self.model_card or ModelCard(
             model_name=name,
             model_architecture=type(self.model).__name__,

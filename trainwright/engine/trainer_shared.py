@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,7 @@ class TrainerShared(TrainerBase):
     preprocessor: Any
     model_card: Any
     # Built.
+    output_dir: Path  # absolute: the working folder may change while it trains
     device: torch.device
     train_dataloader: Any
     eval_dataloader: Any
@@ -44,6 +46,7 @@ class TrainerShared(TrainerBase):
     state: TrainerState
     checkpointer: Checkpointer
     total_steps: int
+    _is_given_schedule: bool = False
     _collator: Callable[[list[Any]], Any] | None
     _plan: StepPlan
     _save_steps: int

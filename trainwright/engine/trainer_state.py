@@ -80,6 +80,9 @@ class TrainerState(TrainingProgress):
         ]
         if not faults and step < plan.total_steps and plan.steps(plan.updates(step)) != step:
             faults.append(f"max_steps had ended it inside an accumulation window, at step {step}")
+        samples = state["consumed_samples"], plan.samples(step)
+        if not faults and samples[0] != samples[1]:
+            faults.append(f"its {step} steps took {samples[0]} samples, and would have taken {samples[1]} now")
         if faults:
             raise ConfigError(
                 f"The run cannot be resumed: {'; '.join(faults)}. Give the same data,"

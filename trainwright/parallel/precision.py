@@ -1,5 +1,9 @@
 """Automatic mixed precision, applied to a model once, before training."""
 
+import functools
+from collections.abc import Callable
+from types import MethodType
+
 import torch
 from torch import nn
 
@@ -18,6 +22,23 @@ def apply_autocast(model: nn.Module, device: torch.device) -> torch.amp.GradScal
     ``torch.amp``'s defaults (first scale 65536, doubled every 2000 good steps); None for bfloat16, which needs none.
     """
     dtype = autocast_dtype(device)
-    # The method of this one object is replaced, not a wrapper put around it: names in the state dict stay the same.
-    model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
+    run_under(model, functools.partial(torch.autocast, device.type, dtype=dtype))
     return torch.amp.GradScaler(device.type) if dtype is torch.float16 else None
+
+
+def run_under(model: nn.Module, autocast: Callable[[], torch.autocast] | None) -> None:
+    """Make every call of ``model`` run in a context of ``autocast``, or in none; what this has made before is undone.
+
+    The method of this one object is replaced, and no wrapper put around it: names in its state dict stay the same. It
+    is a method still, so that a copy of the model computes with the copy's weights.
+    """
+    own = vars(model).get("forward")
+    if hasattr(own, "runs_under_autocast"):
+        del model.forward
+        own = None
+    if autocast is None:
+        return
+    # torch's decorator over the class's function: no frame of ours, and a method still.
+    under = autocast()(type(model).forward if own is None else lambda _, *args, **kwargs: own(*args, **kwargs))
+    under.runs_under_autocast = True
+    model.forward = MethodType(under, model)

@@ -38,6 +38,7 @@ class TorchMetricsHandler(MetricsHandler):
         all_ranks: bool = True,
     ) -> None:
         self.is_default, self.all_ranks, self.is_off = is_default, all_ranks, False
+        self._is_told = False  # why it is off
         self._entries: dict[str, Any] = {}
         given: Any = [metrics] if isinstance(metrics, TMMetrics) else metrics
         super().__init__(given, trainer)
@@ -69,6 +70,7 @@ class TorchMetricsHandler(MetricsHandler):
         return copy
 
     def reset(self) -> None:
+        self.is_off = False  # other data may fit
         for metric in self.metrics.values():
             metric.reset()
 
@@ -152,11 +154,13 @@ class TorchMetricsHandler(MetricsHandler):
     def _turn_off(self, error: UserError) -> None:
         if not self.is_default:
             raise error
-        self.is_off = True
         self.reset()
-        logger.info(
-            "No metric is computed: %s Name a metric that fits, for example metrics=['MeanSquaredError'].", error
-        )
+        self.is_off = True
+        if not self._is_told:
+            self._is_told = True
+            logger.info(
+                "No metric is computed: %s Name a metric that fits, for example metrics=['MeanSquaredError'].", error
+            )
 
 
 def _chosen(found: dict[str, float], settings: dict[str, Any]) -> dict[str, float]:

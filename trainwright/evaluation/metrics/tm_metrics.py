@@ -99,9 +99,11 @@ class TMMetrics:
         return self
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Forget all batches, and what was inferred from the first: the next ones may be of other data."""
         self._buffer.clear()
         self._has_seen = False
+        if (self._inferred or self._indices is not None) and not self._blueprint.is_wrapper:
+            self._metric = self._inferred = self._indices = self._channels_last = None
         if self._indices is not None:
             self._indices = []
         if self._metric is not None:

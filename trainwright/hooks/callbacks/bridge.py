@@ -1,6 +1,7 @@
 """Callbacks on a training: which moment of the loop calls which of their methods, and what becomes of their wishes."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.report import flatten_results_dict
+from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks.control import TrainerControl
 from trainwright.hooks.callbacks.epoch_mean import EpochMean
@@ -132,8 +134,8 @@ class RunCallbacks(HookBase):
         self.logs["epoch"] = self._epoch_of(max(0, steps_done - 1))
         self._mean_loss.begin(trainer.start_iter)
         optimizer = getattr(trainer, "optimizer", None)
-        if optimizer is not None:
-            self.logs.defer("lr", lambda: float(optimizer.param_groups[0]["lr"]))
+        if optimizer is not None:  # asked for anew each time: a callback may set another one
+            self.logs.defer("lr", lambda: float(trainer.optimizer.param_groups[0]["lr"]))
         self.callbacks.set_model(getattr(trainer, "model", None))
         self.callbacks.set_optimizer(optimizer)
         self.callbacks.set_trainercontrol(control)
@@ -282,7 +284,12 @@ class RunCallbacks(HookBase):
         storage, name = self.trainer.storage, self._mean_loss.name
         if name in storage.smoothing_hints():
             self.logs.defer("step_loss", lambda: storage.history(name).latest())
-            self.logs.defer("epoch_loss", lambda: self._mean_loss.read(storage))
+            self.logs.defer("epoch_loss", lambda: self._epoch_loss(storage))
+
+    def _epoch_loss(self, storage: EventStorage) -> float:
+        mean = self._mean_loss.read(storage)
+        is_first_window = math.isnan(mean) and "step_loss" in self.logs  # no update of this epoch is done
+        return float(self.logs["step_loss"]) if is_first_window else mean
 
     def _save_iteration(self, checkpointer: Checkpointer) -> None:
         iteration = self.trainer.iterations_done - 1

@@ -1,0 +1,232 @@
+"""What a Trainer is given is looked at before the first step, and evaluations are exact whatever their batches were."""
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.checkpoint import verify
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.hooks import Callback
+
+INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS[:, 0] > 0).long()
+DATA = TensorDataset(INPUTS, LABELS)
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 2)
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {"lr_scheduler_type": None, "lr": 0.01, "progress_bar": False, "early_stopping": None, "batch_size": 4}
+    return TrainingConfig(output_dir=folder, **{**given, **settings})
+
+
+def test_parts_of_a_wrong_kind_are_told_all_at_once(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigTypeError, match=r"(?s)data_collator: got 3.*metrics_handler: got 3.*model_card: got 'hi'"
+    ):
+        Trainer(make(), config(tmp_path), DATA, data_collator=3, metrics_handler=3, model_card="hi")
+    with pytest.raises(ConfigTypeError, match=r"train_dataset: got a DataLoader; give it as train_dataloader"):
+        Trainer(make(), config(tmp_path), DataLoader(DATA))
+    with pytest.raises(ConfigTypeError, match=r"train_dataloader: got TensorDataset, a data set"):
+        Trainer(make(), config(tmp_path), train_dataloader=DATA)
+    with pytest.raises(ConfigTypeError, match=r"eval_dataloader: got generator, an iterator"):
+        Trainer(make(), config(tmp_path), DATA, eval_dataloader=(b for b in DataLoader(DATA)))
+    with pytest.raises(ConfigTypeError, match=r"eval_dataset: got a dict; give one data set"):
+        Trainer(make(), config(tmp_path), DATA, {"a": DATA})
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    with pytest.raises(ConfigTypeError, match=r"optimizer: got 'sgd'"):
+        trainer.set_optimizer("sgd")
+    with pytest.raises(ConfigTypeError, match=r"set_loss: got 'MSELoss'"):
+        trainer.set_loss("MSELoss")
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    model, other = make(), make()
+    settings = TrainingConfig(output_dir=tmp_path, batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="holds none of the model's parameters"):
+        Trainer(other, settings, DATA, optimizer=optimizer)
+    with pytest.raises(ConfigError, match="the schedule of another optimizer"):
+        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(other.parameters(), lr=0.1), 1)
+        Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
+
+
+def test_a_schedule_is_stepped_alike_by_name_and_as_an_object(tmp_path: Path) -> None:
+    rates = []
+    for given in (False, True):
+        model = make()
+        settings: dict[str, Any] = {"output_dir": tmp_path / str(given), "num_epochs": 3, "batch_size": 4}
+        parts: dict[str, Any] = {}
+        if given:
+            parts["optimizer"] = torch.optim.Adam(model.parameters(), lr=5e-5)
+            parts["lr_scheduler"] = torch.optim.lr_scheduler.StepLR(parts["optimizer"], 1, gamma=0.5)
+        else:
+            settings |= {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1, "gamma": 0.5}}
+        trainer = Trainer(model, TrainingConfig(**settings, progress_bar=False), DATA, **parts)
+        trainer.train()
+        rates.append([rate for rate, _ in trainer.storage.history("lr").values()])
+    assert rates[0] == rates[1] == pytest.approx([5e-5] * 5 + [2.5e-5] * 5 + [1.25e-5] * 5)
+
+
+def test_a_plateau_of_a_metric_that_shall_rise(tmp_path: Path) -> None:
+    class Told(Trainer):
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+            return {"accuracy": self.epoch / 10}
+
+    settings = {"lr_scheduler": "reduce_on_plateau", "lr_scheduler_kwargs": {"patience": 0}, "num_epochs": 4}
+    trainer = Told(make(), config(tmp_path, **settings, metric_for_best_model="accuracy"), DATA, DATA)
+    trainer.train()
+    assert {rate for rate, _ in trainer.storage.history("lr").values()} == {0.01}
+
+
+def test_a_copy_of_a_model_in_mixed_precision_computes_with_its_own_weights(tmp_path: Path) -> None:
+    model = make()
+    trainer = Trainer(model, config(tmp_path, mixed_precision="bf16"), DATA)
+    twin = copy.deepcopy(trainer.model)
+    nn.init.zeros_(twin.weight)
+    nn.init.zeros_(twin.bias)
+    assert not twin(INPUTS).any()
+    assert twin(INPUTS).dtype is torch.bfloat16
+    Trainer(model, config(tmp_path / "plain"), DATA)
+    assert model(INPUTS).dtype is torch.float32
+
+
+class Tokens:
+    """Rows of uneven numbers of labels that count."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(6) % 3
+        labels[index % 6 :] = -100
+        return torch.randn(6, 4, generator=torch.Generator().manual_seed(index)), labels
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).transpose(1, 2)
+
+
+@pytest.mark.parametrize("size", [1, 3, 11])
+def test_labels_that_do_not_count_have_no_weight_in_the_loss(size: int, tmp_path: Path) -> None:
+    trainer = Trainer(Tagger(), config(tmp_path, eval_batch_size=size, metric=None), Tokens(), Tokens())
+    rows = [Tokens()[index] for index in range(11)]
+    scores, labels = trainer.model(torch.stack([x for x, _ in rows])), torch.stack([y for _, y in rows])
+    assert trainer.evaluate()["loss"] == pytest.approx(F.cross_entropy(scores, labels).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_scores_before_a_sigmoid_are_read_as_such_in_every_batch(size: int, tmp_path: Path) -> None:
+    scores = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.45, -3, 2, 0.3, 0.2])
+    data = TensorDataset(scores, (scores > 0).float())
+    model = nn.Identity()
+    model.weight = nn.Parameter(torch.zeros(1))
+    settings = config(tmp_path, loss="BCEWithLogitsLoss", eval_batch_size=size)
+    assert Trainer(model, settings, data, data).evaluate()["accuracy"] == 1.0
+
+
+def test_a_metric_that_fits_no_more_may_fit_the_next_data(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA, DATA)
+    no_classes = TensorDataset(INPUTS, INPUTS[:, :2])
+    trainer.set_loss(nn.MSELoss())
+    assert set(trainer.evaluate(no_classes)) == {"loss"}
+    trainer.set_loss(nn.CrossEntropyLoss())
+    assert set(trainer.evaluate()) == {"loss", "accuracy"}
+
+
+def test_a_list_of_samples_is_data_for_evaluate_as_it_is_for_the_trainer(tmp_path: Path) -> None:
+    samples = [DATA[index] for index in range(20)]
+    trainer = Trainer(make(), config(tmp_path), samples, samples)
+    assert trainer.evaluate(samples) == trainer.evaluate()
+
+
+def test_an_evaluation_without_a_batch_is_an_error(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA)
+    with pytest.raises(ConfigError, match="gave no batch"):
+        trainer.evaluate(batch for batch in ())
+
+
+def test_a_run_is_not_gone_on_with_on_other_data_of_as_many_batches(tmp_path: Path) -> None:
+    def trainer(rows: int, **settings: Any) -> Trainer:
+        data = TensorDataset(INPUTS[:rows], LABELS[:rows])
+        return Trainer(make(), config(tmp_path, dataloader_drop_last=False, num_epochs=2, **settings), data)
+
+    trainer(17, max_steps=5).train()
+    with pytest.raises(ConfigError, match="5 steps took 17 samples, and would have taken 20 now"):
+        trainer(20, resume_from_checkpoint=True)
+
+
+class Failing(Callback):
+    def on_epoch_end(self, epochs: int, logs: Any) -> None:
+        raise RuntimeError("mine")
+
+
+def test_an_error_at_the_end_of_an_epoch_loses_no_epoch(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path, num_epochs=2), DATA, DATA, callbacks=[Failing()])
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.train()
+    assert verify(tmp_path / "epoch_1").iteration == 4
+    resumed = Trainer(make(), config(tmp_path, num_epochs=2, resume_from_checkpoint=True), DATA, DATA)
+    assert resumed.state.global_step == 5
+    resumed.train()
+
+
+def test_a_run_stays_in_its_folder_wherever_the_program_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    class Moving(Callback):
+        def on_epoch_begin(self, epochs: int, logs: Any) -> None:
+            os.chdir(tmp_path / "elsewhere")
+
+    Trainer(make(), config(Path("out")), DATA, DATA, callbacks=[Moving()]).train()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert verify(tmp_path / "out" / "final_epoch")
+
+
+def test_a_run_that_is_done_gives_its_results_and_its_best_weights_again(tmp_path: Path) -> None:
+    class Told(Trainer):
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+            return {"loss": float(self.epoch)}  # the first is best
+
+    settings = {"num_epochs": 3, "load_best_model_at_end": True}
+    first = Told(make(), config(tmp_path, **settings), DATA, DATA)
+    results = first.train()
+    again = Told(make(), config(tmp_path, **settings, resume_from_checkpoint=True), DATA, DATA)
+    assert again.train() == results == {"loss": 3.0}
+    assert torch.equal(again.model.weight, first.model.weight)
+
+
+def test_another_optimizer_in_the_middle_gets_the_rest_of_the_schedule(tmp_path: Path) -> None:
+    class Swapping(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            if epochs == 1:
+                trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.1))
+
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            shown.append(logs["lr"])
+
+    shown: list[float] = []
+    settings = TrainingConfig(output_dir=tmp_path, num_epochs=2, batch_size=4, lr=0.05, progress_bar=False)
+    trainer = Trainer(make(), settings, DATA, callbacks=[Swapping()])
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == 0
+    assert shown[-1] == 0
+    assert 0.05 < shown[5] < 0.1
