@@ -57,8 +57,8 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="holds none of the model's parameters"):
         Trainer(other, settings, DATA, optimizer=optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(other.parameters(), lr=0.1), 1)
     with pytest.raises(ConfigError, match="the schedule of another optimizer"):
-        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(other.parameters(), lr=0.1), 1)
         Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
 
 
@@ -230,3 +230,45 @@ def test_another_optimizer_in_the_middle_gets_the_rest_of_the_schedule(tmp_path:
     assert trainer.optimizer.param_groups[0]["lr"] == 0
     assert shown[-1] == 0
     assert 0.05 < shown[5] < 0.1
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.layer(features)
+
+
+def test_batches_that_do_not_fit_the_model_are_told_with_their_fields(tmp_path: Path) -> None:
+    wrong = [{"x": x, "labels": 1} for x in INPUTS]
+    with pytest.raises(ConfigTypeError, match=r"does not take the batch with the fields \['x', 'labels'\]"):
+        Trainer(ByName(), config(tmp_path), wrong).train()
+    unlabeled = [{"features": x, "class_id": 1} for x in INPUTS]
+    with pytest.raises(
+        ConfigError, match=r"none of labels, label, targets, target is among its fields features, class_id"
+    ):
+        Trainer(ByName(), config(tmp_path), unlabeled).train()
+
+    class Broken(ByName):
+        def forward(self, features: Tensor) -> Tensor:
+            return self.layer(features) + "mine"  # a TypeError of the model's own
+
+    with pytest.raises(TypeError, match=r"unsupported operand|must be Tensor"):
+        Trainer(Broken(), config(tmp_path), [{"features": x, "labels": 1, "more": 2} for x in INPUTS]).train()
+
+
+@pytest.mark.parametrize(("name", "hint"), [("bf16", "mixed_precision='bf16'"), ("save_strategy", "model_checkpoint")])
+def test_names_of_other_libraries_are_told_ours(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"TrainingConfig.{name}: no such setting. Here: {hint}"):
+        TrainingConfig(**{name: True})
+
+
+def test_early_stopping_knows_a_metric_by_its_plain_name_too(tmp_path: Path) -> None:
+    stopping = {"monitor": "accuracy", "patience": 1, "mode": "max"}
+    trainer = Trainer(make(), config(tmp_path, early_stopping=stopping, num_epochs=2), DATA, DATA)
+    trainer.train()
+    stopping["monitor"] = "acuracy"
+    with pytest.raises(ConfigError, match="Did you mean 'eval_accuracy'"):
+        Trainer(make(), config(tmp_path, early_stopping=stopping, num_epochs=2), DATA, DATA).train()

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.config.setting_types import PARTS, Allowed, allowed_text
-from trainwright.config.synonyms import NO_OPINION, SYNONYMS, Synonym, canonical, field_of
+from trainwright.config.synonyms import FOREIGN, NO_OPINION, SYNONYMS, Synonym, canonical, field_of
 
 
 class Draft:
@@ -37,7 +37,8 @@ class Draft:
             if name in known:
                 self._take(name, values[name])
             else:
-                self.faults.append(f"{kind.__name__}.{name}: no such setting. {did_you_mean(str(name), known)}")
+                hint = f"Here: {FOREIGN[name]}." if name in FOREIGN else did_you_mean(str(name), known)
+                self.faults.append(f"{kind.__name__}.{name}: no such setting. {hint}")
 
     def refuse(self, field: str, text: str) -> None:
         """Note what is wrong with a field."""

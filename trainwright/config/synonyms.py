@@ -149,3 +149,27 @@ def _metric(value: Any) -> Any:
     if isinstance(value, Mapping):
         return MetricConfig(**{str(key): item for key, item in value.items()})
     return value if isinstance(value, MetricConfig) else plain(value)
+
+
+# What other libraries call a setting, and what to write here: for messages, not accepted.
+FOREIGN = {
+    "bf16": "mixed_precision='bf16'",
+    "fp16": "mixed_precision='fp16'",
+    "precision": "mixed_precision='bf16' or 'fp16'",
+    "per_device_train_batch_size": "batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "num_train_epochs": "num_epochs",
+    "max_epochs": "num_epochs",
+    "accumulate_grad_batches": "gradient_accumulation_steps",
+    "gradient_clip_val": "max_grad_norm",
+    "evaluation_strategy": "eval_strategy",
+    "logging_steps": "log_steps",
+    "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
+    "save_strategy": "model_checkpoint={'every_n_epoch': 1}, or save_steps",
+    "greater_is_better": "nothing, the metric tells; or metrics=[MetricConfig(name, objective='maximize')]",
+    "report_to": "tensorboard={'log_dir': ...}, or None",
+    "optim": "optimizer",
+    "callbacks": "Trainer(..., callbacks=[...])",
+    "compute_metrics": "metrics=[...], or Trainer(..., metrics_handler=...)",
+    "early_stopping_patience": "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}",
+}

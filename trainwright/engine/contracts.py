@@ -91,7 +91,7 @@ class NamedContract:
         try:
             outputs = model(**taken)
         except TypeError as error:
-            write_forward_help(error, model, taken)
+            write_forward_help(error, model, taken, list(inputs))
             raise
         return self._loss(outputs, inputs)
 
@@ -112,6 +112,12 @@ class _Undecided:
         return loss(outputs, inputs)
 
     def _loss_of_model(self, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+        if torch.is_grad_enabled() and not _has_losses(outputs):
+            raise ConfigError(
+                f"The batch has no target for TrainingConfig.loss: none of {', '.join(_TARGETS)} is among its fields"
+                f" {', '.join(map(str, inputs))}; and the model's forward gives no loss itself (it returned"
+                f" {type(outputs).__name__}). {_OVERRIDE_HELP}"
+            )
         if not torch.is_grad_enabled() and not _has_losses(outputs):
             return None
         return sum_losses(outputs)

@@ -40,8 +40,11 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     return total
 
 
-def write_forward_help(error: TypeError, model: nn.Module, batch: Any) -> None:
-    """Raise a clear error in place of ``error`` when it came from calling ``model`` with a batch it does not fit."""
+def write_forward_help(error: TypeError, model: nn.Module, batch: Any, shown: list[str] | None = None) -> None:
+    """Raise a clear error in place of ``error`` when it came from calling ``model`` with a batch it does not fit.
+
+    ``shown``: the fields that the message tells, where ``batch`` is a part of them.
+    """
     if not isinstance(batch, Mapping):
         raise ConfigTypeError(
             f"The loader gives {type(batch).__name__}; this door needs named fields: an Instance or a dict for each"
@@ -51,7 +54,7 @@ def write_forward_help(error: TypeError, model: nn.Module, batch: Any) -> None:
     try:
         signature.bind(**batch)
     except TypeError as mismatch:
-        fields, parameters = list(batch), list(signature.parameters)
+        fields, parameters = shown or list(batch), list(signature.parameters)
         near = "; ".join(
             f"{name!r} is no parameter. {did_you_mean(name, parameters)}" for name in fields if name not in parameters
         )

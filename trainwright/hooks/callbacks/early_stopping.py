@@ -4,7 +4,7 @@ import logging
 import math
 from typing import Any
 
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.control import TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
@@ -141,9 +141,12 @@ class EarlyStoppingCallback(Callback):
         self.trainercontrol.should_training_stop = True
 
     def _require_monitor(self, logs: Logs) -> None:
+        if self.monitor not in logs and f"eval_{self.monitor}" in logs:
+            self.monitor = f"eval_{self.monitor}"  # as metric_for_best_model calls it
         if self.monitor not in logs:
+            near = did_you_mean(self.monitor, list(logs))
             raise ConfigKeyError(
-                f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}."
+                f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}. {near}"
                 f" There are: {', '.join(sorted(logs))}."
             )
 
