@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.evaluation import EvaluationError
 from trainwright.hooks import Callback
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
@@ -272,3 +273,18 @@ def test_early_stopping_knows_a_metric_by_its_plain_name_too(tmp_path: Path) -> 
     stopping["monitor"] = "acuracy"
     with pytest.raises(ConfigError, match="Did you mean 'eval_accuracy'"):
         Trainer(make(), config(tmp_path, early_stopping=stopping, num_epochs=2), DATA, DATA).train()
+
+
+def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def compute_metrics(predictions: Tensor, labels: Tensor) -> dict[str, Any]:
+        calls.append(len(labels))
+        return {"share": (predictions.argmax(1) == labels).float().mean()}
+
+    settings = config(tmp_path, metric_for_best_model="share", load_best_model_at_end=True, eval_batch_size=3)
+    results = Trainer(make(), settings, DATA, DATA, metrics_handler=compute_metrics).train()
+    assert set(results) == {"loss", "share"}
+    assert set(calls) == {20}  # all samples at once
+    with pytest.raises(EvaluationError, match="returned NoneType; it must return a dict"):
+        Trainer(make(), config(tmp_path / "b"), DATA, DATA, metrics_handler=lambda p, t: None).train()

@@ -47,7 +47,8 @@ class Trainer(TrainerLifecycle):
         model, config: in either order; ``training_config`` is another name of ``config``.
         data_collator: makes a batch of a list of samples; the data set's own ``data_collator`` by default.
         preprocessor: for a model and data sets that have a place for one and none in it; saved with the model.
-        metrics_handler: computes the metrics of evaluations in place of the one that ``config`` asks for.
+        metrics_handler: computes the metrics of evaluations in place of the one that ``config`` asks for; or a function
+            of (predictions, labels) of the whole data set that gives figures by name.
         accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are taken.
         train_dataloader, eval_dataloader: loaders to be used as they are, in place of ours over the data sets.
         model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
@@ -118,9 +119,9 @@ class Trainer(TrainerLifecycle):
         self.callbacks, self.trainercontrol = CallbackList(callbacks), TrainerControl()
         self._built_in_callbacks: list[Callback] = []
         if metrics_handler is not None:
-            self.metrics_handler = metrics_handler
-            if getattr(metrics_handler, "trainer", self) is None:
-                metrics_handler.trainer = weakref.proxy(self)
+            self.metrics_handler = parts.as_handler(metrics_handler)
+            if getattr(self.metrics_handler, "trainer", self) is None:
+                self.metrics_handler.trainer = weakref.proxy(self)
         elif config.is_set("metrics") or config.task is not None:  # what is wrong with them shall be said now
             self.metrics_handler = parts.build_metrics_handler(config, self)
         self.storage = EventStorage()

@@ -79,13 +79,15 @@ def check_kinds(**given: Any) -> None:
         "data_collator": ((), "a function of a list of samples"),
         "optimizer": (("step", "param_groups"), "a torch.optim.Optimizer"),
         "lr_scheduler": (("step", "last_epoch"), "a schedule of torch.optim.lr_scheduler"),
-        "metrics_handler": (("reset", "update", "compute"), "a MetricsHandler"),
+        "metrics_handler": ((), "a MetricsHandler, or a function of (predictions, labels)"),
         "model_card": (("to_text",), "a ModelCard"),
     }
     faults = []
     for name, value in given.items():
         attributes, kind = has[name]
         fits = all(hasattr(value, attribute) for attribute in attributes) if attributes else callable(value)
+        if name == "metrics_handler" and all(hasattr(value, method) for method in ("reset", "update", "compute")):
+            fits = True
         if value is not None and not fits:
             faults.append(f"Trainer.{name}: got {value!r:.60} ({type(value).__name__}); it must be {kind}.")
     if faults:

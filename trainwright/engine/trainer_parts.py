@@ -102,6 +102,15 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
     return preprocessor
 
 
+def as_handler(given: Any) -> Any:
+    """A handler that was given, or one for a function that was."""
+    if hasattr(given, "compute"):
+        return given
+    from trainwright.evaluation.handlers.function import FunctionHandler
+
+    return FunctionHandler(given)
+
+
 def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
     """What ``config.metrics`` asks for: the handler of its task, or torchmetrics where there is no task."""
     from trainwright.config.torch_names import split_name
