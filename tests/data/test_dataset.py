@@ -26,6 +26,7 @@ from trainwright.data import (
     register_dataset,
 )
 from trainwright.data.collate import collate
+from trainwright.data.errors import DataError
 
 
 @dataclasses.dataclass
@@ -176,3 +177,18 @@ def test_from_a_hub_as_the_page_does(hub: HubServer, plates: Path, tmp_path: Pat
         MissingFileError, match=f"owner/absent.*dataset of this name could not be fetched from {hub.url}"
     ):
         Dataset.load("owner/absent", split="train")
+
+
+def test_a_table_from_a_hub_names_no_file_outside_of_it(hub: HubServer, plates: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(next(plates.rglob("*.png")).read_bytes())
+    repository = hub.folder("datasets", "owner/plates")
+    repository.mkdir(parents=True)
+    for name in (str(secret), "../../../../../../../../.." + str(secret)):
+        (repository / "train.csv").write_text(f"image_path,label\n{name},123\n")
+        with pytest.raises(DataError, match=r"train.csv"):
+            Dataset.load("owner/plates", split="train")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "train.csv").write_text(f"image_path,label\n{secret},123\n")
+    assert len(Dataset.load(own, split="train")) == 1  # one's own table may

@@ -153,6 +153,12 @@ class Dataset(torch.utils.data.Dataset[Any]):
         """
         return dataset_folder(self.config.path, type(self).__name__)
 
+    def is_from_hub(self) -> bool:
+        """Whether the data was fetched, and is not a folder of the user's."""
+        path = str(self.config.path)
+        without_name = path.rpartition(":")[0] or path
+        return not any(Path(place).expanduser().is_dir() for place in (path, without_name))
+
     def split_file(self, split: str | None) -> Path:
         """The file of a split in `folder`."""
         self.split, path = find_split(self.folder(), split)

@@ -10,7 +10,9 @@ class FileFinder:
     Each folder is listed once: 100,000 rows of one folder are a single look at the disk.
     """
 
-    def __init__(self, table_folder: Path, root: Path, subfolder: str) -> None:
+    def __init__(self, table_folder: Path, root: Path, subfolder: str, *, is_foreign: bool = False) -> None:
+        """``is_foreign``: the table came from somebody else, and may name no file outside of ``root``."""
+        self._root = os.path.join(os.path.abspath(root), "") if is_foreign else None
         roots = dict.fromkeys(os.path.abspath(folder) for folder in (table_folder, root))
         self._places = [place for base in roots for place in (base, os.path.join(base, subfolder))]
         self._listed: dict[str, tuple[str, frozenset[str]]] = {}
@@ -28,7 +30,8 @@ class FileFinder:
             for place in self._places:
                 folder, file = os.path.split(os.path.join(place, os.path.expanduser(spelling)))
                 absolute, files = self._listing(folder)
-                if file in files:
+                is_allowed = self._root is None or os.path.join(absolute, "").startswith(self._root)
+                if file in files and is_allowed:
                     return os.path.join(absolute, file)
         return None
 

@@ -133,7 +133,7 @@ class OCRDataset(Dataset):
     def _check(self, rows: list[Row], path: Path) -> None:
         """Find each row's picture, and hold its label to the known characters."""
         label2id = {label: number for number, label in (self.config.id2label or {}).items()}
-        finder = FileFinder(path.parent, self.folder(), "images")
+        finder = FileFinder(path.parent, self.folder(), "images", is_foreign=self.is_from_hub())
         faults = []
         for row in rows:
             picture = finder.find(row["image_path"])

@@ -61,7 +61,7 @@ class SpeechRecognitionDataset(Dataset):
             texts = (row["text"] for file in files for row in self._rows_of(file))
             self.config.id2label = char_labels.labels_of(texts)
         label2id = {label: number for number, label in self.config.id2label.items()}
-        finder = FileFinder(path.parent, self.folder(), "audio")
+        finder = FileFinder(path.parent, self.folder(), "audio", is_foreign=self.is_from_hub())
         faults = []
         for row in rows:
             sound = finder.find(row["audio_path"])
