@@ -104,8 +104,8 @@ def clip_by(optimizer: Optimizer, max_norm: float | None) -> None:
 
 def step_of(optimizer: Optimizer) -> Callable[[], Any]:
     """``optimizer.step``; an optimizer whose step must be given a closure is given None."""
-    step = optimizer.step
-    parameters = list(inspect.signature(step).parameters.values())
+    # The class's: a schedule puts a function of its own in place of the object's method.
+    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     if (
         parameters
         and parameters[0].default is inspect.Parameter.empty
@@ -115,8 +115,8 @@ def step_of(optimizer: Optimizer) -> Callable[[], Any]:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
     ):
-        return lambda: step(None)
-    return step
+        return lambda: optimizer.step(None)
+    return optimizer.step
 
 
 def build_lr_scheduler(
