@@ -28,7 +28,9 @@ _KILLS_OF_A_SPOILED_RUN = 30  # at most; most are found out by the first few
 
 
 def show(line: str) -> None:
-    print(line, flush=True)
+    # In one piece: print() writes the line's end by itself where Python is unbuffered, and several processes show lines.
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def kills(args: argparse.Namespace, work: Path) -> bool:
