@@ -28,7 +28,8 @@ _KILLS_OF_A_SPOILED_RUN = 30  # at most; most are found out by the first few
 
 
 def show(line: str) -> None:
-    # In one piece: print() writes the line's end by itself where Python is unbuffered, and several processes show lines.
+    # In one piece: where Python is unbuffered, print() writes the end of a line by itself, and several processes show
+    # theirs.
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
