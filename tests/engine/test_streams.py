@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -67,6 +67,16 @@ def test_the_weights_are_those_of_a_loop(data: Any, settings: dict[str, Any], st
     with torch.no_grad():
         assert results["loss"] == pytest.approx(F.cross_entropy(trainer.model(INPUTS), LABELS).item())
     assert trainer.evaluate(Stream()) == pytest.approx(results)
+
+
+def test_a_given_loader_without_a_length_is_trained_on(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path, max_steps=7), train_dataloader=DataLoader(Stream(), 8))
+    trainer.train()
+    assert torch.equal(trainer.model.weight, by_hand(7).weight)
+    with pytest.raises(ConfigTypeError, match=r"train_dataloader: DataLoader has no length.*max_steps"):
+        Trainer(make(), config(tmp_path), train_dataloader=DataLoader(Stream(), 8))
+    with pytest.raises(ConfigError, match=r"train_dataloader: list is empty"):
+        Trainer(make(), config(tmp_path), train_dataloader=[])
 
 
 def test_a_stream_resumes_by_leaving_out_what_was_read(tmp_path: Path) -> None:

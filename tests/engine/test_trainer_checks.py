@@ -288,3 +288,59 @@ def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:
     assert set(calls) == {20}  # all samples at once
     with pytest.raises(EvaluationError, match="returned NoneType; it must return a dict"):
         Trainer(make(), config(tmp_path / "b"), DATA, DATA, metrics_handler=lambda p, t: None).train()
+
+
+def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path) -> None:
+    class Swapping(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            if epochs == 1:
+                trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.1))
+
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    settings = TrainingConfig(output_dir=tmp_path, num_epochs=2, batch_size=4, progress_bar=False)
+    parts: dict[str, Any] = {"optimizer": optimizer, "lr_scheduler": schedule, "callbacks": [Swapping()]}
+    trainer = Trainer(model, settings, DATA, **parts)
+    trainer.train()
+    rates = [rate for rate, _ in trainer.storage.history("lr").values()]
+    assert rates[:5] == [0.1] * 5  # once an epoch
+    assert rates[5:] == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])  # linear, over the updates that are left
+
+
+def test_a_training_step_that_gives_no_loss_is_told_so(tmp_path: Path) -> None:
+    class NoLoss(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            super().training_step(batch)
+
+    with pytest.raises(ConfigTypeError, match=r"NoLoss.training_step returned NoneType; it must return its loss"):
+        NoLoss(make(), config(tmp_path), DATA).train()
+
+
+class Writer(nn.Module):
+    """Its scores are of tokens; what it generates is not."""
+
+    is_generative = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.layer(x)}
+
+    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def generate(self, x: Tensor) -> Tensor:
+        return torch.zeros(len(x), 2, dtype=torch.long)
+
+
+@pytest.mark.parametrize("size", [1, 3, 11])
+def test_the_loss_of_a_model_that_generates_counts_its_labels_too(size: int, tmp_path: Path) -> None:
+    rows = [{"x": x, "labels": labels} for x, labels in (Tokens()[index] for index in range(1, 6))]  # none is all -100
+    trainer = Trainer(Writer(), config(tmp_path, eval_batch_size=size, metric=None), rows, rows)
+    logits = trainer.model.layer(torch.stack([row["x"] for row in rows]))
+    labels = torch.stack([row["labels"] for row in rows])
+    assert trainer.evaluate()["loss"] == pytest.approx(trainer.model.compute_loss(logits, labels).item(), rel=1e-6)

@@ -79,3 +79,11 @@ def test_a_run_goes_on_with_the_kind_that_it_began_with(tmp_path: Path) -> None:
     resumed.train()
     for left, right in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(left, right)
+
+
+def test_parameters_that_cannot_be_looked_at_beforehand_are_left_to_torch() -> None:
+    from trainwright.optim.fused import fused_arguments
+
+    model = net()
+    assert fused_arguments(torch.optim.Adam, {}, list(model.parameters()), model) == {"fused": True}
+    assert fused_arguments(torch.optim.Adam, {}, model.parameters(), model) == {}

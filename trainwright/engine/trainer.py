@@ -96,8 +96,9 @@ class Trainer(TrainerLifecycle):
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
         self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, eval_dataset)
-        self.train_dataloader = train_dataloader or self.create_train_dataloader(train_dataset)
-        self.eval_dataloader = eval_dataloader
+        self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
+        if train_dataloader is None:  # not `or`: that would ask a loader for its length, which it may not have
+            self.train_dataloader = self.create_train_dataloader(train_dataset)
         if eval_dataloader is None and eval_dataset is not None:
             self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
         self._settle_plan()
@@ -171,7 +172,7 @@ class Trainer(TrainerLifecycle):
         self.optimizer = optimizer
         optim.clip_by(optimizer, self.config.max_grad_norm)
         left = self._plan.num_updates - self.state.updates_done
-        self.lr_scheduler = self._build_lr_scheduler(max(1, left))
+        self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
         self._settle_parts()
         self._settle_step()
 
@@ -208,7 +209,7 @@ class Trainer(TrainerLifecycle):
                 self._run_own_epochs()
             for _ in self._iterations():
                 run_step()
-        if is_done:
+        if is_done and not self.last_eval_results:  # no hook has seen to it
             self._show_end()
         return self.last_eval_results
 

@@ -26,6 +26,7 @@ class EvaluatingTrainer(TrainerShared):
     """What evaluates."""
 
     _is_watched = False  # by callbacks
+    _weight: Any = None  # over how much the loss of this batch is a mean, where evaluation_step has found out
 
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
         """``loss``, the mean over all samples, and each metric, over the eval data or over ``dataset``.
@@ -79,6 +80,8 @@ class EvaluatingTrainer(TrainerShared):
             hook.remove()
         last = seen[-1] if seen else None
         outputs = dict(last) if isinstance(last, Mapping) else {} if last is None else {"logits": last}
+        ignored = getattr(self.loss, "ignore_index", -100)
+        self._weight = weight_of(outputs, batch, ignored)  # of the loss: before other outputs stand there
         if self._generates():
             outputs["logits"] = _generated(self.model, batch)
         outputs.pop("loss", None)
@@ -151,7 +154,7 @@ class EvaluatingTrainer(TrainerShared):
         watched = self._run_callbacks.eval_batches if self._is_watched else iter
         with evaluation_mode(self.model), kept_randomness(self.device):
             for inputs in watched(map(self.prepare_input_batch, self._share_of(loader))):
-                self._is_counted = False
+                self._is_counted, self._weight = False, None
                 self._num_seen += batch_size(inputs)
                 logs = self.evaluate_step(self.model, inputs)
                 if self._is_watched:
@@ -172,8 +175,7 @@ class EvaluatingTrainer(TrainerShared):
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
         """Take a batch into the loss and the metrics."""
         self._is_counted = True
-        ignored = getattr(self.loss, "ignore_index", -100)
-        self._mean_loss.add(outputs.get("loss"), weight_of(outputs, inputs, ignored))
+        self._mean_loss.add(outputs.get("loss"), batch_size(inputs) if self._weight is None else self._weight)
         if is_overridden(self, "compute_metric"):
             self._has_metrics = False
             self._told["metric"] = self.compute_metric(self.model, inputs)

@@ -51,13 +51,14 @@ class MeasuredTrainer(TrainerShared):
 
     def _check_first_step(self) -> None:
         """Look once at what a step of the user's own gives: what is wrong with it shows in no good message later."""
-        for name, check in (("compute_loss", _check_loss), ("train_step", _check_logs)):
+        checks = {"compute_loss": _check_loss, "training_step": _check_step, "train_step": _check_logs}
+        for name, check in checks.items():
             if is_overridden(self, name):
                 setattr(self, name, partial(self._checked, name, check))
 
-    def _checked(self, name: str, check: Any, model: Any, inputs: Any) -> Any:
+    def _checked(self, name: str, check: Any, *arguments: Any) -> Any:
         vars(self).pop(name, None)  # from the second time on the method itself is called
-        result = getattr(self, name)(model, inputs)
+        result = getattr(self, name)(*arguments)
         check(f"{type(self).__name__}.{name}", result)
         return result
 
@@ -109,6 +110,14 @@ def _check_loss(name: str, loss: Any) -> None:
     if not isinstance(loss, Tensor):
         raise ConfigTypeError(
             f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number."
+        )
+
+
+def _check_step(name: str, result: Any) -> None:
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor | float | int):
+        raise ConfigTypeError(
+            f'{name} returned {type(result).__name__}; it must return its loss, or a dict with "loss" in it.'
         )
 
 

@@ -48,9 +48,11 @@ class ScheduleSteps(LRScheduler):
     Not if the step has done so by itself. Where the trainer has no schedule there is nothing to do.
     """
 
-    def __init__(self, is_due: IsDue | None) -> None:
+    def __init__(self, due_for_this: Callable[[], IsDue | None]) -> None:
+        """``due_for_this`` tells when the trainer's schedule of now is due, None for after each update."""
         super().__init__()
-        self._is_due = is_due
+        self._due_for_this = due_for_this
+        self._is_due: IsDue | None = None
         self._position = 0  # of the schedule
 
     def before_train(self) -> None:
@@ -60,6 +62,7 @@ class ScheduleSteps(LRScheduler):
         self._scheduler = scheduler
         if scheduler is not None:
             super().before_train()
+            self._is_due = self._due_for_this()
             self._position = scheduler.last_epoch
 
     def after_step(self) -> None:

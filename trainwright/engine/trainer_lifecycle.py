@@ -3,7 +3,7 @@
 import logging
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -60,10 +60,9 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
         write = WriteSteps(self._log_is_due, self.build_writers)
         self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
-        every = config.lr_scheduling_steps or (None if self._is_by_updates() else self._plan.steps_per_epoch)
         return [
             IterationTimer(),
-            ScheduleSteps(partial(state.has_passed, every) if every else None),
+            ScheduleSteps(self._schedule_is_due),
             self._train_metrics,
             # Before the last evaluation, which may take long.
             SaveSteps(self.checkpointer, self._save_is_due, self._save_step) if saves else None,
@@ -82,10 +81,12 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
 
         return optim.build_lr_scheduler(self.config, self.optimizer, num_updates, plateau_mode)
 
-    def _is_by_updates(self) -> bool:
-        """Whether the schedule is one over all updates, and not one of torch's that is stepped once an epoch."""
-        is_named = self.config.lr_scheduler is None and not self._is_given_schedule
-        return is_named or isinstance(self.lr_scheduler, FormulaLR)
+    def _schedule_is_due(self) -> Callable[[], bool] | None:
+        """When to step the schedule: one with warm-up after each update (None), others of torch's once an epoch."""
+        is_warm_up = self.config.lr_scheduler is None and not self._is_given_schedule
+        is_by_updates = is_warm_up or isinstance(self.lr_scheduler, FormulaLR)
+        every = self.config.lr_scheduling_steps or (None if is_by_updates else self._plan.steps_per_epoch)
+        return partial(self.state.has_passed, every) if every else None
 
     def build_writers(self) -> list[EventWriter]:
         """Where metrics go: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""

@@ -131,8 +131,7 @@ class SavingTrainer(TrainerShared):
 
     def _show_end(self) -> None:
         """What a run that was done before gave: its last results, and its best weights if these were asked for."""
-        if not self.last_eval_results:
-            self.last_eval_results = self._folder.last_results("evaluation/")
+        self.last_eval_results = self._folder.last_results("evaluation/")
         if self.config.load_best_model_at_end:
             self._load_best()
 

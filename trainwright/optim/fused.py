@@ -31,6 +31,8 @@ def fused_arguments(
     is_torchs = any(optimizer_class is getattr(torch.optim, name) for name in _CLASSES)
     if not is_torchs or any(name in arguments for name in _CHOICES):
         return {}
+    if not _listed(params):  # a generator can be looked at only once
+        return {}
     groups = [entry for entry in _listed(params) if isinstance(entry, Mapping)]
     if any(name in group for group in groups for name in _CHOICES):
         return {}
