@@ -331,3 +331,24 @@ def test_a_step_that_gives_no_loss_is_told_so(tmp_path: Path) -> None:
         NoLoss(make(), config(tmp_path), PAIRS).train()
     with pytest.raises(ConfigError, match=r"NoLogs.train_step returned NoneType; it must return a dict"):
         NoLogs(make(), config(tmp_path), PAIRS).train()
+
+
+def test_what_a_user_has_put_in_the_place_of_a_link_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "epoch_1").mkdir()
+    (tmp_path / "epoch_1" / "mine").write_text("mine")
+    Trainer(make(), config(tmp_path, num_epochs=2), PAIRS).train()
+    assert (tmp_path / "epoch_1" / "mine").read_text() == "mine"
+    assert "epoch_1: is no link of ours and stays" in caplog.text
+    assert (tmp_path / "epoch_2").is_symlink()
+
+
+def test_a_card_tells_no_place_on_this_machine(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path / "first"), PAIRS).train()
+    settings = {
+        "init_weights_from": tmp_path / "first" / "final_epoch",
+        "tensorboard": {"log_dir": str(tmp_path / "tb")},
+    }
+    Trainer(make(), config(tmp_path / "next", **settings), PAIRS).train()
+    for card in (tmp_path / "next").rglob("README.md"):
+        assert str(tmp_path) not in card.read_text()
+        assert "final_epoch" in card.read_text()

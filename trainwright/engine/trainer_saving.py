@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -168,10 +169,17 @@ class SavingTrainer(TrainerShared):
             model_architecture=type(self.model).__name__,
             tasks=[str(self.config.task)] if self.config.task else None,
             training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
-            training_config={**self.config.to_dict(), "output_dir": name},  # no path of this machine
+            training_config=_without_places({**self.config.to_dict(), "output_dir": name}),
             eval_results=self._results_of_now() or None,
         )
         return str(card.to_text())
+
+
+def _without_places(value: Any) -> Any:
+    """Settings for other people's eyes: of a place on this machine its last name alone."""
+    if isinstance(value, Mapping):
+        return {key: _without_places(item) for key, item in value.items()}
+    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
 
 
 def _files_beside(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
@@ -201,6 +209,8 @@ def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int
     for link in links:
         if link.is_symlink() or not link.exists():
             replace_link(link, folder / name)
+        else:
+            logger.warning("%s: is no link of ours and stays; it would point at %s.", link, folder / name)
     if max_to_keep is None:
         return
     steps = sorted((path for path in folder.iterdir() if re.fullmatch(r"\d+", path.name)), key=lambda p: int(p.name))
