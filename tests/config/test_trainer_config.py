@@ -41,7 +41,10 @@ def test_the_pages_example_is_taken_as_it_is() -> None:
     ],
 )
 def test_the_pages_fragments_are_taken_as_they_are(settings: dict[str, Any]) -> None:
-    TrainerConfig(output_dir="out", task="text_classification", **settings)
+    config = TrainerConfig(output_dir="out", task="text_classification", **settings)
+    assert {name: config.to_dict()[name] for name in settings} == {
+        name: "no" if value == "full" else value for name, value in settings.items()
+    }
 
 
 def test_every_parameter_of_the_page_is_taken_with_its_types() -> None:

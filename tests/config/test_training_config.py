@@ -330,9 +330,14 @@ def test_json_holds_every_setting() -> None:
 
 def test_the_benchmarks_way_of_making_one_works() -> None:
     for some in (None, 5):
-        TrainingConfig(
+        config = TrainingConfig(
             output_dir=Path("out"), num_epochs=3, batch_size=16, optimizer="adam", learning_rate=1e-3,
             gradient_accumulation_steps=2, mixed_precision="bf16" if some else None, num_dataloader_workers=2,
             log_steps=10, graph=False, seed=0, save_steps=some, save_freq=1 if some else 0, progress_bar=bool(some),
             max_steps=some, resume_from_checkpoint=Path("out") if some else None,
         )  # fmt: skip
+        assert (config.save_steps, config.max_steps) == (some, some)
+        assert config.model_checkpoint == ({"every_n_epoch": 1} if some else None)
+        assert config.mixed_precision == ("bf16" if some else None)
+        assert str(config.resume_from_checkpoint) == ("out" if some else "None")
+        assert (config.num_epochs, config.batch_size, config.gradient_accumulation_steps) == (3, 16, 2)
