@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainwright.config.errors import ConfigTypeError, UserError
+from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 
@@ -27,6 +28,7 @@ class TrainerBase:
         samples_per_iter: samples that one iteration consumes; 0 where nobody knows.
         samples_done: samples consumed so far.
         storage: the metrics of this training, an :class:`~trainwright.events.EventStorage`.
+        phases: where the time of this training goes, a :class:`~trainwright.events.PhaseTimes`.
         last_eval_results: what the newest evaluation gave.
     """
 
@@ -36,6 +38,7 @@ class TrainerBase:
         self._hooks: list[HookBase] = []
         self.iter = self.start_iter = self.max_iter = self.iterations_done = 0
         self.samples_per_iter = self.samples_done = 0
+        self.phases = PhaseTimes()
         self._is_training = False
         self._stepper: Any = None  # who makes the steps, during a training: its ``iter`` is kept up to date
         self.last_eval_results: dict[str, Any] = {}
