@@ -1,5 +1,6 @@
 """Metrics of a run: put without waiting for the device, read as floats, written where one looks."""
 
+from trainwright.events.phases import PhaseTimes
 from trainwright.events.smoothing import HistoryBuffer
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.events.writers import (
@@ -18,6 +19,7 @@ __all__ = [
     "get_event_storage",
     "has_event_storage",
     "HistoryBuffer",
+    "PhaseTimes",
     "EventWriter",
     "JSONWriter",
     "CSVWriter",
