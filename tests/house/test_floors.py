@@ -19,7 +19,13 @@ FLOORS = [
     {"ops", "cli"},
 ]
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-OPEN_TO_ALL = {"trainwright.parallel.dist", "trainwright.checkpoint.files", "trainwright.config.errors"}
+OPEN_TO_ALL = {
+    "trainwright.parallel.dist",
+    "trainwright.checkpoint.files",
+    "trainwright.config.errors",
+    "trainwright.names",
+    "trainwright.optim.without_compiler",
+}
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "defaults" not in p.parts and p.parent != PACKAGE)
 
 

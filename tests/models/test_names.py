@@ -1,9 +1,7 @@
 """The room's names, and what importing them costs."""
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,17 +16,6 @@ def test_a_name_is_there(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="CRNN"):
         models.CRNN  # noqa: B018
-
-
-def test_type_checkers_are_told_the_same_names() -> None:
-    tree = ast.parse(Path(models.__file__).read_text(encoding="utf-8"))
-    block = next(n for n in tree.body if isinstance(n, ast.If))
-    told = {
-        a.name: a.name if n.module == "trainwright.models" else n.module.rpartition(".")[2]
-        for n in block.body
-        for a in n.names
-    }
-    assert told == models._FILE_OF
 
 
 def test_the_room_and_its_models_need_no_optional_package() -> None:

@@ -6,6 +6,7 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.hub import local_folder, upload_folder
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.checkpoint.verify import verify
+from trainwright.names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.checkpoint.checkpointer import Checkpointer
@@ -20,11 +21,5 @@ __all__ = [
     "upload_folder",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name != "Checkpointer":  # the one name that needs torch, which a look at a checkpoint does not
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from trainwright.checkpoint.checkpointer import Checkpointer
-
-    globals()[name] = Checkpointer
-    return Checkpointer
+# The one name that needs torch, which a look at a checkpoint does not.
+__getattr__ = on_first_use(__name__, {"checkpointer": "Checkpointer"})

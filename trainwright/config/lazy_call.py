@@ -7,10 +7,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trainwright.config.configurable import takes_config
+from trainwright.config.configurables import takes_config
 from trainwright.config.dotted import dotted_path, is_taken_apart
 from trainwright.config.errors import ConfigTypeError
-from trainwright.config.instantiate import TARGET
+from trainwright.config.instantiation import TARGET
 from trainwright.config.provenance import set_origin, trust
 
 

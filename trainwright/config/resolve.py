@@ -21,6 +21,8 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["early_stopping"] = _whole_early_stopping(found["early_stopping"])
     if found["tensorboard"] is not None:
         found["tensorboard"] = {"log_dir": None, "comment": "", **found["tensorboard"]}
+    if found["profile"] is not None:
+        found["profile"] = {"wait": 10, "warmup": 2, "active": 3, "repeat": 1, **found["profile"]}
     return found
 
 

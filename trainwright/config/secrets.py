@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ _FORMS = re.compile(
 _MARKS = (
     "hf_",
     "sk-",
-    "gh",
+    *(f"gh{kind}_" for kind in "opsur"),  # in full: "throughput" is in every line of a training
     "github_pat_",
     "glpat-",
     "AKIA",
@@ -71,7 +72,7 @@ _PAIR = re.compile(
     r"""(?P<name>[A-Za-z][\w.-]*)(?P<between>["']?\s*=\s*|["']?\s*:\s*(?=["']))"""
     r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s"',;)}\]]+))"""
 )
-_HINT = re.compile(r"(?i)pass|secret|token|key|credential|pwd")  # cheap, and in the name of every pair of interest
+_HINTS = ("pass", "secret", "token", "key", "credential", "pwd")  # one is in the name of every pair of interest
 _NO_SECRET = re.compile(r"[<\[].*[>\]]|\$\{.*\}|[\d.]*|(?i:none|null|true|false|\?\?\?)")
 
 _of_configs: set[str] = set()  # values that saved configurations had under secret-looking keys
@@ -104,7 +105,7 @@ def is_secret_name(name: str, *, environment: bool = False) -> bool:
 
 def redact(text: str) -> str:
     """``text`` with what looks secret in it replaced by ``[redacted]``."""
-    text = _redact_by_form(text)
+    text = _redact_by_form(text, _of_environment())
     for value in sorted(_of_configs, key=len, reverse=True):
         if value in text:
             text = _whole_word(value).sub(REDACTED, text)
@@ -116,19 +117,21 @@ def without_secrets(tree: Any) -> tuple[Any, list[str]]:
 
     The values are remembered, so that log lines of this process do without them too.
     """
-    _masked(tree, "", False, [])  # a first time for what it remembers: a value may stand under two keys
-    hidden: list[str] = []
-    return _masked(tree, "", False, hidden), hidden
+    environment = _of_environment()
+    _masked(tree, "", False, _Pass(environment))  # a first time for what it remembers: a value may stand under two keys
+    second = _Pass(environment)
+    return _masked(tree, "", False, second), second.hidden
 
 
 def remember_secrets(config: Any) -> None:
     """Keep what looks secret in a configuration out of the log lines from now on."""
+    if hasattr(type(config), "to_dict"):
+        without_secrets(config.to_dict())
+        return
     from omegaconf import DictConfig, OmegaConf
 
     if isinstance(config, DictConfig):
         without_secrets(OmegaConf.to_container(config, resolve=False))
-    elif hasattr(config, "to_dict"):
-        without_secrets(config.to_dict())
 
 
 def warn_of_hidden(hidden: Iterable[str], path: str | os.PathLike[str]) -> None:
@@ -161,42 +164,50 @@ class RedactingFormatter(logging.Formatter):
         return redact(super().format(record))
 
 
-def _masked(value: Any, path: str, is_secret: bool, hidden: list[str]) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One way through a tree: the keys of what is kept out, and the secrets of the environment, looked up once."""
+
+    environment: list[str]
+    hidden: list[str] = field(default_factory=list)
+
+
+def _masked(value: Any, path: str, is_secret: bool, found: _Pass) -> Any:
     if isinstance(value, Mapping):
         # A node that is called with a secret's name says how to get it: its arguments are judged by themselves.
         below = is_secret and "_target_" not in value
         return {
-            _masked_key(key, path, hidden): _masked(
-                child, f"{path}.{key}" if path else str(key), below or is_secret_name(str(key)), hidden
+            _masked_key(key, path, found): _masked(
+                child, f"{path}.{key}" if path else str(key), below or is_secret_name(str(key)), found
             )
             for key, child in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_masked(child, f"{path}.{index}", is_secret, hidden) for index, child in enumerate(value)]
+        return [_masked(child, f"{path}.{index}", is_secret, found) for index, child in enumerate(value)]
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     if is_secret and type(value) in (int, float) and not path.endswith("token"):  # a password of digits, not an index
-        hidden.append(path)
+        found.hidden.append(path)
         return MISSING
     if not isinstance(text, str) or not text:
         return value
     is_named_secret = is_secret and not _NO_SECRET.fullmatch(text) and not os.path.isfile(text)
     if is_named_secret and len(text) >= _MIN_WORD:
         _of_configs.add(text)
-    if not (is_named_secret or _is_secret_text(text)):
+    if not (is_named_secret or _is_secret_text(text, found.environment)):
         return value
-    hidden.append(path)
+    found.hidden.append(path)
     return MISSING
 
 
-def _masked_key(key: Any, path: str, hidden: list[str]) -> Any:
-    if isinstance(key, str) and _is_secret_text(key):
-        hidden.append(f"a key of {path or 'the configuration'}")
+def _masked_key(key: Any, path: str, found: _Pass) -> Any:
+    if isinstance(key, str) and _is_secret_text(key, found.environment):
+        found.hidden.append(f"a key of {path or 'the configuration'}")
         return REDACTED
     return key
 
 
-def _is_secret_text(text: str) -> bool:
-    if _redact_by_form(text) != text:
+def _is_secret_text(text: str, environment: Iterable[str]) -> bool:
+    if _redact_by_form(text, environment) != text:
         return True
     # Of the secrets known by name only those that no other setting has by chance: a password may be "training".
     return any(
@@ -205,10 +216,11 @@ def _is_secret_text(text: str) -> bool:
     )
 
 
-def _redact_by_form(text: str) -> str:
-    for value in _of_environment():
+def _redact_by_form(text: str, environment: Iterable[str]) -> str:
+    for value in environment:
         text = text.replace(value, REDACTED)
-    if _HINT.search(text):
+    folded = text.casefold()
+    if any(hint in folded for hint in _HINTS):
         text = _PAIR.sub(_redact_pair, text)
     if any(mark in text for mark in _MARKS):
         text = _FORMS.sub(REDACTED, text)
@@ -228,9 +240,7 @@ def _redact_pair(match: re.Match[str]) -> str:
 
 def _of_environment() -> list[str]:
     """The values of secret-looking variables, the longest first: one may be a part of another."""
-    values = {
-        value
-        for name, value in os.environ.items()
-        if len(value) >= _MIN_LENGTH and is_secret_name(name, environment=True) and not os.path.exists(value)
-    }
-    return sorted(values, key=len, reverse=True)
+    names = [name for name in os.environ if is_secret_name(name, environment=True)]
+    values = {os.environ.get(name, "") for name in names}
+    there = [value for value in values if len(value) >= _MIN_LENGTH and not os.path.exists(value)]
+    return sorted(there, key=len, reverse=True)

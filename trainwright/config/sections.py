@@ -14,7 +14,7 @@ from trainwright.config.amounts import (
     warmup_iterations,
 )
 from trainwright.config.errors import ConfigTypeError
-from trainwright.config.instantiate import TARGET
+from trainwright.config.instantiation import TARGET
 from trainwright.config.packaged import get_config
 from trainwright.config.provenance import raw_children
 from trainwright.config.validate import validate

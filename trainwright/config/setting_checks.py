@@ -5,11 +5,10 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from trainwright.config.draft import Draft
-from trainwright.config.enums import TaskType
+from trainwright.config.enums import CUSTOM, TaskType
 from trainwright.config.errors import did_you_mean
 from trainwright.config.torch_names import arguments_fault, find_torch_class
 
-CUSTOM = "custom_"  # the name of an optimizer or a loss that is an object of the user's
 _WITHOUT_WARMUP = (None, "constant")
 _INSIDE_OPTIMIZER = {"learning_rate": "lr", "weight_decay": "weight_decay"}
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trainwright.config.configurable import is_configurable
+from trainwright.config.configurables import is_configurable
 from trainwright.config.dotted import short_name
 from trainwright.config.errors import did_you_mean
 

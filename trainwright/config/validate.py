@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.config.aliases import CANONICAL, canonical_key
 from trainwright.config.amounts import milestone_fault
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
-from trainwright.config.instantiate import SPECIAL_KEYS, TARGET, find_target
+from trainwright.config.instantiation import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.overrides import override_key
 from trainwright.config.provenance import is_trusted, origin_of, raw_children, shown
 from trainwright.config.secrets import is_secret_name

@@ -3,14 +3,15 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.config.interpolation import check_interpolations
-from trainwright.config.provenance import distrust, set_origin
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 # PyYAML follows YAML 1.1, where 1e-3 is text and 12:30:00 a number of seconds.
 _FLOAT = re.compile(
@@ -53,8 +54,12 @@ for _class in (Loader, Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 
 
-def load_yaml(filename: str | os.PathLike[str]) -> DictConfig:
+def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
     """The configuration in a YAML file, marked as data."""
+    from omegaconf import DictConfig  # here: settings are written without it
+
+    from trainwright.config.provenance import distrust, set_origin
+
     content = read_mapping(filename)
     check_interpolations(content, str(filename))
     cfg = DictConfig(content, flags={"allow_objects": True})

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from trainwright.config.instantiate import instantiate, locate_target
+from trainwright.config.instantiation import instantiate, locate_target
 
 
 def bind_step(stepper: Any, get_batch: Callable[..., Any], device: Any) -> tuple[Any, Callable[[], None]]:

@@ -107,7 +107,8 @@ class _Undecided:
         if self._decided is not None:
             return self._decided(outputs, inputs)
         loss = self._loss_of_model if _has_losses(outputs) or target_of(inputs) is None else self._loss_of_criterion
-        if torch.is_grad_enabled():  # in evaluation a model may return less
+        # In evaluation a model may return less, and a program decides for itself.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided = loss
         return loss(outputs, inputs)
 
@@ -175,6 +176,15 @@ def target_of(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return next((inputs[name] for name in _TARGETS if name in inputs), None)
     return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
+
+
+def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tuple[str, ...] | None:
+    """The names of a batch's fields that model or loss may look at; None: all of them."""
+    taken = contract._names if isinstance(contract, NamedContract) else None
+    if taken is None or own_loss is None:
+        return None if taken is None else (*taken, *_TARGETS)
+    parameters = inspect.signature(own_loss).parameters
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else (*taken, *parameters)
 
 
 def _has_losses(outputs: Any) -> bool:

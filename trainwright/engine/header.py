@@ -2,18 +2,21 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from omegaconf import DictConfig
 from torch import nn
 
 from trainwright.parallel.dist import get_data_parallel_size
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 logger = logging.getLogger("trainwright.engine")
 
 
 def log_header(
-    cfg: DictConfig, model: nn.Module, device: torch.device, *, first_iter: int, num_samples: int | None
+    cfg: "DictConfig", model: nn.Module, device: torch.device, *, first_iter: int, num_samples: int | None
 ) -> None:
     """Model, device and mode; iterations and batch sizes. ``num_samples`` of the training set, None if unknown."""
     train, ranks = cfg.train, get_data_parallel_size()

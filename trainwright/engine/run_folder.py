@@ -16,12 +16,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from omegaconf import open_dict
-
 from trainwright.checkpoint.files import temporary_sibling
 from trainwright.config.errors import ConfigError
-from trainwright.config.lazy import LazyConfig
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
+from trainwright.events.log_file import LogFile
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, is_main_process, synchronize
 
@@ -36,6 +34,7 @@ _WRITTEN_BY_A_RUN = (
     "metrics.json*",
     "last_checkpoint",
     "events.out.tfevents.*",
+    "profile",
 )
 _locks: set[int] = set()  # descriptors that this process holds a lock by
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
@@ -125,6 +124,10 @@ class RunFolder:
 
     def write_config(self, config: Any) -> None:
         """Make the folder and write ``config.yaml`` into it: what was asked for, without whether this start resumed."""
+        from omegaconf import open_dict
+
+        from trainwright.config.lazy import LazyConfig
+
         self.path.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(config)  # objects in it are shared, not copied
         with open_dict(config):
@@ -153,7 +156,7 @@ class RunFolder:
 
     def _log_to_file(self) -> None:
         rank = get_rank()
-        handler = logging.FileHandler(self.path / ("log.txt" if rank == 0 else f"log.txt.rank{rank}"), encoding="utf-8")
+        handler = LogFile(self.path / ("log.txt" if rank == 0 else f"log.txt.rank{rank}"))
         handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
         self._early_records.setTarget(handler)
         self._early_records.flush()

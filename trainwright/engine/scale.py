@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError
-from trainwright.config.instantiate import locate_target
+from trainwright.config.instantiation import locate_target
 from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import milestone_iterations, total_iterations, warmup_iterations
 from trainwright.parallel.dist import get_data_parallel_size

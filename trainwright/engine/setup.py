@@ -1,9 +1,7 @@
-"""Before a run: is its configuration right, who runs with us, where do log lines go."""
+"""Before a run: is its configuration right, and who runs with us."""
 
 import argparse
-import logging
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +9,12 @@ import torch
 from omegaconf import DictConfig, open_dict
 
 from trainwright.config.lookup import try_get_key
-from trainwright.config.secrets import RedactingFormatter, remember_secrets
+from trainwright.config.secrets import remember_secrets
 from trainwright.config.sections import complete, validate
 from trainwright.config.trust import project_roots
-from trainwright.engine.run_folder import LOG_FORMAT, RunFolder
-from trainwright.events.writers.progress import ProgressAwareHandler
-from trainwright.parallel.dist import get_rank, is_main_process
+from trainwright.engine.console import log_to_console
+from trainwright.engine.run_folder import RunFolder
+from trainwright.parallel.dist import is_main_process
 from trainwright.parallel.launch import setup_dist_util
 
 
@@ -61,20 +59,3 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     """
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
     return setup_dist_util({**cfg.train.dist, "device_type": asked})
-
-
-def log_to_console() -> None:
-    """Show the log lines of this library: all of rank 0, warnings of the others; above a progress bar, if any.
-
-    Where the program has set up logging itself (the root logger has a handler), that is left to decide.
-    """
-    library = logging.getLogger("trainwright")
-    library.setLevel(logging.INFO)
-    logging.getLogger("libai").parent = library  # the documents' examples log under that name: shown where ours are
-    if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
-        return
-    handler = ProgressAwareHandler(sys.stdout)
-    handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S"))
-    handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
-    handler.addFilter(lambda record: not getattr(record, "file_only", False))
-    library.addHandler(handler)

@@ -1,7 +1,8 @@
 """Models: the contract that the Trainer leans on, and small reference models for the tasks that the documents name."""
 
-import importlib
 from typing import TYPE_CHECKING
+
+from trainwright.names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.models import vit as vit
@@ -26,39 +27,21 @@ if TYPE_CHECKING:
     from trainwright.models.speech import CTCSpeechRecognition as CTCSpeechRecognition
     from trainwright.models.speech import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
 
-# Which file holds a public name: torch is imported with those that need it. The block above says the same to type
-# checkers; tests/models holds the two together.
-_FILE_OF = {
-    "Model": "model",
-    "ModelConfig": "config",
-    "ModelOutput": "outputs",
-    "register_model": "registry",
-    "build_model": "registry",
-    "init_weights": "folder",
-    "model_files": "folder",
-    "CRNNImage2Text": "crnn",
-    "CRNNImage2TextConfig": "crnn",
-    "Bert": "bert",
-    "BertConfig": "bert",
-    "BertTextClassification": "bert_tasks",
-    "BertTextClassificationConfig": "bert_tasks",
-    "BertSequenceLabeling": "bert_tasks",
-    "BertSequenceLabelingConfig": "bert_tasks",
-    "CTCSpeechRecognition": "speech",
-    "CTCSpeechRecognitionConfig": "speech",
-    "GPTTextGeneration": "gpt",
-    "GPTTextGenerationConfig": "gpt",
-    "ModelCard": "card",
+# The block above says the same to type checkers; tests/house holds the two together.
+_NAMES_OF = {
+    "model": "Model",
+    "config": "ModelConfig",
+    "outputs": "ModelOutput",
+    "registry": "register_model build_model",
+    "folder": "init_weights model_files",
+    "crnn": "CRNNImage2Text CRNNImage2TextConfig",
+    "bert": "Bert BertConfig",
+    "bert_tasks": "BertTextClassification BertTextClassificationConfig BertSequenceLabeling BertSequenceLabelingConfig",
+    "speech": "CTCSpeechRecognition CTCSpeechRecognitionConfig",
+    "gpt": "GPTTextGeneration GPTTextGenerationConfig",
+    "card": "ModelCard",
     "vit": "vit",
 }
 
-__all__ = [*_FILE_OF]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _FILE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_FILE_OF[name]}")
-    value = module if name == _FILE_OF[name] else getattr(module, name)
-    globals()[name] = value  # found directly from now on
-    return value
+__all__ = [*" ".join(_NAMES_OF.values()).split()]
+__getattr__ = on_first_use(__name__, _NAMES_OF)

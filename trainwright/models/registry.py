@@ -1,6 +1,5 @@
 """Models by the name in their config, so that a folder can say what is in it."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,17 +11,15 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="type[Model]")
 
-_registry: "Registry[Model]" = Registry("model", ModelConfig)
-
-# Where our own models are defined: imported when one is asked for.
 _OWN = {
-    "crnn_image2text": "crnn",
-    "bert": "bert",
-    "bert_text_classification": "bert_tasks",
-    "bert_sequence_labeling": "bert_tasks",
-    "ctc_speech_recognition": "speech",
-    "gpt_text_generation": "gpt",
+    "crnn_image2text": "trainwright.models.crnn",
+    "bert": "trainwright.models.bert",
+    "bert_text_classification": "trainwright.models.bert_tasks",
+    "bert_sequence_labeling": "trainwright.models.bert_tasks",
+    "ctc_speech_recognition": "trainwright.models.speech",
+    "gpt_text_generation": "trainwright.models.gpt",
 }
+_registry: "Registry[Model]" = Registry("model", ModelConfig, _OWN)
 
 
 def register_model(name: str, config_class: type[ModelConfig]) -> Callable[[M], M]:
@@ -42,9 +39,6 @@ def find_model(name: str, where: str = "build_model") -> "type[Model]":
     Raises:
         ConfigKeyError: there is none; tells the nearest name.
     """
-    # All of ours for an unknown name, so that the nearest one is found.
-    for module in {_OWN[name]} if name in _OWN else set(_OWN.values()):
-        importlib.import_module(f"trainwright.models.{module}")
     return _registry.find(name, where)
 
 

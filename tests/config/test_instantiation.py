@@ -1,0 +1,159 @@
+"""Building what a configuration describes."""
+# ruff: noqa: C408 - configurations are written with dict(...), as users write them
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError, LazyCall, instantiate
+
+
+class Part:
+    def __init__(self, size=1, inner=None, **more):
+        self.size, self.inner, self.more = size, inner, more
+
+
+def strict(*, learning_rate, momentum=0.0):
+    return learning_rate, momentum
+
+
+def fails(value):
+    raise RuntimeError(f"cannot use {value}")
+
+
+def builds_inside(node):
+    return instantiate(node)
+
+
+@dataclass
+class Shape:
+    channels: int = 1
+
+
+def test_a_target_may_be_an_object_or_a_dotted_path_in_plain_and_config_mappings():
+    assert instantiate({"_target_": Part, "size": 2}).size == 2
+    assert instantiate({"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}) == 0.5
+    assert instantiate(OmegaConf.create({"_target_": "fractions.Fraction", "numerator": 3})) == 3
+
+
+def test_what_describes_nothing_comes_back_as_it_is():
+    thing, plain, config = object(), {"a": [1]}, OmegaConf.create({"a": {"b": "${nowhere}"}})
+    assert instantiate(thing) is thing
+    assert instantiate(plain) is plain
+    assert instantiate(config) is config
+    assert instantiate(None) is None
+    assert instantiate(thing, size=1) is thing
+
+
+def test_lists_and_mappings_are_walked_for_nodes():
+    node = LazyCall(Part)(size=3)
+    assert [getattr(x, "size", x) for x in instantiate([node, 1, {"_target_": Part}])] == [3, 1, 1]
+    assert instantiate((node,))[0].size == 3
+    assert instantiate({"a": {"b": node}})["a"]["b"].size == 3
+    assert instantiate(OmegaConf.create({"a": [node]}))["a"][0].size == 3
+    built = instantiate(LazyCall(Part)(inner=[node, 7]))
+    assert type(built.inner) is list
+    assert built.inner[0].size == 3
+
+
+def test_a_mapping_without_nodes_arrives_as_a_config_that_knows_its_place():
+    cfg = OmegaConf.create({"width": 4}, flags={"allow_objects": True})
+    cfg.model = LazyCall(Part)(inner=dict(width="${width}"))
+    built = instantiate(cfg.model)
+    assert isinstance(built.inner, DictConfig)
+    assert built.inner.width == 4
+
+
+def test_interpolations_are_resolved_also_after_edits():
+    cfg = OmegaConf.create({"base": 2}, flags={"allow_objects": True})
+    cfg.model = LazyCall(Part)(size="${base}", inner=LazyCall(Part)(size="${..size}"))
+    cfg.base = 5
+    built = instantiate(cfg.model)
+    assert (built.size, built.inner.size) == (5, 5)
+
+
+def test_a_given_keyword_replaces_a_child_before_it_would_be_built():
+    node = LazyCall(Part)(inner=LazyCall(fails)(value=1))
+    assert instantiate(node, inner="mine").inner == "mine"
+    assert instantiate(node, inner=None, cfg=3).more == {"cfg": 3}
+
+
+def test_recursive_false_leaves_children_as_configs():
+    node = LazyCall(Part)(inner=LazyCall(Part)(size=2), _recursive_=False)
+    assert isinstance(instantiate(node).inner, DictConfig)
+    assert isinstance(instantiate(LazyCall(Part)(inner=LazyCall(Part)()), _recursive_=False).inner, DictConfig)
+
+
+def test_partial_gives_the_target_itself_or_with_arguments_bound():
+    assert instantiate(LazyCall(strict)(_partial_=True)) is strict
+    bound = instantiate(LazyCall(strict)(momentum=0.5, _partial_=True))
+    assert isinstance(bound, functools.partial)
+    assert bound(learning_rate=1) == (1, 0.5)
+
+
+def test_objects_are_passed_on_and_never_copied():
+    class Uncopyable:
+        def __deepcopy__(self, memo):
+            raise AssertionError("copied")
+
+    thing = Uncopyable()
+    node = LazyCall(Part)(inner=LazyCall(Part)(inner=thing), size=[thing])
+    built = instantiate(node)
+    assert built.inner.inner is thing
+    assert built.size[0] is thing
+
+
+def test_a_dataclass_value_arrives_as_that_dataclass():
+    assert instantiate(LazyCall(Part)(inner=Shape(3))).inner == Shape(3)
+
+
+def test_an_unknown_argument_names_path_signature_and_nearest_name():
+    cfg = OmegaConf.create({"model": {"head": LazyCall(strict)(learning_rat=1)}}, flags={"allow_objects": True})
+    with pytest.raises(ConfigTypeError) as caught:
+        instantiate(cfg.model)
+    text = str(caught.value)
+    assert text.startswith("model.head [set in ")
+    assert "test_instantiation.py:" in text
+    assert "(*, learning_rate, momentum=0.0)" in text
+    assert "'learning_rat'" in text
+    assert "Did you mean 'learning_rate'?" in text
+
+
+def test_a_missing_argument_is_named():
+    with pytest.raises(ConfigTypeError, match="missing a required argument: 'learning_rate'"):
+        instantiate(LazyCall(strict)(momentum=1))
+
+
+def test_an_error_of_the_target_keeps_its_type_and_gets_one_note_of_the_place():
+    cfg = OmegaConf.create({"a": LazyCall(Part)(inner=[LazyCall(fails)(value=1)])}, flags={"allow_objects": True})
+    with pytest.raises(RuntimeError, match="cannot use 1") as caught:
+        instantiate(cfg.a)
+    (note,) = caught.value.__notes__
+    assert note.startswith("while building a.inner.0: ")
+    assert "fails(...) [set in " in note
+
+    with pytest.raises(RuntimeError) as caught:
+        instantiate(LazyCall(builds_inside)(node=LazyCall(fails)(value=2), _recursive_=False))
+    assert len(caught.value.__notes__) == 1
+    assert "fails" in caught.value.__notes__[0]
+
+
+def test_a_value_that_cannot_be_had_names_its_key():
+    cfg = OmegaConf.create({"m": LazyCall(Part)(size="${nowhere.at.all}")}, flags={"allow_objects": True})
+    with pytest.raises(ConfigKeyError, match=r"m\.size .*nowhere"):
+        instantiate(cfg.m)
+    with pytest.raises(ConfigKeyError, match="size"):
+        instantiate(LazyCall(Part)(size="???"))
+    with pytest.raises(ConfigTypeError, match="callable"):
+        instantiate({"_target_": 5})
+
+
+def test_a_user_error_of_a_target_is_noted_too():
+    def refuses():
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no") as caught:
+        instantiate(LazyCall(refuses)())
+    assert len(caught.value.__notes__) == 1

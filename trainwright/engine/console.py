@@ -1,0 +1,26 @@
+"""Where the log lines of this library are shown."""
+
+import logging
+import sys
+
+from trainwright.config.secrets import RedactingFormatter
+from trainwright.engine.run_folder import LOG_FORMAT
+from trainwright.events.writers.progress import ProgressAwareHandler
+from trainwright.parallel.dist import get_rank
+
+
+def log_to_console() -> None:
+    """Show the log lines of this library: all of rank 0, warnings of the others; above a progress bar, if any.
+
+    Where the program has set up logging itself (the root logger has a handler), that is left to decide.
+    """
+    library = logging.getLogger("trainwright")
+    library.setLevel(logging.INFO)
+    logging.getLogger("libai").parent = library  # the documents' examples log under that name: shown where ours are
+    if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
+        return
+    handler = ProgressAwareHandler(sys.stdout)
+    handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S"))
+    handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
+    handler.addFilter(lambda record: not getattr(record, "file_only", False))
+    library.addHandler(handler)

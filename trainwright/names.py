@@ -1,0 +1,44 @@
+"""Public names that load their file on first use (PEP 562), so that a room costs what is used of it and no more."""
+
+import gc
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+
+def on_first_use(room: str, names_of: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of the package ``room``. ``names_of`` has, for each of its files, the names it holds.
+
+    A file's own name stands for the file; what it holds under that name cannot be had so, as importing a file puts the
+    file there. A whole path, ``trainwright.room.file``, is a file of another room.
+
+    >>> __getattr__ = on_first_use("trainwright.config", {"errors": "UserError ConfigError"})
+    >>> __getattr__("ConfigError")
+    <class 'trainwright.config.errors.ConfigError'>
+    """
+    file_of = {name: file for file, names in names_of.items() for name in names.split()}
+
+    def load(name: str) -> object:
+        if name not in file_of:
+            raise AttributeError(f"module {room!r} has no attribute {name!r}")
+        file = file_of[name]
+        with _collector_paused():
+            module = importlib.import_module(file if file.startswith("trainwright.") else f"{room}.{file}")
+        value: object = module if name == file else getattr(module, name)
+        setattr(sys.modules[room], name, value)  # found directly from now on
+        return value
+
+    return load
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Imports leave no garbage, but may set off a search through all that torch has made, as long as they take."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
