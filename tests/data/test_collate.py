@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -5,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
 
@@ -16,6 +18,63 @@ def test_samples_that_are_no_instances_are_batched_as_torch_does():
     assert torch.equal(images, expected[0])
     assert torch.equal(labels, expected[1])
     assert names == expected[2]
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    name: str
+
+
+class Named(dict):
+    pass
+
+
+def _equal(one, other):
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return one == other
+
+
+KINDS = {
+    "tensors": lambda i: torch.full((2, 3), i).T,
+    "pairs": lambda i: (torch.full((2,), float(i)), i),
+    "lists": lambda i: [torch.tensor(i), float(i), str(i)],
+    "dictionary": lambda i: {"x": torch.full((2,), i, dtype=torch.uint8), "more": {"y": i, "z": (float(i), b"b")}},
+    "dictionary of its own kind": lambda i: Named(x=i),
+    "named tuple": lambda i: Point(torch.tensor(i), str(i)),
+    "arrays": lambda i: (np.full((2,), i, np.int16), np.float32(i), np.int64(i)),
+    "truths": lambda i: (i > 1, np.bool_(i > 1)),
+    "texts": lambda i: (str(i), {"s": str(i)}),
+    "nothing in it": lambda i: ((), [], {}),
+    "types that differ": lambda i: (torch.tensor(i) if i else torch.tensor(0.5), i if i else 0.5),
+    "parameters": lambda i: torch.nn.Parameter(torch.full((2,), float(i))),
+    "more keys in later samples": lambda i: {"a": i} | ({"b": i} if i else {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_is_what_torch_makes_of_it(kind):
+    samples = [KINDS[kind](i) for i in range(4)]
+    assert _equal(collate(samples), default_collate(samples))
+    assert _equal(collate(tuple(samples)), default_collate(tuple(samples)))
+
+
+def test_kinds_that_torch_was_taught_are_batched_so(monkeypatch):
+    taught = lambda batch, *, collate_fn_map=None: f"{len(batch)} of them"  # noqa: E731
+    monkeypatch.setitem(default_collate_fn_map, Point, taught)
+    monkeypatch.setitem(default_collate_fn_map, dict, taught)
+    assert collate([(Point(1, "a"), {}), (Point(2, "b"), {})]) == ["2 of them", "2 of them"]
+
+
+def test_even_those_that_it_was_taught_by_an_abstract_kind(monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, Mapping, lambda batch, *, collate_fn_map=None: len(batch))
+    assert collate([({"a": 1},), ({"a": 2},)]) == [2]
 
 
 def test_instances_become_one_instance():
@@ -87,6 +146,25 @@ def test_containers_keep_their_kind_and_are_moved_through():
     assert batch[2]["deep"]["label"].dtype == torch.int64
     assert batch[3].dtype == torch.int64
     assert batch[3].tolist() == [5]
+
+
+@pytest.mark.parametrize("batch", [{"x": torch.zeros(2)}, [torch.zeros(2)], {}, []])
+def test_a_container_is_a_new_one_with_the_same_tensors(batch):
+    moved = to_batch(batch)
+    assert moved is not batch
+    assert type(moved) is type(batch)
+    assert [*map(id, moved.values() if isinstance(moved, dict) else moved)] == [
+        *map(id, batch.values() if isinstance(batch, dict) else batch)
+    ]
+
+
+def test_one_tensor_that_is_not_right_is_found_among_others():
+    right, label = torch.zeros(2), torch.tensor([1], dtype=torch.int32)
+    for batch in ([right, label], (right, label), (right, [label])):
+        assert to_batch(batch)[0] is right
+    assert to_batch([right, label])[1].dtype == torch.int64
+    assert to_batch({"x": right, "labels": label, "who": "me"})["labels"].dtype == torch.int64
+    assert to_batch((right, [label]))[1][0].dtype == torch.int64
 
 
 def test_arrays_of_text_pass_unchanged():

@@ -1,12 +1,16 @@
 """Tensors side by side are read by whole batches, with the same result as sample by sample."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset, random_split
 
-from trainwright.data import EpochSampler, collate
+from trainwright.config.errors import UserError
+from trainwright.data import ColumnDataset, EpochSampler, SingleRoundSampler, collate, to_batch
 from trainwright.data.batch_loader import make_loader
 
 X = torch.randn(23, 3, 2)
@@ -82,3 +86,120 @@ def test_indices_beyond_the_end_are_refused() -> None:
     loader = make_loader(TensorDataset(X), [[1, 99]], seed=0, num_workers=0, collate_fn=None, loader_options={})
     with pytest.raises(IndexError):
         list(loader)
+
+
+def test_a_subset_of_a_subset_as_well() -> None:
+    inner = Subset(TensorDataset(X, Y), range(2, 20, 2))
+    assert_equal(batches(Subset(inner, [8, 0, 3, 5, 1])), batches(Subset(Sample(X, Y), [18, 2, 8, 12, 4])))
+
+
+def columns() -> ColumnDataset:
+    return ColumnDataset(x=X.numpy(), labels=Y, flags=FLAGS, small=np.arange(23, dtype=np.uint16))
+
+
+class Rows:
+    """The same samples, one by one."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": X[index], "labels": Y[index], "flags": FLAGS[index], "small": torch.tensor(index).to(torch.uint16)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_named_columns_are_those_of_samples(workers: int) -> None:
+    data = columns()
+    assert len(data) == 23
+    assert {name: value.tolist() for name, value in data[7].items()} == {
+        name: value.tolist() for name, value in Rows()[7].items()
+    }
+    found, expected = batches(data, workers), batches(Rows())
+    assert [[*batch] for batch in found] == [["x", "labels", "flags", "small"]] * 5
+    assert_equal([[*batch.values()] for batch in found], [[*batch.values()] for batch in expected])
+    part = batches(Subset(data, range(3, 9)))
+    assert sorted(label for batch in part for label in batch["labels"].tolist()) == [*range(3, 9)]
+
+
+def test_columns_are_not_copied_and_files_may_be_mapped(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X.numpy())
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    array = np.zeros(23)
+    data = ColumnDataset(x=mapped, y=array)
+    array[5] = 7
+    assert data[5]["y"] == 7
+    assert torch.equal(data[5]["x"], X[5])
+    assert sum(batch["y"].sum() for batch in batches(data)) == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "fact"),
+    [
+        ({"x": X, "y": Y[:5]}, "equally long: x has 23, y has 5"),
+        ({}, "there is none"),
+        ({"x": [1, 2]}, r"ColumnDataset.x: got list; .*torch.tensor\(list\)"),
+        ({"x": torch.tensor(1)}, "got Tensor without a dimension"),
+        ({"x": np.array(["a"])}, "an array of <U1 that cannot be a tensor"),
+        ({"x": np.arange(4)[::-1]}, "forward strides"),
+    ],
+)
+def test_columns_that_are_none_are_refused(given: dict[str, Any], fact: str) -> None:
+    with pytest.raises(UserError, match=fact):
+        ColumnDataset(**given)
+
+
+def test_a_subclass_of_columns_is_read_by_samples() -> None:
+    class Twice(ColumnDataset):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {name: 2 * column for name, column in super().__getitem__(index).items()}
+
+    found = [label for batch in batches(Twice(y=Y)) for label in batch["y"].tolist()]
+    assert sorted(found) == [2 * n for n in range(23)]
+
+
+class Prefetches(TensorDataset):
+    supports_prefetch = True
+
+    def prefetch(self, indices: Any) -> None:
+        assert isinstance(indices, list)
+        SEEN.append(list(indices))
+
+
+SEEN: list[list[int]] = []
+
+
+def test_a_data_set_with_prefetch_is_still_told() -> None:
+    SEEN.clear()
+    loader = make_loader(
+        TensorDataset(Y),
+        SingleRoundSampler(Prefetches(Y), 5),
+        seed=0,
+        num_workers=0,
+        collate_fn=None,
+        loader_options={},
+    )
+    assert [batch.tolist() for (batch,) in loader] == SEEN
+
+
+@pytest.mark.parametrize(
+    ("data", "most"),
+    [(TensorDataset(X, Y), 10), (ColumnDataset(x=X, labels=Y), 10), (columns(), 25)],  # the last has labels to convert
+)
+def test_a_batch_costs_few_calls(data: Any, most: int) -> None:
+    sampler = EpochSampler(data, 4, shuffle=True)
+    loader = make_loader(data, sampler, seed=3, num_workers=0, collate_fn=None, loader_options={})
+    prepared = map(to_batch, iter(loader))
+    next(prepared)
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        for _ in range(20):
+            next(prepared)
+    finally:
+        sys.setprofile(None)
+    assert calls <= 20 * most

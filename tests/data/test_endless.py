@@ -25,3 +25,16 @@ def test_a_loader_without_batches_is_an_error_and_no_endless_wait():
     loader = DataLoader(torch.arange(3), batch_size=4, drop_last=True)
     with pytest.raises(ConfigError, match="DataLoader gave no batch"):
         next(endless(loader))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"num_workers": 1}, True), ({}, False), ({"num_workers": 1, "persistent_workers": True}, False)],
+)
+def test_workers_that_start_anew_for_each_epoch_are_told_of(options, told, caplog):
+    with caplog.at_level("INFO", logger="trainwright.data"):
+        loader = DataLoader(torch.arange(3), **options)
+        batches = endless(loader)
+        next(batches)
+    assert ("persistent_workers=True keeps them" in caplog.text) == told
+    del batches, loader

@@ -3,6 +3,9 @@
 import pickle
 from itertools import islice
 
+import pytest
+import torch
+
 from trainwright.data import CyclicSampler, EpochSampler, SingleRoundSampler
 from trainwright.data.indices import Rounds, SampleIndices
 
@@ -60,3 +63,36 @@ def test_plain_lists_get_their_round_and_lists_with_a_place_keep_it():
     assert len(rounds) == 3
     assert batches == [[0, 1], [1], [2]]
     assert [(batch.epoch, batch.position) for batch in batches] == [(3, 0), (9, 0), (3, 2)]
+
+
+SAMPLERS = {
+    "cyclic": lambda shuffle, **ranks: CyclicSampler(range(7), 3, shuffle, 5, **ranks),
+    "cyclic, larger than the data": lambda shuffle, **ranks: CyclicSampler(range(2), 5, shuffle, **ranks),
+    "epochs": lambda shuffle, **ranks: EpochSampler(range(7), 2, shuffle=shuffle, **ranks),
+    "epochs, whole batches": lambda shuffle, **ranks: EpochSampler(
+        range(7), 2, shuffle=shuffle, drop_last=True, **ranks
+    ),
+    "one round": lambda shuffle, **ranks: SingleRoundSampler(range(7), 2, shuffle, **ranks),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_tensors_of_indices_are_the_lists(kind, shuffle, rank):
+    for ranks in ({}, {"data_parallel_rank": rank, "data_parallel_size": 3}):
+        sampler = SAMPLERS[kind](shuffle, **ranks)
+        lists, tensors = [*islice(sampler, 12)], [*islice(sampler.index_tensors(), 12)]
+        assert [tensor.tolist() for tensor in tensors] == lists
+        assert {tensor.dtype for tensor in tensors} <= {torch.int64}
+
+
+def test_tensors_of_indices_go_on_where_lists_would():
+    sampler = EpochSampler(range(10), 4, shuffle=True)
+    whole = [*islice(sampler, 9)]
+    sampler.set_batches_done(4)
+    assert [tensor.tolist() for tensor in islice(sampler.index_tensors(), 5)] == whole[4:]
+    sampler.endless = False
+    sampler.set_batches_done(1)
+    rounds = [[tensor.tolist() for tensor in sampler.index_tensors()] for _ in range(2)]
+    assert rounds == [whole[1:3], whole[3:6]]

@@ -281,6 +281,38 @@ def test_collate_draws_numbers_of_its_own_whatever_the_samples_did_to_the_genera
     assert len(set(batches)) == 6
 
 
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: random.getrandbits(32 * 624),
+        lambda: np.random.bytes(4 * 624),
+        lambda: random.seed(0),
+        lambda: np.random.set_state(np.random.RandomState(1).get_state()),
+        lambda: torch.manual_seed(0),
+        lambda: torch.randint(2**31, (624,)),
+    ],
+    ids=["whole turn", "numpy's", "seed", "set", "torch's seed", "torch's turn"],
+)
+def test_whatever_one_late_sample_does_to_the_generators_is_undone(act):
+    class Late(Augmented):
+        def __getitem__(self, index):
+            self.reads.append(index)
+            if index == 10:
+                act()
+            return torch.tensor(index)
+
+    data = Late(12, "nothing")
+    before = read_state()
+    assert take(train_loader(data, sampler=CyclicSampler(range(12), 3)), 4) == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8],
+        [9, 10, 11],
+    ]
+    assert read_state() == before
+    assert data.reads == [*range(12), 9, 10, 11]  # the last batch once more, seeded
+
+
 def test_each_sample_is_read_once():
     data = Augmented(100, "nothing")
     assert len(take(train_loader(data), 50)) == 50
@@ -407,6 +439,25 @@ def test_the_loader_is_torchs_with_what_was_given():
     assert (loader.dataset, loader.batch_sampler, loader.collate_fn) == (data, sampler, noisy)
     assert len(loader) == 3
     assert len(iter(loader)) == 3
+
+
+def test_without_workers_two_passes_may_go_on_beside_each_other():
+    loader = build_image_test_loader(range(6), 2, num_workers=0)
+    one, other = iter(loader), iter(loader)
+    assert [next(one).tolist(), next(other).tolist(), next(one).tolist()] == [[0, 1], [0, 1], [2, 3]]
+    assert [batch.tolist() for batch in other] == [[2, 3], [4, 5]]
+    loader.close()
+    assert [batch.tolist() for batch in one] == [[4, 5]]
+    assert len(take(loader, 9)) == 3
+
+
+def test_batches_are_pinned_where_that_is_possible(monkeypatch):
+    seen = []
+    monkeypatch.setattr("trainwright.data.batch_loader.can_pin_memory", lambda: True)
+    monkeypatch.setattr("trainwright.data.batch_loader.pin_memory", lambda batch: seen.append(batch) or batch)
+    kept = take(build_image_test_loader(range(4), 2, num_workers=0, pin_memory=False), 2)
+    assert not seen
+    assert take(build_image_test_loader(range(4), 2, num_workers=0), 2) == kept == [b.tolist() for b in seen]
 
 
 def test_a_collate_function_may_be_exchanged_before_the_first_batch():

@@ -1,4 +1,8 @@
-"""BatchLoader: torch's DataLoader whose batches are the same for any number of workers."""
+"""BatchLoader: torch's DataLoader whose batches are the same for any number of workers.
+
+Workers are torch's. Without any, the loader takes the way of a batch by itself: from the sampler's indices to the
+reader, with nothing between them.
+"""
 
 import functools
 import logging
@@ -8,11 +12,14 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import collate
+from trainwright.data.epochs import EpochSampler
 from trainwright.data.indices import Rounds
 from trainwright.data.reading import BatchReader
+from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.data.seeding import LOADER_STREAM, mixed_seed
 from trainwright.data.workers import ended_with_this_process, init_worker
 from trainwright.parallel.dist import get_data_parallel_rank
@@ -52,31 +59,55 @@ class BatchLoader(DataLoader[Any]):
         self.seed = seed
         self._options = options
         self._rounds = Rounds(batch_sampler)
-        self._batches: DataLoader[Any] | None = None  # made at the first iteration: collate_fn may be set until then
+        # Made at the first iteration: collate_fn may be set until then.
+        self._reader: BatchReader | None = None
+        self._with_workers: DataLoader[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class
-        if self._batches is None:
-            reader: Any = BatchReader(self.dataset, self.collate_fn, seed=self.seed)
-            options = {**self._options, "collate_fn": _as_it_is}
-            self._batches = DataLoader(reader, batch_sampler=self._rounds, **options)
+        if self._reader is None:
+            self._reader = BatchReader(self.dataset, self.collate_fn, seed=self.seed)
         self._rounds.round += 1
         if self.num_workers == 0:
-            return iter(self._batches)
+            return self._in_this_process(self._reader)
+        if self._with_workers is None:
+            options = {**self._options, "collate_fn": _as_it_is}
+            reader: Any = self._reader
+            self._with_workers = DataLoader(reader, batch_sampler=self._rounds, **options)
         with ended_with_this_process():
-            return _FromWorkers(iter(self._batches))
+            return _FromWorkers(iter(self._with_workers))
+
+    def _in_this_process(self, reader: BatchReader) -> "_FromHere":
+        read: Callable[[Any], Any] = reader.__getitems__
+        indices: Iterator[Any] = iter(self._rounds)
+        if reader.pick is not None and _gives_tensors(self.batch_sampler):
+            read, indices = reader.pick, self.batch_sampler.index_tensors()  # type: ignore[union-attr]
+        if self.pin_memory and can_pin_memory():
+            read = _pinned(read)
+        batches = _FromHere(read, indices)
+        batches.loader = self
+        return batches
 
     def close(self) -> None:
         """End the workers, if there are any; the next iteration starts others.
 
         Those of a loader that the garbage collector finds take 5 s each to end: it cuts their wires first.
         """
-        self._batches = None
+        self._reader = self._with_workers = None
 
     def __repr__(self) -> str:
         return (
             f"BatchLoader(<{type(self.dataset).__name__} of {len(self.dataset)}>, "  # type: ignore[arg-type]  # torch's Dataset has no len
             f"batch_sampler={self.batch_sampler!r}, num_workers={self.num_workers})"
         )
+
+
+class _FromHere(map):  # type: ignore[type-arg]  # its type is the function's affair
+    """The batches that this process reads: a ``map`` of the reader over indices, which knows how many there are."""
+
+    loader: BatchLoader
+
+    def __len__(self) -> int:
+        return len(self.loader)
 
 
 class _FromWorkers(Iterator[Any]):
@@ -103,6 +134,16 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+def _gives_tensors(batch_sampler: Any) -> bool:
+    """Whether the indices may be cut out of the epoch's order as tensors: nobody has to see them as lists."""
+    is_ours = type(batch_sampler) in (CyclicSampler, EpochSampler, SingleRoundSampler)
+    return is_ours and not getattr(batch_sampler.dataset, "supports_prefetch", False)
+
+
+def _pinned(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda indices: pin_memory(read(indices))  # type: ignore[no-untyped-call]
+
+
 def make_loader(
     dataset: Any,
     batch_sampler: Any,
@@ -120,7 +161,7 @@ def make_loader(
     num_workers = _allowed_workers(num_workers)
     rank = get_data_parallel_rank()
     user_init = loader_options.get("worker_init_fn")
-    options: dict[str, Any] = {"pin_memory": _can_pin_memory(), "persistent_workers": num_workers > 0, **loader_options}
+    options: dict[str, Any] = {"pin_memory": can_pin_memory(), "persistent_workers": num_workers > 0, **loader_options}
     options["worker_init_fn"] = functools.partial(init_worker, seed=seed, rank=rank, user_init=user_init)
     if num_workers == 0:  # torch refuses these without workers; the same config shall run with and without
         for name in ("prefetch_factor", "timeout", "multiprocessing_context", "persistent_workers"):
@@ -151,6 +192,6 @@ def _say_capped(asked: int, available: int) -> None:
     logger.debug("num_workers=%d asked for; this machine has %d CPUs, so %d are used.", asked, available, available)
 
 
-def _can_pin_memory() -> bool:
+def can_pin_memory() -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type != "mps"  # torch does not pin for mps

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainwright.data.errors import DataError
 from trainwright.data.instance import DistTensorData, Instance
@@ -14,6 +16,10 @@ from trainwright.data.ragged import difference
 # Losses want class labels as int64. uint8 is left alone: it is what images come in, and torch's losses take it as
 # labels too.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
+
+# By type, what torch makes a batch of values with. Its documents invite users to put types of their own there.
+_LEAVES: dict[Any, Any] = default_collate_fn_map
+_NUM_LEAVES = len(_LEAVES)
 
 
 def collate(samples: Sequence[Any]) -> Any:
@@ -25,9 +31,34 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(samples[0], Instance):
         return Instance.stack(samples)
     try:
+        return _stacked(samples)
+    except Exception:  # whatever it is: torch shall say it, or find a way
+        return _as_torch_does(samples)
+
+
+def _as_torch_does(samples: Sequence[Any]) -> Any:
+    try:
         return default_collate(samples)  # type: ignore[arg-type]  # it asks for a list and takes any sequence
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise DataError(f"data: {difference(samples) or f'the samples cannot be batched: {error}'}") from error
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    """What ``default_collate`` makes, with torch's own functions for what lies in tuples, lists and dictionaries.
+
+    Torch looks at each sample's length in Python, and asks of each container whether it is one of ten abstract kinds:
+    15 us for 32 pairs of tensors. Whatever is not of the plain kinds is left to it.
+    """
+    kind = type(values[0])
+    leaf = _LEAVES.get(kind)
+    if leaf is not None:
+        return leaf(values, collate_fn_map=_LEAVES)
+    if len(_LEAVES) == _NUM_LEAVES:  # else somebody has taught torch kinds of their own
+        if kind is tuple or kind is list:
+            return [_stacked(parts) for parts in zip(*values, strict=True)]
+        if kind is dict:
+            return {name: _stacked([value[name] for value in values]) for name in values[0]}
+    return torch_collate(values, collate_fn_map=_LEAVES)
 
 
 def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:
@@ -40,16 +71,23 @@ def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:
     >>> to_batch(Instance(labels=torch.tensor([3, 4], dtype=torch.int32)))
     {'labels': tensor([3, 4])}
     """
-    return _moved(data, torch.device(device))
+    device = torch.device(device)
+    kind = type(data)
+    if kind is dict or kind is list or kind is tuple:  # most batches: tensors side by side, and all there already
+        for value in data.values() if kind is dict else data:
+            if type(value) is not torch.Tensor or value.device != device or value.dtype in _PROMOTED:
+                return _moved(data, device)
+        return data if kind is tuple else data.copy()
+    return _moved(data, device)
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, DistTensorData):
-        value = value.tensor
-    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        value = torch.as_tensor(value)
     if isinstance(value, torch.Tensor):
         return _moved_tensor(value, device)
+    if isinstance(value, DistTensorData):
+        return _moved_tensor(value.tensor, device)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return _moved_tensor(torch.as_tensor(value), device)
     if isinstance(value, Instance):
         return {name: _moved(item, device) for name, item in value.get_fields().items()}
     if isinstance(value, Mapping):

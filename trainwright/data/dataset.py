@@ -210,7 +210,14 @@ class Dataset(torch.utils.data.Dataset[Any]):
         return f"{type(self).__name__}(path={self.config.path!r}, split={self.split!r})"
 
 
-_registry: Registry[Dataset] = Registry("dataset", DatasetConfig)
+_OWN = {
+    "ocr": "trainwright.data.ocr",
+    "speech_recognition": "trainwright.data.speech",
+    "text_classification": "trainwright.data.text_datasets",
+    "sequence_labeling": "trainwright.data.text_datasets",
+    "text_generation": "trainwright.data.text_generation",
+}
+_registry: Registry[Dataset] = Registry("dataset", DatasetConfig, _OWN)
 
 
 def register_dataset(name: str, config_class: type[DatasetConfig]) -> Callable[[D], D]:

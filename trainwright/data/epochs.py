@@ -1,8 +1,10 @@
 """Batches of one epoch each."""
 
 from collections.abc import Iterator
+from itertools import starmap
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from trainwright.data.errors import DataError
@@ -79,15 +81,29 @@ class EpochSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[SampleIndices]:
         prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
+        for epoch, position, count in self._places():
+            part = self._order.indices_of_epoch(epoch, position, count)
+            indices = SampleIndices(part, epoch=epoch, position=position, epoch_length=None)
+            if prefetch is not None:
+                prefetch(indices)
+            yield indices
+
+    def index_tensors(self) -> Iterator[Tensor]:
+        """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
+        return starmap(self._order.part_of_epoch, self._places())
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        """Of each batch of this rank the epoch, the position in it, and how many samples."""
+        whole, last_whole = self.global_batch_size, self.samples_per_epoch - self.global_batch_size
+        own, size = self.data_parallel_rank * self.batch_size, self.batch_size
         epoch, batch = divmod(self._first_batch, len(self))
         while True:
-            for start in range(batch * self.global_batch_size, self.samples_per_epoch, self.global_batch_size):
-                share = self._share(start) or range(start, start + 1)
-                part = self._order.indices_of_epoch(epoch, share.start, len(share))
-                indices = SampleIndices(part, epoch=epoch, position=share.start, epoch_length=None)
-                if prefetch is not None:
-                    prefetch(indices)
-                yield indices
+            for start in range(batch * whole, self.samples_per_epoch, whole):
+                if start <= last_whole:
+                    yield epoch, start + own, size
+                else:
+                    share = self._share(start) or range(start, start + 1)
+                    yield epoch, share.start, len(share)
             epoch, batch = epoch + 1, 0
             if not self.endless:
                 self._first_batch = epoch * len(self)

@@ -269,6 +269,6 @@ def _is_node(value: Any) -> bool:
 def _instantiated(value: Any, **arguments: Any) -> Any:
     if not _is_node(value):
         return value
-    from trainwright.config.instantiate import instantiate
+    from trainwright.config.instantiation import instantiate
 
     return instantiate(value, **arguments)

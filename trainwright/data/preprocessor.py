@@ -173,7 +173,14 @@ class PreprocessorsContainer(Mapping[str, Preprocessor]):
         return f"PreprocessorsContainer({list(self._items.values())!r})"
 
 
-_registry: Registry[Preprocessor] = Registry("preprocessor", PreprocessorConfig)
+_OWN = {
+    "audio_feature_extractor": "trainwright.data.audio_features",
+    "image_processor": "trainwright.data.image_processor",
+    "text_tokenizer": "trainwright.data.tokenizer",
+    "hf_tokenizer": "trainwright.data.hf_tokenizer",
+    "text_normalizer": "trainwright.data.text_normalizer",
+}
+_registry: Registry[Preprocessor] = Registry("preprocessor", PreprocessorConfig, _OWN)
 
 
 def register_preprocessor(name: str, config_class: type[PreprocessorConfig]) -> Callable[[P], P]:

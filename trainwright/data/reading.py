@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
-from trainwright.data.generators import State, read_state, seed_generators, write_state
+from trainwright.data.generators import State, is_unmoved, read_state, seed_generators, write_state
 from trainwright.data.indices import SampleIndices
 from trainwright.data.seeding import SAMPLE_STREAM, stream_key, words_at
 
@@ -34,7 +34,7 @@ class BatchReader:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self._key = stream_key(seed, SAMPLE_STREAM)
-        self._pick = batch_picker(dataset, collate_fn)
+        self.pick = batch_picker(dataset, collate_fn)  # None: samples are read, or what __getitems__ gives
         self._reads_batches = _reads_batches(dataset)
         self._draws: bool | None = None  # None: nothing has been read yet
         self._seeded: State | None = None  # as the generators were right after seeding, while the first batch is read
@@ -44,13 +44,13 @@ class BatchReader:
 
     def __getitems__(self, indices: SampleIndices) -> Any:
         """The batch of these indices. Torch's loaders call this where it exists, once for each batch."""
-        if self._pick is not None:  # nothing can be drawn there
-            return self._pick(indices)
+        if self.pick is not None:  # nothing can be drawn there
+            return self.pick(indices)
         before = read_state()
         try:
             if self._draws is False:
                 batch = self._read(indices)
-                if read_state() == before:
+                if is_unmoved(before):
                     return batch
                 self._draws = True  # as where one sample in a thousand is changed at random
             batch = self._read_seeded(indices)
@@ -63,12 +63,11 @@ class BatchReader:
     def _read(self, indices: SampleIndices) -> Any:
         if self._reads_batches:
             return self._collated(indices, self._fetched(indices))
-        dataset, samples = self.dataset, []
+        dataset, left = self.dataset, iter(indices)
         try:
-            for index in indices:
-                samples.append(dataset[index])  # noqa: PERF401  # how many there are names the one that fails
+            samples = [dataset[index] for index in left]
         except Exception as error:
-            self._tell_sample(error, indices, len(samples))
+            self._tell_sample(error, indices, len(indices) - operator.length_hint(left) - 1)
             raise
         return self._collated(indices, samples)
 
@@ -87,7 +86,7 @@ class BatchReader:
         self._seed(f"collate:{batch_place}")
         batch = self._collated(indices, samples)
         self._note_draws()
-        self._draws = bool(self._draws)
+        self._draws, self._seeded = bool(self._draws), None
         return batch
 
     def _seed(self, place: str) -> None:
@@ -96,7 +95,7 @@ class BatchReader:
             self._seeded = read_state()
 
     def _note_draws(self) -> None:
-        if self._draws is None and read_state() != self._seeded:
+        if self._draws is None and self._seeded is not None and not is_unmoved(self._seeded):
             self._draws = True
 
     def _sample(self, indices: SampleIndices, number: int, index: int) -> Any:

@@ -1,6 +1,7 @@
 """Classes of data sets and preprocessors by the name in their settings, so that a folder can say what it is."""
 
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
@@ -10,11 +11,15 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """What `register_dataset` and `register_preprocessor` fill. ``kind`` is the word for its classes in messages."""
+    """What `register_dataset` and its like fill. ``kind`` is the word for its classes in messages.
 
-    def __init__(self, kind: str, config_base: type[YamlConfig]) -> None:
+    ``own`` has the names of our own classes with the modules they are in, which are imported when one is asked for.
+    """
+
+    def __init__(self, kind: str, config_base: type[YamlConfig], own: Mapping[str, str]) -> None:
         self.kind = kind
         self._config_base = config_base
+        self._own = own
         self._classes: dict[str, type[T]] = {}
 
     def decorator(self, name: str, config_class: type[YamlConfig]) -> Callable[[Any], Any]:
@@ -37,6 +42,8 @@ class Registry(Generic[T]):
             )
 
         def register(cls: Any) -> Any:
+            if self._own.get(name, cls.__module__) != cls.__module__:
+                self._load(name)
             there = self._classes.get(name)
             if there is not None and (there.__module__, there.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise ConfigError(
@@ -54,6 +61,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigKeyError: there is none; tells the nearest name.
         """
+        self._load(name)
         if name not in self._classes:
             raise ConfigKeyError(
                 f"{where}: no {self.kind} is registered as {name!r}. {did_you_mean(str(name), self._classes)} One of "
@@ -63,4 +71,15 @@ class Registry(Generic[T]):
         return self._classes[name]
 
     def __iter__(self) -> Iterator[type[T]]:
-        return iter(self._classes.values())
+        """All of them, our own first."""
+        for name in self._own:
+            self._load(name)
+        names = dict.fromkeys([*self._own, *self._classes])
+        return iter([self._classes[name] for name in names])
+
+    def _load(self, name: Any) -> None:
+        """Import our own class of a name; all of ours for a name that nobody has, so that the nearest is found."""
+        if name in self._classes:
+            return
+        for module in {self._own[name]} if name in self._own else set(self._own.values()):
+            importlib.import_module(module)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 from torch.utils.data import Sampler
 
 from trainwright.config.errors import ConfigError
@@ -83,6 +85,16 @@ class CyclicSampler(Sampler[list[int]]):
             yield indices
             position += self.micro_batch_size * self.data_parallel_size
 
+    def index_tensors(self) -> Iterator[Tensor]:
+        """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
+        size, step = self.micro_batch_size, self.micro_batch_size * self.data_parallel_size
+        position = self.consumed_samples + self.data_parallel_rank * size
+        while True:
+            epoch, offset = divmod(position, self.data_size)
+            indices = self.part_of_epoch(epoch, offset, size)
+            yield indices if len(indices) == size else torch.tensor(self._indices(position, size))
+            position += step
+
     def _indices(self, position: int, count: int) -> SampleIndices:
         epoch, offset = divmod(position, self.data_size)
         indices = self.indices_of_epoch(epoch, offset, count)
@@ -98,6 +110,12 @@ class CyclicSampler(Sampler[list[int]]):
             return list(range(offset, min(offset + count, self.data_size)))
         part: list[int] = self._shuffled.order(self.seed, epoch)[offset : offset + count].tolist()
         return part
+
+    def part_of_epoch(self, epoch: int, offset: int, count: int) -> Tensor:
+        """``indices_of_epoch`` as a tensor: int64 (B,), a view of the epoch's order where it is shuffled."""
+        if not self.shuffle:
+            return torch.arange(offset, min(offset + count, self.data_size))
+        return self._shuffled.tensor(self.seed, epoch)[offset : offset + count]
 
     def __repr__(self) -> str:
         return (
@@ -159,6 +177,14 @@ class SingleRoundSampler(Sampler[list[int]]):
             if prefetch is not None:
                 prefetch(indices)
             yield indices
+
+    def index_tensors(self) -> Iterator[Tensor]:
+        """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
+        order = self._shuffled.tensor(self.seed, 0) if self.shuffle else None
+        for number in self._batch_numbers():
+            start = number * self.micro_batch_size
+            stop = min(start + self.micro_batch_size, self.data_size)
+            yield torch.arange(start, stop) if order is None else order[start:stop]
 
     def _batch_numbers(self) -> range:
         if self.drop_last:
@@ -251,14 +277,20 @@ class _Shuffled:
     def __init__(self, length: int) -> None:
         self._length = length
         self._key: tuple[int, int] | None = None
-        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._tensor = torch.empty(0, dtype=torch.int64)
+        self._order: npt.NDArray[np.int64] = self._tensor.numpy()
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         if self._key != (seed, epoch):
-            # A view as an array: cutting a batch out of it costs a quarter of cutting it out of a tensor.
-            self._order = permutation(self._length, seed, epoch).numpy()
+            self._tensor = permutation(self._length, seed, epoch)
+            # A view as an array: cutting a list out of it costs a quarter of cutting it out of a tensor.
+            self._order = self._tensor.numpy()
             self._key = (seed, epoch)
         return self._order
+
+    def tensor(self, seed: int, epoch: int) -> Tensor:
+        self.order(seed, epoch)
+        return self._tensor
 
 
 def _num_samples(where: str, dataset: Any) -> int:

@@ -1,0 +1,111 @@
+"""One batch ahead: while a step computes, the next batch is read and copied to the accelerator beside it.
+
+Order and content of the batches are what they were. Reading runs one batch ahead of training, as it does with workers:
+where a run goes on is counted in batches trained on, never in those that were read.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trainwright.data.instance import DistTensorData, Instance
+
+_WITH_STREAMS = ("cuda", "xpu")
+
+
+class Side(Protocol):
+    """Where batches are copied beside the step."""
+
+    def copied(self, batch: Any) -> tuple[Any, list[Tensor]]:
+        """Begin to copy: the batch on the device, and those of its tensors that are on their way."""
+        ...
+
+    def hand_over(self, tensors: list[Tensor]) -> None:
+        """Let what is computed from now on wait for these tensors."""
+        ...
+
+
+def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """``batches`` with their tensors on ``device``, each read and copied while the step before is computed.
+
+    Types, and the kinds of containers, stay. Tensors in pinned memory, as our loaders give them, are copied without
+    the host waiting. What is in no dictionary, list, tuple or `Instance` is left where it is. On a device without
+    streams, such as the CPU, the batches are given as they are, and none is read ahead.
+    """
+    return _one_ahead(batches, SideStream(device)) if device.type in _WITH_STREAMS else iter(batches)
+
+
+class _Begun(NamedTuple):
+    batch: Any
+    tensors: list[Tensor]
+
+
+def _one_ahead(batches: Iterable[Any], side: Side) -> Iterator[Any]:
+    reading = iter(batches)
+    begun = _begin(reading, side)
+    while isinstance(begun, _Begun):
+        batch, tensors = begun
+        side.hand_over(tensors)
+        begun = _begin(reading, side)
+        yield batch
+    if begun is not None:
+        try:
+            raise begun
+        finally:
+            del begun  # whose traceback holds this frame
+
+
+def _begin(reading: Iterator[Any], side: Side) -> _Begun | Exception | None:
+    """The next batch, on its way; None at the end. An error is kept until that batch is asked for: those before it
+    are trained on first, as without reading ahead.
+    """
+    try:
+        return _Begun(*side.copied(next(reading)))
+    except StopIteration:
+        return None
+    except Exception as error:
+        return error
+
+
+class SideStream:
+    """A stream of the device for copies. Batches are read on the stream of the step: they may lie on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.Stream(device)
+
+    def copied(self, batch: Any) -> tuple[Any, list[Tensor]]:
+        tensors: list[Tensor] = []
+        with self._stream:
+            return _on(self._device, batch, tensors), tensors
+
+    def hand_over(self, tensors: list[Tensor]) -> None:
+        if tensors:
+            current = torch.accelerator.current_stream(self._device)
+            current.wait_stream(self._stream)
+            for tensor in tensors:
+                tensor.record_stream(current)  # else its memory could be given to the next copy while a step reads it
+
+
+def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
+    """``value`` on the device. Tensors that had to be copied are added to ``moved``."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        if value.device.type == device.type:  # made there, by the stream of the step
+            return value
+        moved.append(value.to(device, non_blocking=value.is_pinned()))
+        return moved[-1]
+    if kind is dict:
+        return {name: _on(device, item, moved) for name, item in value.items()}
+    if kind is list:
+        return [_on(device, item, moved) for item in value]
+    if isinstance(value, tuple):
+        items = [_on(device, item, moved) for item in value]
+        return kind(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, Instance):
+        return Instance(**{name: _on(device, item, moved) for name, item in value.get_fields().items()})
+    if isinstance(value, DistTensorData):
+        return DistTensorData(_on(device, value.tensor, moved), value.sbp_list, value.placement_idx)
+    return value
