@@ -87,3 +87,41 @@ def test_parameters_that_cannot_be_looked_at_beforehand_are_left_to_torch() -> N
     model = net()
     assert fused_arguments(torch.optim.Adam, {}, list(model.parameters()), model) == {"fused": True}
     assert fused_arguments(torch.optim.Adam, {}, model.parameters(), model) == {}
+
+
+class TestOptimizersMadeByAFunction:
+    def test_run_fused_and_a_line_says_so(self, caplog: pytest.LogCaptureFixture) -> None:
+        def make(params: Any) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(params, lr=0.01)
+
+        model = net()
+        with caplog.at_level("INFO", logger="trainwright.optim"):
+            optimizer = build_optimizer(LazyCall(make)(), model)
+        assert is_fused(optimizer)
+        assert "AdamW runs fused" in caplog.text
+        other = net()
+        for one, by in ((model, optimizer), (other, build_optimizer(LazyCall(torch.optim.AdamW)(lr=0.01), other))):
+            for _ in range(3):
+                one(torch.ones(2, 4)).square().sum().backward()
+                by.step()
+                by.zero_grad()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+    @pytest.mark.parametrize("chosen", [{"fused": False}, {"foreach": False}, {"foreach": True}, {"capturable": True}])
+    def test_not_against_a_choice(self, chosen: dict[str, Any]) -> None:
+        def make(params: Any) -> torch.optim.Optimizer:
+            return torch.optim.Adam(params, lr=0.01, **chosen)
+
+        assert not is_fused(build_optimizer(LazyCall(make)(), net()))
+
+    def test_not_for_classes_without_it(self) -> None:
+        def make(params: Any) -> torch.optim.Optimizer:
+            return torch.optim.RMSprop(params, lr=0.01)
+
+        assert not any(group.get("fused") for group in build_optimizer(LazyCall(make)(), net()).param_groups)
+
+    def test_a_ready_optimizer_stays_as_it_is(self) -> None:
+        model = net()
+        ready = torch.optim.Adam(model.parameters())
+        assert build_optimizer(ready, model) is ready
+        assert not is_fused(ready)

@@ -32,6 +32,7 @@ from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.verify import verify
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
+from trainwright.optim.without_compiler import without_compiler
 from trainwright.parallel import dist
 
 logger = logging.getLogger("trainwright.checkpoint")
@@ -280,7 +281,8 @@ class Checkpointer:
             load_weights(self.model, weights, str(path), strict=strict)
             for name in wanted:
                 try:
-                    self.checkpointables[name].load_state_dict(states.pop(name))
+                    with without_compiler():
+                        self.checkpointables[name].load_state_dict(states.pop(name))
                 except Exception as error:
                     error.add_note(f"While loading {name!r} from {path}.")
                     raise

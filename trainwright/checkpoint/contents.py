@@ -12,6 +12,7 @@ from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.state import decode_state, encode_state
 from trainwright.checkpoint.tensors import TensorFile, read_tensors
 from trainwright.checkpoint.weights import read_weights, split_model_state
+from trainwright.optim.without_compiler import without_compiler
 
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
 _MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
@@ -42,7 +43,8 @@ def serialize(
     """
     weights, metadata, model_extra = split_model_state(model)
     states: dict[str, Any] = {EXTRA: dict(extra), **({_MODEL_EXTRA: model_extra} if model_extra else {})}
-    states |= {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
+    with without_compiler():
+        states |= {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
     files: dict[str, Writer] = {WEIGHTS_NAME: TensorFile(weights, metadata)}
     for name, state in states.items():
         text, tensors = encode_state(state, name)

@@ -11,11 +11,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.instantiate import instantiate, locate_target
-from trainwright.optim.fused import fused_arguments
+from trainwright.config.instantiation import instantiate, locate_target
+from trainwright.optim.fused import fused_arguments, run_fused
 from trainwright.optim.groups import get_default_optimizer_params
+from trainwright.optim.without_compiler import without_compiler
 
 
+@without_compiler()
 def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Optimizer:
     """The optimizer that ``cfg`` describes, over the parameters of ``model``; one that is built already is given back.
 
@@ -43,6 +45,8 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
         raise ConfigTypeError(
             f"optim: its target built {type(optimizer).__name__}; it must be a torch.optim.Optimizer."
         )
+    if not isinstance(locate_target(described), type):
+        run_fused(optimizer, model)
     if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
         raise _nothing_to_train(model)
     return optimizer

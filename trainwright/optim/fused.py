@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 logger = logging.getLogger("trainwright.optim")
 
 _CLASSES = ("Adam", "AdamW", "SGD", "Adagrad")
 _CHOICES = ("fused", "foreach", "capturable", "differentiable")  # one of these given: the user has chosen
+# What torch's constructors put where these were not given.
+_NOT_CHOSEN = {"fused": (None,), "foreach": (None,), "capturable": (None, False), "differentiable": (None, False)}
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DEVICES = ("cpu", "cuda")
 
@@ -41,6 +44,23 @@ def fused_arguments(
     assert "fused" in inspect.signature(optimizer_class).parameters, "each of the classes has it"
     logger.debug("%s runs fused; fused=False in its settings for torch's default.", optimizer_class.__name__)
     return {"fused": True}
+
+
+def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
+    """Let an optimizer that a function has made step fused, where it may and nobody has chosen. A log line says so."""
+    kind, defaults = type(optimizer), optimizer.defaults
+    if kind not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):  # Adagrad has states from the first
+        return
+    groups = [defaults, *optimizer.param_groups]
+    if optimizer.state or any(group.get(name) not in _NOT_CHOSEN[name] for group in groups for name in _CHOICES):
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not all(map(_is_plain, parameters)) or _has_sparse_gradients(model):
+        return
+    for group in groups:
+        group["fused"] = True
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # as torch's own constructor does
+    logger.info("%s runs fused; give fused=False where it is made for torch's default.", kind.__name__)
 
 
 def _listed(params: Any) -> list[Any]:

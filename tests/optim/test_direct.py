@@ -1,0 +1,288 @@
+"""Steps by the kernel itself, beside torch's own step of a twin."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainwright.optim.direct import DirectUpdate, direct
+from trainwright.optim.without_compiler import PlainUpdate
+
+CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "adam": (torch.optim.Adam, {}),
+    "adam, decay": (torch.optim.Adam, {"weight_decay": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}),
+    "amsgrad": (torch.optim.Adam, {"amsgrad": True}),
+    "maximize": (torch.optim.Adam, {"maximize": True}),
+    "adamw": (torch.optim.AdamW, {"weight_decay": 0.05}),
+    "sgd": (torch.optim.SGD, {"weight_decay": 0.1}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1}),
+    "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "adagrad": (torch.optim.Adagrad, {"lr_decay": 0.1, "weight_decay": 0.1}),
+}
+
+
+class Twins:
+    """Two equal networks with equal optimizers: one stepped as torch does, one directly."""
+
+    def __init__(self, kind: type[Optimizer], settings: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:
+        torch.manual_seed(0)
+        self.models = [nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)]
+        self.models.append(copy.deepcopy(self.models[0]))
+        make: Callable[..., Optimizer] = kind
+        self.optimizers = [
+            make(
+                [{"params": m[0].parameters(), "lr": 0.02}, {"params": m[2].parameters()}],
+                **{"lr": 0.05, "fused": True, **settings},
+            )
+            for m in self.models
+        ]
+        self.plain, self.other = self.optimizers
+        self.updaters = [self.plain, direct(self.other)]
+        self.dtype = dtype
+        self.seed = 0
+
+    def run(self, steps: int = 3) -> None:
+        for _ in range(steps):
+            self.seed += 1
+            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(self.seed)).to(self.dtype)
+            for model, updater in zip(self.models, self.updaters, strict=True):
+                model(x).square().sum().backward()
+                updater.step()
+                updater.zero_grad()
+                assert all(parameter.grad is None for parameter in model.parameters())
+        self.check()
+
+    def check(self) -> None:
+        for a, b in zip(*(m.parameters() for m in self.models), strict=True):
+            assert torch.equal(a, b)
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        assert [*states[0]["state"]] == [*states[1]["state"]]
+        for index, state in states[0]["state"].items():
+            assert state.keys() == states[1]["state"][index].keys()
+            for name, value in state.items():
+                there = states[1]["state"][index][name]
+                assert torch.equal(value, there) if isinstance(value, Tensor) else value == there
+
+    def both(self, change: Callable[[nn.Module, Optimizer], Any]) -> None:
+        for model, optimizer in zip(self.models, self.optimizers, strict=True):
+            change(model, optimizer)
+        self.run()
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def twins(request: pytest.FixtureRequest) -> Twins:
+    return Twins(*request.param)
+
+
+def count_calls(optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often the optimizer's own step is called from now on."""
+    calls: list[int] = []
+    original = type(optimizer).step
+
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return original(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(optimizer), "step", step)
+    return calls
+
+
+def test_it_is_torchs_step_to_the_last_bit(twins: Twins) -> None:
+    twins.run(5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_in_other_precisions(dtype: torch.dtype) -> None:
+    Twins(torch.optim.Adam, {}, dtype).run(5)
+
+
+def test_the_optimizers_own_step_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Twins(torch.optim.Adam, {})
+    calls = count_calls(twins.other, monkeypatch)
+    _, updater = twins.updaters
+    for _ in range(3):
+        twins.models[1](torch.randn(5, 4)).sum().backward()
+        updater.step()
+    assert not calls
+
+
+class TestWhatChangesBetweenSteps:
+    def test_a_loaded_state(self, twins: Twins) -> None:
+        twins.run()
+        saved = copy.deepcopy(twins.plain.state_dict())
+        twins.run()
+        twins.both(lambda _, optimizer: optimizer.load_state_dict(copy.deepcopy(saved)))
+
+    def test_a_state_that_was_reset(self, twins: Twins) -> None:
+        twins.run()
+
+        def reset(_: nn.Module, optimizer: Optimizer) -> None:
+            optimizer.state.clear()
+
+        twins.both(reset)
+
+    def test_a_state_changed_in_place(self) -> None:
+        twins = Twins(torch.optim.Adam, {})
+        twins.run()
+
+        def halve(_: nn.Module, optimizer: Optimizer) -> None:
+            for state in optimizer.state.values():
+                state["exp_avg"].mul_(0.5)
+
+        twins.both(halve)
+
+    def test_one_state_replaced(self) -> None:
+        twins = Twins(torch.optim.Adam, {})
+        twins.run()
+
+        def replace(_: nn.Module, optimizer: Optimizer) -> None:
+            state = next(iter(optimizer.state.values()))
+            state["exp_avg"] = torch.ones_like(state["exp_avg"])
+
+        twins.both(replace)
+
+    def test_settings(self, twins: Twins) -> None:
+        twins.run()
+
+        def change(_: nn.Module, optimizer: Optimizer) -> None:
+            optimizer.param_groups[0]["lr"] = 0.001
+            optimizer.param_groups[1]["weight_decay"] = 0.3
+
+        twins.both(change)
+
+    @pytest.mark.parametrize("case", ["adam", "sgd"])
+    def test_settings_that_ask_for_other_states(self, case: str) -> None:
+        twins = Twins(*CASES[case])
+        twins.run()
+
+        def change(_: nn.Module, optimizer: Optimizer) -> None:
+            for group in optimizer.param_groups:
+                if case == "sgd":
+                    group["momentum"] = 0.9
+                else:
+                    group["weight_decay"], group["betas"] = 0.1, (0.5, 0.6)
+
+        twins.both(change)
+
+    def test_a_parameter_without_a_gradient_for_a_while(self, twins: Twins) -> None:
+        twins.run()
+        twins.both(lambda model, _: model[0].requires_grad_(False))
+        twins.both(lambda model, _: model[0].requires_grad_(True))
+
+    def test_a_further_group(self, twins: Twins) -> None:
+        twins.run()
+        extra = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+
+        def add(model: nn.Module, optimizer: Optimizer) -> None:
+            parameter = extra.pop()
+            model.extra = parameter
+            model.register_forward_hook(lambda _, __, out: out + parameter.sum())
+            optimizer.add_param_group({"params": [parameter], "lr": 0.1})
+
+        twins.both(add)
+
+    def test_fused_no_more(self) -> None:
+        twins = Twins(torch.optim.SGD, {"momentum": 0.9})
+        twins.run()
+
+        def change(_: nn.Module, optimizer: Optimizer) -> None:
+            for group in optimizer.param_groups:
+                group["fused"] = False
+
+        twins.both(change)
+
+
+class TestWhatIsLeftToTorch:
+    def test_hooks_of_the_optimizer(self) -> None:
+        twins = Twins(torch.optim.Adam, {})
+        twins.run()
+        seen: list[str] = []
+        twins.other.register_step_pre_hook(lambda *_: seen.append("pre"))
+        twins.other.register_step_post_hook(lambda *_: seen.append("post"))
+        twins.run(2)
+        assert seen == ["pre", "post"] * 2
+
+    def test_hooks_of_all_optimizers(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        twins = Twins(torch.optim.Adam, {})
+        seen: list[Optimizer] = []
+        handle = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.append(optimizer))
+        twins.run(1)
+        handle.remove()
+        assert seen == twins.optimizers
+
+    def test_a_step_of_somebodys_own(self) -> None:
+        twins = Twins(torch.optim.Adam, {})
+        twins.run()
+        calls: list[int] = []
+        own = twins.other.step
+
+        def step() -> None:
+            calls.append(1)
+            own()
+
+        twins.other.step = step  # type: ignore[method-assign, assignment]
+        twins.run(2)
+        assert len(calls) == 2
+
+    def test_a_learning_rate_that_is_a_tensor(self) -> None:
+        twins = Twins(torch.optim.Adam, {})
+        twins.run()
+
+        def change(_: nn.Module, optimizer: Optimizer) -> None:
+            optimizer.param_groups[0]["lr"] = torch.tensor(0.01)
+
+        twins.both(change)
+
+    def test_parameters_of_several_types(self) -> None:
+        twins = Twins(torch.optim.Adam, {})
+        parameters = [[nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2).double())] for _ in range(2)]
+        for own in parameters:
+            optimizer = torch.optim.Adam(own, fused=True)
+            updater = optimizer if own is parameters[0] else direct(optimizer)
+            for _ in range(3):
+                for parameter in own:
+                    parameter.grad = torch.full_like(parameter, 0.5)
+                updater.step()
+        for a, b in zip(*parameters, strict=True):
+            assert torch.equal(a, b)
+        twins.check()
+
+    @pytest.mark.parametrize("settings", [{"fused": False}, {"foreach": True, "fused": None}])
+    def test_what_is_not_fused(self, settings: dict[str, Any]) -> None:
+        Twins(torch.optim.Adam, settings).run()
+
+    def test_other_optimizers_and_subclasses(self) -> None:
+        class Own(torch.optim.Adam):
+            pass
+
+        parameter = nn.Parameter(torch.ones(2))
+        for optimizer in (torch.optim.RMSprop([parameter]), Own([parameter], fused=True)):
+            assert type(direct(optimizer)) is PlainUpdate
+
+    def test_no_gradient_at_all(self) -> None:
+        optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], fused=True)
+        DirectUpdate(optimizer).step()
+        assert not optimizer.state
+
+
+def test_a_schedule_sees_the_step() -> None:
+    """Torch's warning, an error in these tests, comes where a schedule is stepped before its optimizer."""
+    twins = Twins(torch.optim.Adam, {})
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in twins.optimizers]
+    for _ in range(3):
+        twins.run(1)
+        for schedule in schedules:
+            schedule.step()
+    assert twins.other.param_groups[0]["lr"] == 0.02 / 8
+
+
+def test_gradients_are_enabled_again() -> None:
+    twins = Twins(torch.optim.Adam, {})
+    twins.run(1)
+    assert torch.is_grad_enabled()

@@ -1,0 +1,242 @@
+"""Optimizers without the import of torch's compiler: the same results, and torch left as it was.
+
+In processes of their own: in this one the compiler may be imported.
+"""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainwright.optim.without_compiler import PlainUpdate, steps_as_its_class, without_compiler
+
+COMMON = """
+import sys, hashlib, warnings
+import torch
+from torch import nn
+from trainwright.optim.without_compiler import PlainUpdate, without_compiler
+warnings.simplefilter("error")
+
+def is_loaded():
+    return "torch._dynamo" in sys.modules
+
+def made(name, **settings):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+    return net, getattr(torch.optim, name)(net.parameters(), lr=0.01, **settings)
+
+def gradients(net):
+    net(torch.arange(8.0).view(2, 4)).square().mean().backward()
+
+def weights(net):
+    return b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+"""
+
+OPTIMIZERS = """
+ALL = {
+    "ASGD": {}, "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"foreach": True}, "AdamW": {"amsgrad": True},
+    "Adamax": {}, "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9}, "Rprop": {}, "SGD": {"momentum": 0.9},
+    "Muon": {},
+}
+digest = hashlib.sha256()
+for name, settings in ALL.items():
+    with without_compiler():
+        net, optimizer = made(name, **settings)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    update = PlainUpdate(optimizer)
+    for _ in range(3):
+        gradients(net)
+        update.step()
+        update.zero_grad()
+        schedule.step()
+        assert all(p.grad is None for p in net.parameters())
+    with without_compiler():
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))]})
+        optimizer.zero_grad()
+    gradients(net)
+    update.step()
+    digest.update(weights(net))
+print(is_loaded(), digest.hexdigest())
+"""
+
+
+def output_of(program: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", COMMON + program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_all_optimizers_do_the_same_without_the_compiler_as_with_it() -> None:
+    before, without = output_of(OPTIMIZERS)
+    after, with_it = output_of("import torch._dynamo\n" + OPTIMIZERS)
+    assert (before, after) == ("False", "True")
+    assert without == with_it
+
+
+def test_what_is_compiled_later_is_what_it_would_have_been() -> None:
+    program = """
+net, optimizer = None, None
+with without_compiler():
+    net, optimizer = made("RMSprop")
+for _ in range(2):
+    gradients(net)
+    PlainUpdate(optimizer).step()
+    with without_compiler():
+        optimizer.zero_grad()
+assert not is_loaded()
+methods = [torch.optim.Optimizer.__dict__[name].__wrapped__
+           for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad")]
+assert not any(hasattr(method, "__dynamo_disable") for method in methods)
+
+warnings.simplefilter("ignore")  # torch's own, of what its compiler imports
+gradients(net)
+torch.compile(optimizer.step, backend="eager")()
+assert is_loaded()
+optimizer.zero_grad()
+assert methods[3].__dynamo_disable is not methods[3]  # guarded from the first call on, as torch does it
+print(hashlib.sha256(weights(net)).hexdigest())
+"""
+    reference = """
+net, optimizer = made("RMSprop")
+for _ in range(2):
+    gradients(net)
+    optimizer.step()
+    optimizer.zero_grad()
+assert is_loaded()
+
+warnings.simplefilter("ignore")
+gradients(net)
+torch.compile(optimizer.step, backend="eager")()
+print(hashlib.sha256(weights(net)).hexdigest())
+"""
+    assert output_of(program) == output_of(reference)
+
+
+def test_hooks_and_the_sign_for_schedules() -> None:
+    program = """
+with without_compiler():
+    net, optimizer = made("Adamax")
+calls = []
+optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+gradients(net)
+PlainUpdate(optimizer).step()
+schedule.step()  # would warn of a schedule that goes before its optimizer
+assert calls == ["before", "after"] and torch.is_grad_enabled() and not is_loaded()
+"""
+    output_of(program)
+
+
+def test_an_error_in_a_step_or_in_a_block_leaves_torch_as_it_was() -> None:
+    program = """
+with without_compiler():
+    net, optimizer = made("SGD")
+net[0].weight.grad = torch.ones(4, 4)
+optimizer.param_groups[0]["lr"] = "fast"
+try:
+    PlainUpdate(optimizer).step()
+except TypeError:
+    assert torch.is_grad_enabled()
+else:
+    assert False
+try:
+    with without_compiler():
+        torch.optim.SGD([], lr=1.0)
+except ValueError:
+    assert not hasattr(torch.optim.Optimizer.add_param_group.__wrapped__, "__dynamo_disable")
+else:
+    assert False
+assert not is_loaded()
+"""
+    output_of(program)
+
+
+def test_blocks_in_blocks_and_in_threads() -> None:
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+function = torch.optim.Optimizer.zero_grad.__wrapped__
+with without_compiler():
+    with without_compiler():
+        made("SGD")[1].zero_grad()
+    assert function.__dynamo_disable is function
+    made("SGD")[1].zero_grad()
+def work(_):
+    with without_compiler():
+        made("SGD")[1].zero_grad()
+assert not hasattr(function, "__dynamo_disable") and not is_loaded()
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(work, range(200)))  # somebody may import the compiler, and nobody fails
+"""
+    output_of(program)
+
+
+class TestWhereTheCompilerIsImported:
+    def test_a_block_changes_nothing(self) -> None:
+        import torch._dynamo  # noqa: F401
+
+        function: Any = Optimizer.state_dict.__wrapped__  # type: ignore[attr-defined]
+        before = getattr(function, "__dynamo_disable", None)
+        with without_compiler():
+            assert getattr(function, "__dynamo_disable", None) is before
+
+    def test_a_step_is_torchs_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch._dynamo
+
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        calls: list[int] = []
+        monkeypatch.setattr(optimizer, "step", lambda: calls.append(1))
+        PlainUpdate(optimizer).step()
+        assert calls == [1]
+
+
+class Own(Optimizer):
+    """A user's, with a step and a zero_grad of its own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1.0})
+        self.zeroed = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= parameter.grad
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.zeroed += 1
+        super().zero_grad(set_to_none)
+
+
+class TestOptimizersOfTheUser:
+    def test_their_methods_are_called(self) -> None:
+        parameter = nn.Parameter(torch.ones(2))
+        optimizer = Own([parameter])
+        update = PlainUpdate(optimizer)
+        parameter.grad = torch.ones(2)
+        update.step()
+        update.zero_grad()
+        assert torch.equal(parameter.detach(), torch.zeros(2))
+        assert optimizer.zeroed == 1
+        assert parameter.grad is None
+
+    def test_a_step_that_was_put_in_place_of_its_own(self) -> None:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        assert steps_as_its_class(optimizer)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        assert steps_as_its_class(optimizer)
+        optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+        assert not steps_as_its_class(optimizer)
+
+
+def test_a_torch_that_looks_different_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Optimizer, "add_param_group", Optimizer.add_param_group.__wrapped__)  # type: ignore[attr-defined]
+    monkeypatch.delattr(Optimizer, "state_dict")
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    with without_compiler():
+        assert torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1).param_groups[0]["lr"] == 0.1

@@ -1,0 +1,191 @@
+"""The step of torch's fused optimizers without what stands around their kernel.
+
+For a tiny network ``optimizer.step()`` takes 25 us and its kernel 9: the rest is a label for the profiler, hooks that
+nobody has set, and lists of parameters, gradients and states made anew. Here the lists are kept, as long as they are
+what torch would make. The kernel and its arguments are torch's, so the result is the same to the last bit.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from trainwright.optim.without_compiler import PlainUpdate, steps_as_its_class
+
+_ONE = torch.ones((), device="cpu")
+
+Group = dict[str, Any]
+# (group, parameters, gradients, the lists of states that torch's _init_group gives, in its order)
+Kernel = Callable[[Group, list[Tensor], list[Tensor], Sequence[list[Tensor]]], None]
+
+
+def direct(optimizer: Optimizer) -> "DirectUpdate | PlainUpdate":
+    """What has ``step`` and ``zero_grad`` of the optimizer at less cost."""
+    return DirectUpdate(optimizer) if type(optimizer) in _KERNELS else PlainUpdate(optimizer)
+
+
+class DirectUpdate:
+    """Steps of torch's Adam, AdamW, SGD or Adagrad.
+
+    What is not plain is left to ``optimizer.step``: hooks on the optimizer, a step that somebody has put in place of
+    its own, a learning rate that is a tensor, parameters on several devices, settings other than fused. What changes
+    between steps, such as groups, frozen parameters, and states that were loaded or reset, is noticed.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer: Any = optimizer
+        self._plain = PlainUpdate(optimizer)
+        self._step_hooks = [
+            self._optimizer._optimizer_step_pre_hooks,
+            self._optimizer._optimizer_step_post_hooks,
+            torch_optimizer._global_optimizer_pre_hooks,
+            torch_optimizer._global_optimizer_post_hooks,
+        ]
+        self._parts: list[_Part] = []
+        self._kept: list[Any] = []  # all states as they were when the parts were made
+
+    def step(self) -> None:
+        """Change the weights by their gradients."""
+        optimizer = self._optimizer
+        if any(self._step_hooks) or not steps_as_its_class(optimizer):
+            self._plain.step()
+            return
+        gradients = self._gradients()
+        if gradients is None:
+            self._prepare()
+            gradients = self._gradients()
+        if gradients is None:
+            self._plain.step()
+            return
+        grad_was_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # torch.no_grad() is the same, and takes as long as a small kernel
+        try:
+            for part, of_part in zip(self._parts, gradients, strict=True):
+                part.kernel(part.group, part.parameters, of_part, part.states)
+        finally:
+            torch._C._set_grad_enabled(grad_was_enabled)
+        optimizer._opt_called = True  # by which a schedule sees that the step came before it
+
+    def zero_grad(self) -> None:
+        """Set all gradients to None."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _gradients(self) -> list[list[Any]] | None:
+        """The gradients of each part; None where torch would not take now what the parts were made of."""
+        groups, parts = self._optimizer.param_groups, self._parts
+        states = _states(self._optimizer)
+        if len(groups) != len(parts) or len(states) != len(self._kept) or not all(map(is_, states, self._kept)):
+            return None
+        gradients = []
+        for group, part in zip(groups, parts, strict=True):
+            of_part = [parameter.grad for parameter in part.parameters]
+            params = group["params"]
+            if (
+                group is not part.group
+                or len(params) != len(part.all_parameters)
+                or not all(map(is_, params, part.all_parameters))
+                or any(map(is_, of_part, repeat(None)))
+                or any(parameter.grad is not None for parameter in part.others)
+                or part.settings != _settings(group)
+                or isinstance(group["lr"], Tensor)
+            ):
+                return None
+            gradients.append(of_part)
+        return gradients
+
+    def _prepare(self) -> None:
+        """Take the lists as torch makes them, with the states that are not there yet."""
+        groups = self._optimizer.param_groups
+        parts = [_Part(self._optimizer, group) for group in groups] if all(map(_is_fused, groups)) else []
+        self._parts = parts if all(part.is_plain() for part in parts) else []
+        self._kept = _states(self._optimizer)
+
+
+class _Part:
+    """What the kernel takes for one group."""
+
+    def __init__(self, optimizer: Any, group: Group) -> None:
+        self.group = group
+        self.settings = _settings(group)
+        self.kernel, num_states = _KERNELS[type(optimizer)]
+        self.parameters: list[Tensor] = []
+        self.states: list[list[Tensor]] = [[] for _ in range(num_states)]
+        optimizer._init_group(group, self.parameters, [], *self.states)  # those with a gradient
+        self.all_parameters: list[Tensor] = [*group["params"]]
+        taken = {id(parameter) for parameter in self.parameters}
+        self.others = [parameter for parameter in self.all_parameters if id(parameter) not in taken]
+
+    def is_plain(self) -> bool:
+        """Whether one call of the kernel does it."""
+        kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
+        # SGD has no momentum before its first step, which torch makes.
+        has_all = not any(map(is_, chain.from_iterable(self.states), repeat(None)))
+        return len(kinds) == 1 and has_all and not any(p.grad is not None and p.grad.is_sparse for p in self.parameters)
+
+
+def _settings(group: Group) -> tuple[Any, ...]:
+    """What decides which lists there are."""
+    return group["fused"], group.get("momentum", 0) != 0, group.get("amsgrad")
+
+
+def _is_fused(group: Group) -> bool:
+    is_simple = not (group.get("differentiable") or group.get("capturable"))
+    return bool(group["fused"]) and is_simple and not any(isinstance(beta, Tensor) for beta in group.get("betas", ()))
+
+
+def _states(optimizer: Any) -> list[Any]:
+    return [*chain.from_iterable(map(dict.values, optimizer.state.values()))]
+
+
+def _adam(group: Group, params: list[Tensor], gradients: list[Tensor], states: Sequence[list[Tensor]]) -> None:
+    averages, squares, largest_squares, steps = states
+    beta1, beta2 = group["betas"]
+    _count(steps)
+    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+    kernel(
+        params, gradients, averages, squares, largest_squares, steps,
+        lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"], weight_decay=group["weight_decay"],
+        amsgrad=group["amsgrad"], maximize=group["maximize"],
+    )  # fmt: skip
+
+
+def _count(steps: list[Tensor]) -> None:
+    """Add 1 to each. On a CPU torch makes a tensor of the 1 for each of them, which takes as long as the kernel."""
+    if steps[0].device.type == "cpu":
+        torch._foreach_add_(steps, _ONE, alpha=1.0)
+    else:
+        torch._foreach_add_(steps, 1)
+
+
+def _sgd(group: Group, params: list[Tensor], gradients: list[Tensor], states: Sequence[list[Tensor]]) -> None:
+    torch._fused_sgd_(
+        params, gradients, states[0],
+        lr=group["lr"], momentum=group["momentum"], dampening=group["dampening"], nesterov=group["nesterov"],
+        weight_decay=group["weight_decay"], maximize=group["maximize"], is_first_step=False,
+    )  # fmt: skip
+
+
+def _adagrad(group: Group, params: list[Tensor], gradients: list[Tensor], states: Sequence[list[Tensor]]) -> None:
+    sums, steps = states
+    _count(steps)
+    torch._fused_adagrad_(
+        params, gradients, sums, steps,
+        lr=group["lr"], lr_decay=group["lr_decay"], weight_decay=group["weight_decay"], eps=group["eps"],
+        maximize=group["maximize"],
+    )  # fmt: skip
+
+
+# The kernel of a class, and how many lists of states its _init_group fills.
+_KERNELS: dict[type, tuple[Kernel, int]] = {
+    torch.optim.Adam: (_adam, 4),
+    torch.optim.AdamW: (_adam, 4),
+    torch.optim.SGD: (_sgd, 1),
+    torch.optim.Adagrad: (_adagrad, 2),
+}
