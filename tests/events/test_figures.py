@@ -97,3 +97,15 @@ def test_old_figures_make_room_for_new_ones():
     assert [figure.name for figure in figures.after(0)] == ["large"]  # the newest stays, whatever its size
     assert figures.after(6) == []
     assert isinstance(figures.after(5)[0], Image)
+
+
+def test_figures_until_now_leave_out_those_that_come_later_and_those_that_had_to_go():
+    figures = Figures(max_bytes=2 * 4 * 4)  # two pictures of 2 x 2 float32
+    for name in ("a", "b"):
+        figures.add_image(name, 0, torch.zeros(2, 2))
+    then = figures.until_now()
+    assert [figure.name for figure in then.after(0)] == ["a", "b"]
+    assert [figure.name for figure in then.after(1)] == ["b"]
+    figures.add_image("c", 1, torch.zeros(2, 2))
+    assert [figure.name for figure in then.after(0)] == ["b"]
+    assert [figure.name for figure in figures.until_now().after(0)] == ["b", "c"]

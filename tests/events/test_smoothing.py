@@ -91,3 +91,64 @@ def test_values_since_an_iteration_are_those_of_it_and_later():
     assert history.values_since(7) == []
     assert str(history.values_since(4)) == "[(2.0, 4), (3.0, 4), (nan, 6)]"
     assert history.values_since(0)[0] == (1.0, 3)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 1000])
+def test_a_frozen_history_stays_what_it_was_whatever_comes_and_goes(length):
+    history = HistoryBuffer(max_length=length)
+    kept = []
+    for count in range(30):
+        history.update(count**2, count)
+        frozen = history.frozen()
+        expected = (history.values(), history.latest(), history.latest_iteration(), len(history), history.global_avg())
+        expected += (history.median(3), history.avg(4), history.values_of_last_iterations(2), history.values_since(7))
+        kept.append((frozen, (*expected, history.state_dict(3))))
+    for frozen, expected in kept:
+        read = (frozen.values(), frozen.latest(), frozen.latest_iteration(), len(frozen), frozen.global_avg())
+        read += (frozen.median(3), frozen.avg(4), frozen.values_of_last_iterations(2), frozen.values_since(7))
+        assert (*read, frozen.state_dict(3)) == expected
+        assert frozen.frozen().values() == frozen.values()
+
+
+def test_a_frozen_history_can_only_be_read():
+    frozen = filled([1.0]).frozen()
+    for write in (lambda: frozen.update(2.0), lambda: frozen.extend([2.0], [1]), lambda: frozen.load_state_dict({})):
+        with pytest.raises(UserError, match="can only be read"):
+            write()
+    assert frozen.values() == [(1.0, 0)]
+
+
+def test_a_frozen_empty_history_stays_empty():
+    history = HistoryBuffer()
+    frozen = history.frozen()
+    history.update(1.0)
+    assert (len(frozen), frozen.values()) == (0, [])
+    with pytest.raises(UserError, match="no value yet"):
+        frozen.latest()
+
+
+@pytest.mark.parametrize("length", [1, 3, 1000])
+def test_values_that_come_together_are_as_if_one_by_one(length):
+    values = [random.Random(3).gauss(0, 1e3) for _ in range(50)]
+    one_by_one, together = HistoryBuffer(length), HistoryBuffer(length)
+    for place, value in enumerate(values):
+        one_by_one.update(value, place // 2)
+    for start in range(0, 50, 7):
+        together.extend(values[start : start + 7], [place // 2 for place in range(start, min(start + 7, 50))])
+    assert together.state_dict(1000) == one_by_one.state_dict(1000)  # bitwise, the sum too
+    for window in range(1, 30):
+        assert together.values_of_last_iterations(window) == one_by_one.values_of_last_iterations(window)
+
+
+def test_windows_of_iterations_agree_with_a_plain_search():
+    generator = random.Random(4)
+    for _ in range(200):
+        history = HistoryBuffer(max_length=generator.choice([3, 1000]))
+        at, pairs = 0, []
+        for _ in range(generator.randrange(1, 12)):
+            at += generator.choice([0, 1, 1, 1, 3])
+            pairs.append((float(len(pairs)), at))
+            history.update(*pairs[-1])
+        for window in range(1, 15):
+            expected = [value for value, iteration in pairs if iteration > at - window][-history.max_length :]
+            assert history.values_of_last_iterations(window) == expected

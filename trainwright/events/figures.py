@@ -4,7 +4,7 @@ C channels, H height, W width, N values, K bins.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -68,13 +68,36 @@ class Figures:
 
     def after(self, number: int) -> list[Image | Histogram]:
         """The figures kept that came after the one with this number, oldest first."""
-        return [figure for figure in self._kept if figure.number > number]
+        return [figure for figure in tuple(self._kept) if figure.number > number]  # others may be added meanwhile
+
+    def until_now(self) -> "FiguresUntil":
+        """Those put up to now, brought to the host: for another thread, which may not disturb the device."""
+        self._kept = deque(map(_on_host, self._kept))
+        return FiguresUntil(self, self._count)
 
     def _add(self, figure: Image | Histogram) -> None:
         self._kept.append(figure)
         self._num_bytes += figure.num_bytes
         while self._num_bytes > self._max_bytes and len(self._kept) > 1:
             self._num_bytes -= self._kept.popleft().num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresUntil:
+    """The figures up to one of them. Does not hold them: those that have made room for newer ones are gone here too."""
+
+    figures: Figures
+    last: int
+
+    def after(self, number: int) -> list[Image | Histogram]:
+        """As ``Figures.after``."""
+        return [figure for figure in self.figures.after(number) if figure.number <= self.last]
+
+
+def _on_host(figure: Image | Histogram) -> Image | Histogram:
+    if isinstance(figure, Image):
+        return figure if figure.pixels.is_cpu else replace(figure, pixels=figure.pixels.cpu())
+    return figure if figure.summary.is_cpu else replace(figure, summary=figure.summary.cpu())
 
 
 def image_copy(name: str, image: "ArrayLike") -> Tensor:

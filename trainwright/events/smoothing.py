@@ -33,7 +33,7 @@ class HistoryBuffer:
         return f"HistoryBuffer(max_length={self.max_length})"
 
     def __len__(self) -> int:
-        return min(len(self._values), self.max_length)
+        return min(self._end(), self.max_length)
 
     def update(self, value: float, iteration: int | None = None) -> None:
         """Add a value. Without an iteration the values are numbered 0, 1, 2, …"""
@@ -41,19 +41,34 @@ class HistoryBuffer:
         self._iterations.append(self._count if iteration is None else iteration)
         self._count += 1
         self._total += value
-        if len(self._values) >= 2 * self.max_length:  # cut rarely: each cut moves all that stays
-            del self._values[: -self.max_length]
-            del self._iterations[: -self.max_length]
+        if len(self._values) >= 2 * self.max_length:
+            self._cut()
+
+    def extend(self, values: list[float], iterations: list[int]) -> None:
+        """As ``update`` with each of the values in turn, in a tenth of the time."""
+        self._values.fromlist(values)
+        self._iterations.fromlist(iterations)
+        self._count += len(values)
+        total = self._total
+        for value in values:  # one by one: the rounding must not depend on how many come together
+            total += value
+        self._total = total
+        if len(self._values) >= 2 * self.max_length:
+            self._cut()
+
+    def frozen(self) -> "HistoryBuffer":
+        """The values up to now: what is added later is not in it. Takes no copy, so it costs the same at any length."""
+        return _FrozenHistory(self)
 
     def latest(self) -> float:
         """The newest value."""
         self._require_values()
-        return self._values[-1]
+        return self._values[self._end() - 1]
 
     def latest_iteration(self) -> int:
         """The iteration of the newest value."""
         self._require_values()
-        return self._iterations[-1]
+        return self._iterations[self._end() - 1]
 
     def median(self, window_size: int) -> float:
         """Median of the last ``window_size`` values; NaN if one of them is."""
@@ -71,31 +86,28 @@ class HistoryBuffer:
 
     def values(self) -> list[tuple[float, int]]:
         """``(value, iteration)`` of the values kept, oldest first."""
-        return list(zip(self._values[-self.max_length :], self._iterations[-self.max_length :], strict=True))
+        return self._pairs(len(self))
 
     def values_of_last_iterations(self, num_iterations: int) -> list[float]:
         """Values of the last ``num_iterations`` iterations, up to the newest value's; each may hold none or several."""
-        oldest = self.latest_iteration() - num_iterations
-        count = 0
-        for iteration in reversed(self._iterations):
-            if iteration <= oldest:
-                break
-            count += 1
-        return self._last(count)
+        end, oldest = self._end(), self.latest_iteration() - num_iterations
+        start = max(0, end - num_iterations)
+        recent = self._iterations[start:end]
+        if recent and min(recent) > oldest and (start == 0 or self._iterations[start - 1] <= oldest):
+            return self._values[start:end].tolist()[-self.max_length :]  # one value in each, as most metrics have
+        return self._last(self._count_from(oldest + 1))
 
     def values_since(self, iteration: int) -> list[tuple[float, int]]:
         """``(value, iteration)`` of the values kept that belong to ``iteration`` or a later one, oldest first."""
-        first = len(self._values)
-        while first > 0 and self._iterations[first - 1] >= iteration:
-            first -= 1
-        return list(zip(self._values[first:], self._iterations[first:], strict=True))
+        return self._pairs(self._count_from(iteration))
 
     def state_dict(self, max_values: int) -> HistoryState:
         """The last ``max_values`` values and what the global mean needs."""
-        kept = min(max_values, self.max_length)
+        end = self._end()
+        start = max(0, end - min(max_values, self.max_length))
         return {
-            "values": self._values[-kept:].tolist(),
-            "iterations": self._iterations[-kept:].tolist(),
+            "values": self._values[start:end].tolist(),
+            "iterations": self._iterations[start:end].tolist(),
             "count": self._count,
             "total": self._total,
         }
@@ -107,20 +119,75 @@ class HistoryBuffer:
         self._count = state["count"]
         self._total = state["total"]
 
+    def _end(self) -> int:
+        """How many of the values in the arrays are this history's."""
+        return len(self._values)
+
+    def _cut(self) -> None:
+        """Let go of the oldest values; rarely, since each cut moves all that stays."""
+        # Into new arrays: in the old ones each value stays at the place where a frozen history knows it.
+        self._values = self._values[-self.max_length :]
+        self._iterations = self._iterations[-self.max_length :]
+
+    def _count_from(self, iteration: int) -> int:
+        """How many values lie behind the newest that belongs to an iteration before this one."""
+        end = first = self._end()
+        while first > 0 and self._iterations[first - 1] >= iteration:
+            first -= 1
+        return end - first
+
     def _last(self, num_values: int) -> list[float]:
         self._require_values()
         if num_values < 1:
             raise ConfigError(f"HistoryBuffer: got a window of {num_values} values; it must be at least 1.")
-        return self._values[-min(num_values, self.max_length) :].tolist()
+        end = self._end()
+        return self._values[max(0, end - min(num_values, self.max_length)) : end].tolist()
+
+    def _pairs(self, num_values: int) -> list[tuple[float, int]]:
+        end = self._end()
+        start = end - num_values
+        return list(zip(self._values[start:end], self._iterations[start:end], strict=True))
 
     def _require_values(self) -> None:
-        if not self._values:
+        if not self._end():
             raise ConfigError("HistoryBuffer: it holds no value yet; call update(value) before reading.")
+
+
+class _FrozenHistory(HistoryBuffer):
+    """What a history was. It shares the arrays, which only grow, and remembers how far they had grown."""
+
+    def __init__(self, history: HistoryBuffer) -> None:
+        self.max_length = history.max_length
+        self._values = history._values
+        self._iterations = history._iterations
+        self._count = history._count
+        self._total = history._total
+        self._length = history._end()
+
+    def update(self, value: float, iteration: int | None = None) -> None:
+        self._refuse("update")
+
+    def extend(self, values: list[float], iterations: list[int]) -> None:
+        self._refuse("extend")
+
+    def load_state_dict(self, state: HistoryState) -> None:
+        self._refuse("load_state_dict")
+
+    def frozen(self) -> HistoryBuffer:
+        return self
+
+    def _end(self) -> int:
+        return self._length
+
+    def _refuse(self, name: str) -> None:
+        raise ConfigError(
+            f"HistoryBuffer.{name}: this is what a history was when it was handed to a writer, so it can only be read."
+        )
 
 
 def median(values: list[float]) -> float:
     """The middle value, or the mean of the two middle ones; NaN if any value is NaN, as in numpy."""
-    if any(map(math.isnan, values)):  # NaN has no place in an order: sorting it would give any of the values
+    if math.isnan(sum(values)) and any(map(math.isnan, values)):  # no place in an order: sorting would give any value
         return math.nan
     ordered = sorted(values)
     middle = len(ordered) // 2

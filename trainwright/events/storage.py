@@ -1,6 +1,7 @@
 """Metrics of a run: put on the step at the cost of a list append, turned into numbers only when somebody reads."""
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -41,6 +42,8 @@ class NoEventStorageError(UserError, RuntimeError):
 
 # A plain list and no ContextVar: torch.compile cannot trace those.
 _storages: list["EventStorage"] = []
+# What it is in a thread that writes, by the thread's number: the storage as it was when that was to be written.
+storages_of_threads: dict[int, "EventStorage"] = {}
 
 
 def get_event_storage() -> "EventStorage":
@@ -49,6 +52,11 @@ def get_event_storage() -> "EventStorage":
     Raises:
         NoEventStorageError: there is none.
     """
+    # No model is compiled in a thread that writes, and the compiler can trace no question for a thread's number.
+    if not torch.compiler.is_dynamo_compiling() and storages_of_threads:
+        storage = storages_of_threads.get(threading.get_ident())
+        if storage is not None:
+            return storage
     if not _storages:
         raise NoEventStorageError(
             "get_event_storage: no run is in progress, so there is no storage to put metrics into. "
@@ -90,6 +98,7 @@ class EventStorage:
         self._hints: dict[str, bool] = {}
         self._restored: set[str] = set()  # names known from a checkpoint only: the code may have changed its hint
         self._figures = Figures()
+        self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # what readers were told since the last flush
 
     def __repr__(self) -> str:
         return f"EventStorage(start_iter={self.start_iter})"
@@ -187,11 +196,14 @@ class EventStorage:
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """As ``latest``; metrics put as noisy with the median over their last ``window_size`` iterations instead."""
-        shown = self.latest()
-        for name, (_, iteration) in shown.items():
-            if self._hints[name]:
-                shown[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
-        return shown
+        latest = self.latest()
+        known = self._shown
+        if window_size not in known:
+            for name, (_, iteration) in latest.items():
+                if self._hints[name]:
+                    latest[name] = (_smoothed(self._histories[name].values_of_last_iterations(window_size)), iteration)
+            known[window_size] = latest
+        return known[window_size].copy()
 
     def smoothing_hints(self) -> dict[str, bool]:
         """Which metrics were put as noisy."""
@@ -221,8 +233,9 @@ class EventStorage:
     def load_state_dict(self, state: StorageState) -> None:
         """Take over the metrics of a checkpoint; ``iter`` and ``start_iter`` stay as they are."""
         self._pending.clear()
-        self._histories.clear()
-        self._hints.clear()
+        self._histories = {}
+        self._hints = {}
+        self._shown = {}
         self.samples, self.written = state["samples"], state.get("written")
         self.first_unwritten = self.start_iter if self.written is None else min(self.start_iter, self.written + 1)
         for name, scalar in state["scalars"].items():
@@ -254,12 +267,18 @@ class EventStorage:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        numbers = _to_numbers([value for _, value, _ in pending])
-        for (name, _, iteration), number in zip(pending, numbers, strict=True):
-            history = self._histories.get(name)
-            if history is None:
-                history = self._histories[name] = HistoryBuffer()
-            history.update(number, iteration)
+        self._shown = {}
+        columns: dict[str, tuple[list[float], list[int]]] = {}
+        for (name, _, iteration), number in zip(pending, _to_numbers([value for _, value, _ in pending]), strict=True):
+            if name not in columns:
+                columns[name] = ([], [])
+            values, iterations = columns[name]
+            values.append(number)
+            iterations.append(iteration)
+        for name, (values, iterations) in columns.items():
+            if name not in self._histories:
+                self._histories[name] = HistoryBuffer()
+            self._histories[name].extend(values, iterations)
 
 
 def _smoothed(values: list[float]) -> float:

@@ -90,3 +90,15 @@ def test_a_resumed_run_does_not_show_what_was_put_before(lines):
     writer.write(resumed)
     assert len(lines()) == 1
     assert "Acc@1" not in lines()[0]
+
+
+def test_the_eta_follows_a_run_that_becomes_slower(lines):
+    storage, writer = EventStorage(), ConsoleWriter(8, 4_000)
+    for iteration in range(4_000):
+        storage.iter = iteration
+        storage.put_scalar("time", 1.0 if iteration < 1_500 else 2.0)
+        if iteration % 100 == 99:
+            writer.write(storage)
+    etas = [line.split()[1] for line in lines()]
+    assert etas[14] == "0:41:40"  # 2500 iterations of a second
+    assert etas[29] == "0:33:20"  # 1000 of two

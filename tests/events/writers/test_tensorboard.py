@@ -97,7 +97,7 @@ def test_nothing_is_created_before_there_is_something_to_write(tmp_path):
 
 
 def test_a_missing_tensorboard_is_said_with_the_cure(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard.writer", None)
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard.compat.proto.event_pb2", None)
     storage = EventStorage()
     storage.put_scalar("loss", 1.0)
     with pytest.raises(ValueError, match="pip install tensorboard"):

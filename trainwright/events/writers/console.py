@@ -10,6 +10,7 @@ from trainwright.events.writers.shown import ShownMetrics, new_metrics
 logger = logging.getLogger("trainwright.events")
 
 _ETA_WINDOW = 1000  # values of the iteration time: long, so that a slow evaluation does not make it jump
+_ETA_STEADY = _ETA_WINDOW // 5  # iterations for which the median of a full window is good: it costs more than the line
 
 
 class ConsoleWriter(EventWriter):
@@ -19,12 +20,16 @@ class ConsoleWriter(EventWriter):
     shows a progress bar may leave them out.
     """
 
+    in_background = False  # in order with what the program prints
+
     def __init__(self, batch_size: int, max_iter: int, window_size: int = 20) -> None:
         self._batch_size = batch_size
         self._max_iter = max_iter
         self._window_size = window_size
         self._last_written = -1
         self._storage: EventStorage | None = None
+        self._time_s = 0.0  # of an iteration, for the time that is left
+        self._timed_at: int | None = None
 
     def __repr__(self) -> str:
         return f"ConsoleWriter({self._batch_size}, {self._max_iter}, window_size={self._window_size})"
@@ -34,6 +39,7 @@ class ConsoleWriter(EventWriter):
         if storage is not self._storage:
             self._storage = storage
             self._last_written = storage.start_iter - 1
+            self._timed_at = None
         new = new_metrics(storage, self._last_written, self._window_size)
         if new is None:
             return
@@ -45,7 +51,7 @@ class ConsoleWriter(EventWriter):
         fields = [f"iteration: {done}/{self._max_iter}", f"consumed_samples: {storage.samples}"]
         fields += [f"{name}: {value:.4g}" for name, value in (new.losses | new.others).items()]
         if new.time_s is not None:
-            seconds_left = storage.history("time").median(_ETA_WINDOW) * (self._max_iter - done)
+            seconds_left = self._time_of_iteration(storage) * (self._max_iter - done)
             fields.insert(0, f"eta: {datetime.timedelta(seconds=int(seconds_left))}")
             fields.append(f"time: {new.time_s:.4f} s/iter")
         if new.data_time_s is not None:
@@ -55,3 +61,10 @@ class ConsoleWriter(EventWriter):
         if new.lr is not None:
             fields.append(f"lr: {new.lr:.2e}")
         return fields
+
+    def _time_of_iteration(self, storage: EventStorage) -> float:
+        times = storage.history("time")
+        at = times.latest_iteration()
+        if self._timed_at is None or len(times) < _ETA_WINDOW or at - self._timed_at >= _ETA_STEADY:
+            self._time_s, self._timed_at = times.median(_ETA_WINDOW), at
+        return self._time_s

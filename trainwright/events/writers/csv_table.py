@@ -6,8 +6,8 @@ import logging
 import os
 from pathlib import Path
 
-from trainwright.events.storage import EventStorage, get_event_storage
-from trainwright.events.writers.base import EventWriter
+from trainwright.events.storage import EventStorage
+from trainwright.events.writers.base import FileWriter
 from trainwright.events.writers.rows import RowFile, rows_after
 
 logger = logging.getLogger("trainwright.events")
@@ -15,7 +15,7 @@ logger = logging.getLogger("trainwright.events")
 Cells = dict[str, str]
 
 
-class CSVWriter(EventWriter):
+class CSVWriter(FileWriter):
     """Append the new metrics as rows of a CSV file; the first column is ``iteration``, an absent value an empty cell.
 
     A metric that appears later adds a column: the file is then written anew beside and renamed. Earlier rows are
@@ -28,30 +28,37 @@ class CSVWriter(EventWriter):
         self._columns: list[str] = []
         self._last_written = -1
         self._storage: EventStorage | None = None  # whose rows the file is ready for
+        self._gathered: list[Cells] = []  # rows for the file
 
     def __repr__(self) -> str:
         return f"CSVWriter({str(self._file.path)!r}, window_size={self._window_size})"
 
-    def write(self, storage: EventStorage | None = None) -> None:
-        storage = get_event_storage() if storage is None else storage
+    def gather(self, storage: EventStorage) -> None:
         if storage is not self._storage:
             if not storage.latest():
                 return
             self._last_written = self._make_ready(storage.first_unwritten, is_new_run=storage.start_iter == 0)
             self._storage = storage
         rows = rows_after(storage, self._last_written, self._window_size)
-        if not rows:
+        if rows:
+            self._gathered += [
+                {"iteration": str(iteration), **{name: repr(value) for name, value in row.items()}}
+                for iteration, row in rows.items()
+            ]
+            self._last_written = max(rows)
+
+    def flush(self) -> None:
+        if not self._gathered:
             return
-        cells: list[Cells] = [
-            {"iteration": str(iteration), **{name: repr(value) for name, value in row.items()}}
-            for iteration, row in rows.items()
-        ]
-        new_columns = sorted({name for row in cells for name in row} - {"iteration", *self._columns})
+        new_columns = sorted({name for row in self._gathered for name in row} - {"iteration", *self._columns})
         if new_columns:
             columns, old = self._read() if self._columns else (["iteration"], [])
             self._rewrite([*columns, *new_columns], old)
-        self._file.append(_encode([[row.get(column, "") for column in self._columns] for row in cells]))
-        self._last_written = max(rows)
+        self._file.append(_encode([[row.get(column, "") for column in self._columns] for row in self._gathered]))
+        self._gathered = []
+
+    def sync(self) -> None:
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()

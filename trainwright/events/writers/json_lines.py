@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainwright.events.storage import EventStorage, get_event_storage
-from trainwright.events.writers.base import EventWriter
+from trainwright.events.storage import EventStorage
+from trainwright.events.writers.base import FileWriter
 from trainwright.events.writers.rows import Row, RowFile, rows_after
 
 logger = logging.getLogger("trainwright.events")
 
 
-class JSONWriter(EventWriter):
+class JSONWriter(FileWriter):
     """Append the new metrics as JSON lines: keys sorted, ``iteration`` among them, NaN and inf as null.
 
     The file is touched at the first write. If the run is resumed, rows of iterations that it is about to repeat, and a
@@ -26,12 +26,12 @@ class JSONWriter(EventWriter):
         self._window_size = window_size
         self._last_written = -1
         self._storage: EventStorage | None = None  # whose rows the file is ready for
+        self._gathered: list[str] = []  # lines for the file
 
     def __repr__(self) -> str:
         return f"JSONWriter({str(self._file.path)!r}, window_size={self._window_size})"
 
-    def write(self, storage: EventStorage | None = None) -> None:
-        storage = get_event_storage() if storage is None else storage
+    def gather(self, storage: EventStorage) -> None:
         if storage is not self._storage:
             if not storage.latest():
                 return
@@ -39,8 +39,16 @@ class JSONWriter(EventWriter):
             self._storage = storage
         rows = rows_after(storage, self._last_written, self._window_size)
         if rows:
-            self._file.append("".join(_line(iteration, row) for iteration, row in rows.items()).encode())
+            self._gathered += [_line(iteration, row) for iteration, row in rows.items()]
             self._last_written = max(rows)
+
+    def flush(self) -> None:
+        if self._gathered:
+            self._file.append("".join(self._gathered).encode())
+            self._gathered = []
+
+    def sync(self) -> None:
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()

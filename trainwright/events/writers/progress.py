@@ -44,6 +44,8 @@ class ProgressWriter(EventWriter):
     Only for a terminal: where there is none, use ``ConsoleWriter``. ``file`` is the terminal, by default stderr.
     """
 
+    in_background = False
+
     def __init__(
         self,
         max_iter: int,

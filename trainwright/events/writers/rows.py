@@ -19,14 +19,15 @@ def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[
 
 
 class RowFile:
-    """A file that grows by whole blocks: a block is there, on the disk, or not at all."""
+    """A file that grows by whole blocks: a block is there or not at all, and after ``sync`` it is on the disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._is_synced = True
 
     def append(self, block: bytes) -> None:
-        """Write and sync. When that fails, a full disk for one, the file is cut back to what it was."""
+        """Write. When that fails, a full disk for one, the file is cut back to what it was."""
         if self._descriptor is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self.path.parent)  # what a killed process had begun to write beside
@@ -34,11 +35,17 @@ class RowFile:
             sync_folder(self.path.parent)
         size = os.fstat(self._descriptor).st_size
         try:
+            self._is_synced = False
             _write_all(self._descriptor, block)
-            os.fsync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, size)
             raise
+
+    def sync(self) -> None:
+        """Return when all blocks are on the disk."""
+        if self._descriptor is not None and not self._is_synced:
+            os.fsync(self._descriptor)
+            self._is_synced = True
 
     def replace(self, content: bytes) -> None:
         """Put new content in place of the file: at every moment the path holds all of the old or all of the new."""
@@ -61,10 +68,13 @@ class RowFile:
         return self.path.is_file() and self.path.stat().st_size > 0
 
     def close(self) -> None:
-        """Close the file; the next ``append`` opens it again."""
+        """Sync and close the file; the next ``append`` opens it again."""
         if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            try:
+                self.sync()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = None
 
 
 def _write_all(descriptor: int, block: bytes) -> None:

@@ -1,0 +1,98 @@
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainwright.events import log_file
+from trainwright.events.log_file import LogFile
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    logger = logging.Logger("alone")
+    before = threading.active_count()
+    yield logger
+    for handler in logger.handlers:
+        handler.close()
+        handler.close()
+    assert threading.active_count() == before
+
+
+def test_lines_are_in_order_and_all_there_at_the_end(tmp_path: Path, logger: logging.Logger) -> None:
+    handler = LogFile(tmp_path / "log.txt")
+    logger.addHandler(handler)
+    place = {"at": 0}
+    for number in range(1000):
+        place["at"] = number
+        logger.info("line %(at)d", place)  # what it says is settled when it is logged
+    handler.close()
+    assert (tmp_path / "log.txt").read_text() == "".join(f"line {number}\n" for number in range(1000))
+
+
+def test_nobody_waits_for_a_slow_disk_and_what_is_left_out_is_said(
+    tmp_path: Path, logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "_MAX_WAITING", 5)
+    gate = threading.Event()
+    handler = LogFile(tmp_path / "log.txt")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda *arguments: gate.wait(20) and write(*arguments))
+    logger.addHandler(handler)
+    logger.info("first")
+    while not handler._waiting.empty():
+        time.sleep(0.001)
+    before = time.perf_counter()
+    for number in range(20):
+        logger.info("%d", number)
+    assert time.perf_counter() - before < 1
+    gate.set()
+    handler.close()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[:6] == ["first", "0", "1", "2", "3", "4"]
+    assert "(15 lines were left out here" in "".join(lines)
+
+
+def test_a_line_that_cannot_be_made_or_written_stops_nothing(
+    tmp_path: Path, logger: logging.Logger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, block: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    handler = LogFile(tmp_path / "log.txt")
+    logger.addHandler(handler)
+    logger.info("%d", "no number")
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        logger.info("fine")
+        handler.close()
+    said = capsys.readouterr().err
+    assert "Logging error" in said
+    assert "log.txt cannot be written: [Errno 28] No space left" in said
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_writes_its_lines_itself(tmp_path: Path, logger: logging.Logger) -> None:
+    handler = LogFile(tmp_path / "log.txt")
+    logger.addHandler(handler)
+    logger.info("parent")
+    child = os.fork()
+    if child == 0:
+        try:
+            logger.info("child")
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    handler.close()
+    assert sorted((tmp_path / "log.txt").read_text().split()) == ["child", "parent"]
+
+
+def test_without_a_line_there_is_no_thread(tmp_path: Path, logger: logging.Logger) -> None:
+    before = threading.active_count()
+    handler = LogFile(tmp_path / "log.txt")
+    assert threading.active_count() == before
+    handler.close()

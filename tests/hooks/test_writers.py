@@ -1,0 +1,158 @@
+"""The hook that writes: slow writers, slow disks and failing ones around a training."""
+
+import itertools
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainwright import Trainer as ObjectsTrainer
+from trainwright import TrainingConfig
+from trainwright.checkpoint import Checkpointer
+from trainwright.engine.loop import TrainerBase
+from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
+from trainwright.events.writers import SafeWriter, default_writers
+from trainwright.hooks import CallbackHook, PeriodicCheckpointer, PeriodicWriter
+
+
+class Trainer(TrainerBase):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(2, 1)
+
+    def run_step(self) -> None:
+        pass
+
+
+class Memory(EventWriter):
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.closed = False
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        self.rows.append(get_event_storage().iter)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Asleep(Memory):
+    """A tracker far away."""
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        time.sleep(0.6)
+        super().write(storage)
+
+
+def longest_step(trainer: TrainerBase, train: Callable[[], object]) -> float:
+    """In seconds, from one iteration to the next, without the first, which loads what steps need."""
+    moments: list[float] = []
+    trainer.register_hooks([CallbackHook(before_step=lambda t: moments.append(time.perf_counter()))])
+    train()
+    return max(after - before for before, after in itertools.pairwise(moments[1:]))
+
+
+def test_a_slow_writer_slows_no_step() -> None:
+    trainer, asleep = Trainer(), Asleep()
+    put = CallbackHook(after_step=lambda t: t.storage.put_scalar("loss", 1.0))
+    trainer.register_hooks([put, PeriodicWriter([asleep, SafeWriter(Memory())], period=1)])
+    assert longest_step(trainer, lambda: trainer.train(0, 4)) < 0.5
+    assert asleep.rows == [0, 1, 2, 3, 4]
+    assert asleep.closed
+
+
+def test_a_slow_disk_slows_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow: list[str] = []
+
+    def slowly(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any) -> Any:
+            slow.append(name)
+            time.sleep(0.6)
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("write", "fsync", "open"):
+        slowly(name)
+    trainer = Trainer()
+    writers = default_writers(tmp_path, 20, batch_size=1, tensorboard=None)
+    put = CallbackHook(after_step=lambda t: t.storage.put_scalar("loss", 1.0))
+    trainer.register_hooks([put, PeriodicWriter(writers, period=1)])
+    assert longest_step(trainer, lambda: trainer.train(0, 20)) < 0.5
+    monkeypatch.undo()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == list(range(20))
+    assert {"write", "fsync", "open"} <= set(slow)
+
+
+def test_what_a_writer_raises_ends_the_training() -> None:
+    class Broken(EventWriter):
+        def write(self, storage: EventStorage | None = None) -> None:
+            raise ConnectionError("the tracker is down")
+
+    trainer = Trainer()
+    trainer.register_hooks([PeriodicWriter([Broken()], period=1)])
+    with pytest.raises(ConnectionError, match="the tracker is down"):
+        trainer.train(0, 3)
+    assert not any(thread.name == "trainwright-write" for thread in threading.enumerate())
+
+
+def test_a_checkpoint_is_not_there_before_the_rows_that_it_tells_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens to the process at any moment, a resume finds the rows that its checkpoint counts on."""
+    path = tmp_path / "metrics.json"
+    committed: list[tuple[int, int]] = []
+    write, rename = os.write, os.rename
+
+    def slow(descriptor: int, block: bytes) -> int:
+        if b'"iteration"' in block:
+            time.sleep(0.1)
+        return write(descriptor, block)
+
+    def noting(source: Any, target: Any, **kwargs: Any) -> None:
+        if re.fullmatch(r"model_\d+", Path(target).name):
+            rows = path.read_text().splitlines() if path.exists() else []
+            committed.append((int(Path(target).name.removeprefix("model_")), len(rows)))
+        rename(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "write", slow)
+    monkeypatch.setattr(os, "rename", noting)
+    trainer = Trainer()
+    trainer.register_hooks(
+        [
+            CallbackHook(after_step=lambda t: t.storage.put_scalar("loss", 1.0)),
+            PeriodicCheckpointer(Checkpointer(trainer.model, tmp_path / "checkpoints"), 1, file_prefix="model"),
+            PeriodicWriter([JSONWriter(path)], period=1),
+        ]
+    )
+    trainer.train(0, 4)
+    assert [step for step, _ in committed] == [0, 1, 2, 3]
+    assert all(rows > step for step, rows in committed)
+
+
+def test_a_slow_writer_of_the_objects_door_slows_no_step(tmp_path: Path) -> None:
+    class Tracked(ObjectsTrainer):
+        def build_writers(self) -> list[EventWriter]:
+            self.asleep = Asleep()
+            return [*super().build_writers(), self.asleep]
+
+    config = TrainingConfig(output_dir=tmp_path, log_steps=1, max_steps=4, save_enabled=False, progress_bar=False)
+    data = TensorDataset(torch.randn(32, 2), torch.randint(2, (32,)))
+    trainer = Tracked(nn.Linear(2, 2), config, train_dataset=data)
+    assert longest_step(trainer, trainer.train) < 0.5
+    assert trainer.asleep.rows == [0, 1, 2, 3, 4]
+    rows = [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert rows == [0, 1, 2, 3]
+    assert len(trainer.load_csv_logs()["iteration"]) == 4

@@ -1,0 +1,84 @@
+"""A log file whose lines are written beside the program, so that a slow disk does not slow it."""
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+
+_MAX_WAITING = 10_000  # lines
+
+
+class LogFile(logging.Handler):
+    """Appends log lines to ``path`` in a thread of its own, which begins with the first line and ends with ``close``.
+
+    A line is complete when it is logged, and on its way when the call returns. Where the disk takes no lines, 10,000
+    wait and those behind them are left out; the file says how many. A forked process has no such thread and writes at
+    once.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.path = Path(path)
+        # No file object: its lock, held by the thread at the moment of a fork, would stay shut in the other process.
+        self._descriptor: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._process = os.getpid()
+        self._waiting: SimpleQueue[str | None] = SimpleQueue()  # None: the end
+        self._num_left_out = 0
+        self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"LogFile({str(self.path)!r})"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record) + "\n"
+        except Exception:  # as every handler of the standard library: logging never stops a program
+            self.handleError(record)
+            return
+        if os.getpid() != self._process:
+            self._write(line)
+        elif self._waiting.qsize() >= _MAX_WAITING:
+            self._num_left_out += 1
+        else:
+            self._waiting.put(line)
+            if self._thread is None and self._descriptor is not None:
+                self._thread = threading.Thread(target=self._work, name="trainwright-log", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Return when all lines are in the file, and close it."""
+        thread, self._thread = self._thread, None
+        if thread is not None and os.getpid() == self._process:
+            self._waiting.put(None)
+            thread.join()
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+        super().close()
+
+    def _work(self) -> None:
+        is_over = False
+        while not is_over:
+            lines = [self._waiting.get()]
+            while not self._waiting.empty():
+                lines.append(self._waiting.get())
+            is_over = None in lines
+            if self._num_left_out:
+                lines.append(
+                    f"({self._num_left_out} lines were left out here: the disk was slower than the program.)\n"
+                )
+                self._num_left_out = 0
+            self._write("".join(line for line in lines if line is not None))
+
+    def _write(self, text: str) -> None:
+        block = text.encode(errors="backslashreplace")
+        try:
+            while block and self._descriptor is not None:
+                block = block[os.write(self._descriptor, block) :]
+        except OSError as error:
+            print(f"{self.path} cannot be written: {error}", file=sys.stderr)

@@ -1,0 +1,60 @@
+"""What is put comes to the writers, and the training waits for none of them."""
+
+from collections.abc import Sequence
+
+from trainwright.events.snapshot import take_snapshot
+from trainwright.events.storage import EventStorage
+from trainwright.events.writers.base import EventWriter
+from trainwright.events.writers.lane import Lane
+from trainwright.events.writers.safe import is_file_writer
+
+
+class Delivery:
+    """Calls writers: files in one thread, each other writer in one of its own, those of a terminal here and now."""
+
+    def __init__(self, writers: Sequence[EventWriter]) -> None:
+        self._here = [writer for writer in writers if not _is_beside(writer)]
+        files = [writer for writer in writers if _is_beside(writer) and is_file_writer(writer)]
+        others = [writer for writer in writers if _is_beside(writer) and not is_file_writer(writer)]
+        self._lanes = [Lane(files, are_files=True)] if files else []
+        self._lanes += [Lane([writer]) for writer in others]
+
+    def write(self, storage: EventStorage, *, must_stay: bool = False) -> None:
+        """Have written what ``storage``, the current one, tells now.
+
+        ``must_stay``: where rows must be left out, not this one before others.
+
+        Raises:
+            Exception: what a writer has raised, now or beside the training since the last call.
+        """
+        for writer in self._here:
+            writer.write()
+        if self._lanes:
+            snapshot = take_snapshot(storage)
+            for lane in self._lanes:
+                lane.put(storage, snapshot, must_stay=must_stay)
+        self._raise_failure()
+
+    def close(self) -> None:
+        """Wait until all is written, and close the writers.
+
+        Raises:
+            Exception: as above.
+        """
+        for lane in self._lanes:
+            lane.finish()
+        try:
+            for writer in self._here:
+                writer.close()
+        finally:
+            for lane in self._lanes:
+                lane.join()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        for lane in self._lanes:
+            lane.raise_failure()
+
+
+def _is_beside(writer: EventWriter) -> bool:
+    return getattr(writer, "in_background", True)
