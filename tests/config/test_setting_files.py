@@ -67,6 +67,8 @@ VALUES: dict[str, list[Any]] = {
     "log_steps": [None, 10, 0.1, 1.0],
     "logs_dir": ["logs/here"],
     "progress_bar": [False],
+    "float32_matmul_precision": [None, "highest", "high", "medium"],
+    "profile": [None, True, False, {}, {"wait": 0, "with_stack": True}],
     "save_enabled": [False],
     "save_steps": [None, 0, 10, 0.1, 1.0],
     "checkpoints_dir": ["saved"],

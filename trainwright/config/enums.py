@@ -4,6 +4,8 @@ from enum import StrEnum
 
 from trainwright.config.errors import ConfigError, did_you_mean
 
+CUSTOM = "custom_"  # the name of an optimizer or a loss that is an object of the user's
+
 
 class _Word(StrEnum):
     """A string from a list. An unknown one is a ConfigError with the nearest; known misspellings are understood."""

@@ -77,6 +77,7 @@ Metrics = Annotated[
     list[_Name | MetricConfig] | None, Allowed("a list of names, of dicts and of MetricConfigs, or None")
 ]
 EvalStrategy = Annotated[Literal["epoch", "eval_epoch", "step", "no"], Allowed("'epoch', 'eval_epoch', 'step' or 'no'")]
+MatmulPrecision = Annotated[Literal["highest", "high", "medium"] | None, Allowed("None, 'highest', 'high' or 'medium'")]
 Precision = Annotated[Literal["no", "fp16", "bf16"] | None, Allowed("None, 'no', 'fp16' or 'bf16'")]
 NonFinite = Annotated[Literal["stop", "skip", "warn"], Allowed("'stop', 'skip' or 'warn'")]
 WarmupSchedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
@@ -118,6 +119,21 @@ class TensorBoard(TypedDict, total=False):
     comment: Text
 
 
+class Profile(TypedDict, total=False):
+    """Which iterations to profile, and what of them: the arguments of a ProfileHook."""
+
+    wait: CountOrZero
+    warmup: Count
+    active: Count
+    repeat: CountOrZero
+    record_shapes: YesNo
+    profile_memory: YesNo
+    with_stack: YesNo
+    with_flops: YesNo
+    num_rows: CountOrZero
+    all_ranks: YesNo
+
+
 _KEYS = "a dict with some of the keys {}, or None"
 EarlyStoppingOrNone = Annotated[
     EarlyStopping | None, Allowed(_KEYS.format("monitor, patience, mode, min_delta and baseline"))
@@ -126,8 +142,12 @@ ModelCheckpointOrNone = Annotated[
     ModelCheckpoint | None, Allowed('{"every_n_epoch": n}, {"every_n_iteration": n} or None')
 ]
 TensorBoardOrNone = Annotated[TensorBoard | None, Allowed(_KEYS.format("log_dir and comment"))]
+ProfileOrNone = Annotated[
+    Profile | None, Allowed(f"True, False, {_KEYS.format('wait, warmup, active, repeat and others of a ProfileHook')}")
+]
 PARTS: dict[str, Any] = {
     "early_stopping": EarlyStopping,
     "model_checkpoint": ModelCheckpoint,
     "tensorboard": TensorBoard,
+    "profile": Profile,
 }

@@ -111,6 +111,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "early_stopping": _NO,
     "model_checkpoint": _NO,
     "tensorboard": _NO,
+    "profile": _NO | {True: {}},
 }
 _NAMED = ("optimizer", "lr_scheduler", "lr_scheduler_type")
 

@@ -50,6 +50,9 @@ NOT_NEGATIVE = Rule("a number >= 0", lambda value: _is_number(value) and value >
 AMOUNT = Rule("a whole number >= 1 (1e9 for all)", lambda value: _is_whole_amount(value) and value >= 1)
 MODE = Rule("'max' or 'min'", lambda value: value in ("max", "min"))
 NON_FINITE = Rule("'stop', 'skip' or 'warn'", lambda value: value in ("stop", "skip", "warn"))
+MATMUL_PRECISION = Rule(
+    "'highest', 'high', 'medium' or None", lambda value: value in ("highest", "high", "medium", None)
+)
 STAGE = Rule("1, 2 or 3", lambda value: _is_whole(value) and value in (1, 2, 3))
 STAGES = Rule("a list of whole numbers", lambda value: isinstance(value, ListConfig) and all(map(_is_whole, value)))
 LAZY = Rule(
@@ -60,6 +63,11 @@ DEVICE = Rule(
     "'cpu', 'cuda', 'mps' or 'xpu', with or without a number ('cuda:0'), or None for the one there is",
     lambda v: v is None or (isinstance(v, str) and re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", v) is not None),
 )
+PROFILE = Rule(
+    "True, False, None, or a dict of a ProfileHook's arguments: whole numbers for wait, warmup (>= 1), active (>= 1),"
+    " repeat and num_rows; True or False for record_shapes, profile_memory, with_stack, with_flops and all_ranks",
+    lambda value: value is None or isinstance(value, bool) or (isinstance(value, DictConfig) and _is_profile(value)),
+)
 ONLY_ONE = Rule("1: more is not supported yet in this version", lambda value: _is_whole(value) and value == 1)
 OFF = Rule("False: True is not supported yet in this version", lambda value: value is False)
 
@@ -67,6 +75,23 @@ OFF = Rule("False: True is not supported yet in this version", lambda value: val
 def _is_lazy(value: Any) -> bool:
     return not isinstance(value, DictConfig) or "_target_" in value
 
+
+def _is_profile(value: DictConfig) -> bool:
+    return all(key in _PROFILE and _PROFILE[key].holds(value[key]) for key in value)
+
+
+_PROFILE = {
+    "wait": whole(0),
+    "warmup": whole(1),
+    "active": whole(1),
+    "repeat": whole(0),
+    "record_shapes": BOOL,
+    "profile_memory": BOOL,
+    "with_stack": BOOL,
+    "with_flops": BOOL,
+    "num_rows": whole(0),
+    "all_ranks": BOOL,
+}
 
 TRAIN: Table = {
     "output_dir": NAME,
@@ -106,6 +131,8 @@ TRAIN: Table = {
     "load_weight": optional(TEXT),
     "log_period": whole(1),
     "non_finite": NON_FINITE,
+    "profile": PROFILE,
+    "float32_matmul_precision": MATMUL_PRECISION,
     "scheduler": LAZY,
     "input_placement_device": DEVICE,
     "dist": {

@@ -125,6 +125,9 @@ class TrainingConfig(CheckedConfig):
     mixed_precision: types.Precision = setting(
         None, "learning", "Compute forward passes in 'bf16' (also: True) or 'fp16'. None, False, 'no', 'full': do not."
     )
+    float32_matmul_precision: types.MatmulPrecision = setting(
+        None, "learning", "Multiply matrices of float32 in 'high' (TF32) or 'medium' (bfloat16); None: as torch is set."
+    )
     lr_scheduler: types.NamedOrNone = setting(
         None, "learning", "A schedule of torch.optim.lr_scheduler, instead of lr_scheduler_type."
     )
@@ -143,6 +146,9 @@ class TrainingConfig(CheckedConfig):
     )
     logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.")
     progress_bar: types.YesNo = setting(True, "logging", "Show progress bars on a terminal.")
+    profile: types.ProfileOrNone = setting(
+        None, "logging", "Record a few iterations with torch.profiler, into output_dir; True: by default which ones."
+    )
     save_enabled: types.YesNo = setting(True, "checkpoint", "False: save nothing at all.")
     save_steps: types.SaveSteps = setting(
         None,
@@ -154,7 +160,7 @@ class TrainingConfig(CheckedConfig):
         None, "checkpoint", "Keep only so many of the newest checkpoints, and the best; None: all."
     )
     distributed: types.YesNo = setting(False, "device", "Train in the processes of `accelerate launch`.")
-    graph: types.YesNo = setting(False, "device", "Compile the model.")
+    graph: types.YesNo = setting(False, "device", "Make each update one compiled program.")
 
     @property
     def device(self) -> "torch.device":

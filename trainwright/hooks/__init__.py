@@ -21,6 +21,8 @@ from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.finite import FiniteCheck, NonFiniteError
 from trainwright.hooks.interruptions import Interruptions
+from trainwright.hooks.matmul_precision import Float32MatmulPrecision
+from trainwright.hooks.profile import ProfileHook
 from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.timer import IterationTimer
 from trainwright.hooks.writers import PeriodicWriter
@@ -29,12 +31,14 @@ __all__ = [
     "HookBase",
     "CallbackHook",
     "IterationTimer",
+    "ProfileHook",
     "LRScheduler",
     "PeriodicWriter",
     "PeriodicCheckpointer",
     "BestCheckpointer",
     "EvalHook",
     "FiniteCheck",
+    "Float32MatmulPrecision",
     "NonFiniteError",
     "Interruptions",
     "Callback",

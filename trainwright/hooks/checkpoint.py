@@ -83,7 +83,8 @@ class PeriodicCheckpointer(HookBase):
             self._due = self.trainer.iter
         if not self._is_prepared:  # here, since an optimizer has its state after its first step
             self._is_prepared = True
-            self._checkpointer.prepare()
+            with self.trainer.phases.counting("save"):
+                self._checkpointer.prepare()
 
     def before_step(self) -> None:
         if self._due is not None:
@@ -99,7 +100,8 @@ class PeriodicCheckpointer(HookBase):
             if self.trainer.iter >= max_iter:
                 self._save(f"{self._prefix}_final", self.trainer.iter - 1)
         finally:
-            self._checkpointer.wait(alone=failed)
+            with self.trainer.phases.counting("save"):
+                self._checkpointer.wait(alone=failed)
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
@@ -109,7 +111,8 @@ class PeriodicCheckpointer(HookBase):
         delete_older = None  # behind the final one too: a kill may have come between the last save and its deletions
         if self._max_to_keep is not None and self._checkpointer.save_to_disk:
             delete_older = partial(_delete_older, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
-        self._checkpointer.save(name, on_commit=delete_older, iteration=iteration)
+        with self.trainer.phases.counting("save"):
+            self._checkpointer.save(name, on_commit=delete_older, iteration=iteration)
 
 
 def _delete_older(save_dir: str, prefix: str, max_to_keep: int) -> None:
@@ -173,7 +176,8 @@ class BestCheckpointer(HookBase):
                 if self._due is not None:
                     self._save_due()
         finally:
-            self._checkpointer.wait(alone=failed)
+            with self.trainer.phases.counting("save"):
+                self._checkpointer.wait(alone=failed)
 
     def _look(self, evaluated_at: int) -> None:
         """Note a new best. ``evaluated_at`` is the storage's iteration of the evaluation."""
@@ -187,7 +191,8 @@ class BestCheckpointer(HookBase):
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
-        self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
+        with self.trainer.phases.counting("save"):
+            self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
         logger.info(
             "Best %s so far: %.5g (iteration %s), saved as %s.", self._metric, self.best, iteration, self._file_prefix
         )

@@ -32,7 +32,8 @@ class EvalHook(HookBase):
             self._evaluate()
 
     def _evaluate(self) -> None:
-        results = self._eval_function()
+        with self.trainer.phases.counting("evaluation"):
+            results = self._eval_function()
         if not results:
             return
         if not isinstance(results, Mapping):

@@ -221,8 +221,7 @@ class RunCallbacks(HookBase):
         (batch,), self._batch = self._batch, ()
         if not self._is_shown and self.trainer.iterations_done > self.trainer.start_iter:
             self._show_storage()
-        self.logs.count("global_step")
-        self.logs.count("epoch_step")
+        self.logs.count("global_step", "epoch_step")
         self.callbacks.on_train_batch_end(_as_tuple(batch), self.logs)
 
     def _end_eval_batch(self) -> None:

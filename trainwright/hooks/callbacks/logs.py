@@ -61,9 +61,11 @@ class Logs(MutableMapping[str, Any]):
         """The numbers that were set; not what is deferred."""
         return {name: value for name in self._values if isinstance(value := self[name], int | float)}
 
-    def count(self, name: str) -> None:
-        """Add one to a counter, which begins at 0."""
-        self._values[name] = self._values.get(name, 0) + 1
+    def count(self, *names: str) -> None:
+        """Add one to counters, which begin at 0."""
+        values = self._values
+        for name in names:
+            values[name] = values.get(name, 0) + 1
 
     def defer(self, name: str, read: Callable[[], Any]) -> None:
         """From now on ``name`` is what ``read`` gives, asked at each reading; a value that is set comes before it."""

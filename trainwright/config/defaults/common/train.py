@@ -24,6 +24,8 @@ train = dict(
     start_iter=0,
     # Mixed precision in training.
     amp=dict(enabled=False),
+    # Multiply matrices of float32 in "high" (TF32) or "medium" (bfloat16) precision; None: as torch is set.
+    float32_matmul_precision=None,
     # Compute activations again in the backward pass rather than keep them: less memory, more time.
     activation_checkpoint=dict(enabled=False),
     # Settings of another backend, accepted so that its configurations run. Without meaning on torch.
@@ -53,6 +55,9 @@ train = dict(
     log_period=20,
     # Where a loss or the gradients become NaN or infinite: "stop" the training, "skip" that update, or "warn".
     non_finite="stop",
+    # Record a few iterations with torch.profiler, into the output folder: True, or arguments of a ProfileHook such as
+    # dict(wait=10, active=3).
+    profile=None,
     # max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio.
     scheduler=LazyCall("trainwright.optim.WarmupCosineLR")(warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
     # None: the accelerator if there is one, else the CPU.

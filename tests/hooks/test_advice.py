@@ -1,0 +1,122 @@
+"""One piece of advice, for where most of the time could be saved; none where all is well."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from trainwright.events import PhaseTimes
+from trainwright.hooks.advice import Facts, SettingNames, Shares, advice, duration, percent, shares_of
+
+NAMES = SettingNames(
+    workers="dataloader_num_workers",
+    graph="graph=True",
+    batch_size="batch_size",
+    save="save_steps",
+    asynchronous="asynchronous=True",
+    evaluate="eval_steps",
+    profile="profile=True",
+)
+# A training of 100 s and 10,000 iterations of 10 ms in which nothing stands out.
+WELL = {"data": 4.0, "forward": 36.0, "backward": 48.0, "optimizer": 8.0, "hooks": 4.0}
+
+
+def told(seconds: float = 100.0, iterations: int = 10_000, facts: dict[str, Any] | None = None, **phases: float) -> str:
+    """The advice for some seconds in each phase, "" for none."""
+    times = PhaseTimes(**{**WELL, **phases})
+    own = {"iterations": iterations, "num_workers": 0, "num_cpus": 4, "names": NAMES, **(facts or {})}
+    return advice(shares_of(times, seconds), Facts(**own)) or ""
+
+
+def test_no_advice_where_all_is_well() -> None:
+    assert told() == ""
+
+
+@pytest.mark.parametrize(("seconds", "iterations"), [(1.9, 10_000), (100.0, 49)])
+def test_no_advice_for_a_short_run(seconds: float, iterations: int) -> None:
+    scale = seconds / 100
+    phases = {name: value * scale for name, value in {**WELL, "data": 64.0, "forward": 10.0, "backward": 14.0}.items()}
+    assert told(seconds, iterations, **phases) == ""
+    assert told(data=64.0, forward=10.0, backward=14.0) != ""
+
+
+def test_slow_samples_are_read_by_workers() -> None:
+    said = told(data=60.0, forward=10.0, backward=18.0)
+    assert said.startswith("Waiting for data takes 60 % of the time")
+    assert "dataloader_num_workers" in said
+    assert "__getitems__" in said
+    assert "__getitems__" not in told(data=60.0, forward=10.0, backward=20.0, facts={"reads_batches": True})
+
+
+def test_quick_samples_are_read_by_whole_batches_and_not_by_workers() -> None:
+    quick = {"iterations": 1_000_000, "data": 60.0, "forward": 10.0, "backward": 20.0}
+    said = told(**quick)  # type: ignore[arg-type]
+    assert "__getitems__" in said
+    assert "num_workers" not in said
+    assert "data" not in told(**quick, facts={"reads_batches": True, "is_graph": True})  # type: ignore[arg-type]
+
+
+def test_with_workers_there_it_is_more_of_them_up_to_the_number_of_cpus() -> None:
+    slow = {"data": 60.0, "forward": 10.0, "backward": 20.0}
+    assert "with 2 workers for 4 CPUs: raise dataloader_num_workers" in told(**slow, facts={"num_workers": 2})  # type: ignore[arg-type]
+    assert "do once, ahead of it" in told(**slow, facts={"num_workers": 4})  # type: ignore[arg-type]
+
+
+def test_small_steps_are_compiled() -> None:
+    said = told(iterations=300_000)
+    assert "Steps are small (307 us)" in said
+    assert "graph=True" in said
+    assert "batch_size" in said
+    assert told(iterations=300_000, facts={"is_graph": True}) == ""
+
+
+def test_steps_are_not_compiled_for_less_time_than_compiling_takes() -> None:
+    tenth = {name: value / 10 for name, value in WELL.items()}
+    assert told(10.0, 30_000, **tenth) == ""
+
+
+def test_an_optimizer_that_could_be_fused() -> None:
+    slow = {"optimizer": 45.0, "forward": 20.0, "backward": 27.0}
+    assert "The optimizer takes 45 % of the time: fused=True" in told(**slow, facts={"can_fuse": True})  # type: ignore[arg-type]
+    assert told(**slow) == ""
+
+
+def test_evaluations_and_saves_that_take_long() -> None:
+    less = {"forward": 10.0, "backward": 20.0}
+    said = told(hooks=58.0, evaluation=50.0, **less)
+    assert said == "Evaluations take 50 % of the time: eval_steps makes them rarer."
+    said = told(hooks=58.0, save=50.0, **less)
+    assert said == "Saves hold the training up for 50 % of the time: save_steps makes them rarer."
+    said = told(hooks=58.0, save=50.0, **less, facts={"saves_beside": False})  # type: ignore[arg-type]
+    assert "asynchronous=True writes them beside it" in said
+
+
+def test_slow_hooks_and_which_one() -> None:
+    slow = {"hooks": 40.0, "forward": 20.0, "backward": 28.0}
+    assert "Hooks and callbacks take 40 % of the time: profile=True" in told(**slow)  # type: ignore[arg-type]
+    assert "90 % of that Watcher" in told(**slow, facts={"hook": ("Watcher", 0.9)})  # type: ignore[arg-type]
+    # What they spend in evaluations is not theirs.
+    assert "Hooks" not in told(**slow, evaluation=38.0)  # type: ignore[arg-type]
+
+
+def test_what_saves_most_is_advised_and_nothing_else() -> None:
+    both = {"data": 25.0, "hooks": 45.0, "save": 40.0, "forward": 10.0, "backward": 12.0}
+    assert told(**both).startswith("Saves")  # type: ignore[arg-type]
+    assert told(**{**both, "data": 50.0, "save": 20.0, "hooks": 20.0}).startswith("Waiting for data")  # type: ignore[arg-type]
+
+
+def test_shares_are_of_the_whole_and_add_up() -> None:
+    phases = PhaseTimes(data=1.0, forward=2.0, backward=3.0, optimizer=1.0, hooks=2.0, evaluation=0.5, save=0.25)
+    shares = shares_of(phases, 10.0)
+    assert shares == Shares(0.1, 0.2, 0.3, 0.1, 0.125, 0.05, 0.025, pytest.approx(0.1), 10.0)
+    parts = [getattr(shares, field.name) for field in dataclasses.fields(shares) if field.name != "seconds"]
+    assert sum(parts) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 us"), (2.534e-4, "253 us"), (3.214e-3, "3.21 ms"), (0.9996, "1.00 s"), (75, "75.00 s")],
+)
+def test_durations_have_three_digits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+    assert percent(0.314) == "31 %"

@@ -1,0 +1,104 @@
+"""float32_matmul_precision holds for a training, in both doors, and no longer."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.errors import ConfigError
+from trainwright.data import build_image_train_loader
+from trainwright.engine import TrainerBase
+from trainwright.hooks import CallbackHook, Float32MatmulPrecision
+
+SEEN: list[str] = []
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        SEEN.append(torch.get_float32_matmul_precision())
+        return {"loss": nn.functional.cross_entropy(self.layer(inputs), labels)}
+
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": torch.ones(2), "labels": index % 2}
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    SEEN.clear()
+
+
+def test_in_the_objects_door(tmp_path: Path) -> None:
+    config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, float32_matmul_precision="medium")
+    Trainer(Model(), config, train_dataset=Points()).train()
+    assert set(SEEN) == {"medium"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_in_the_config_door(tmp_path: Path) -> None:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+    settings = {"train_iter": 2, "train_micro_batch_size": 4, "float32_matmul_precision": "high"}
+    cfg.train.update({"output_dir": str(tmp_path), **settings})
+    DefaultTrainer(cfg).train()
+    assert SEEN == ["high", "high"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_left_alone_by_default(tmp_path: Path) -> None:
+    x, y = torch.ones(8, 2), torch.zeros(8, dtype=torch.int64)
+    trainer = Trainer(
+        nn.Linear(2, 2), TrainingConfig(output_dir=str(tmp_path), num_epochs=1), train_dataset=TensorDataset(x, y)
+    )
+    assert not any(isinstance(hook, Float32MatmulPrecision) for hook in trainer._hooks)
+
+
+@pytest.mark.parametrize("wrong", ["low", 16, True])
+def test_other_words_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="float32_matmul_precision.*'highest', 'high' or 'medium'"):
+        TrainingConfig(output_dir="o", float32_matmul_precision=wrong)
+
+
+class Fails(TrainerBase):
+    def run_step(self) -> None:
+        raise ValueError("no step")
+
+
+def test_put_back_after_a_failure() -> None:
+    trainer = Fails()
+    during: list[str] = []
+    note = CallbackHook(before_step=lambda _: during.append(torch.get_float32_matmul_precision()))
+    trainer.register_hooks([Float32MatmulPrecision("medium"), note])
+    with pytest.raises(ValueError, match="no step"):
+        trainer.train(0, 1)
+    assert during == ["medium"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_beside_torchs_newer_settings_it_is_refused() -> None:
+    """In a process of its own: torch has no way back from them."""
+    program = (
+        "import torch\n"
+        "from trainwright.hooks import Float32MatmulPrecision\n"
+        "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'\n"
+        "Float32MatmulPrecision('high').before_train()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (
+        "float32_matmul_precision: got 'high', but this program has set torch.backends' fp32_precision" in done.stderr
+    )

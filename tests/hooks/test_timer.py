@@ -1,0 +1,332 @@
+"""Where the time of a training went, and what is said of it at the end."""
+
+import logging
+import re
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.config import LazyCall, get_config
+from trainwright.data import build_image_train_loader
+from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
+from trainwright.hooks import CallbackHook, EvalHook, HookBase, IterationTimer, PeriodicCheckpointer
+from trainwright.hooks.advice import Facts, SettingNames
+
+
+class Clock:
+    """Goes on only where a test spends time: what is measured is exact, on the busiest machine."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+def spend(seconds: float) -> None:
+    CLOCK.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    monkeypatch.setattr(time, "perf_counter", CLOCK)
+    return CLOCK
+
+
+about = partial(pytest.approx, rel=1e-6)
+
+
+class Net(nn.Module):
+    def __init__(self, forward_s: float = 0.0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self._forward_s = forward_s
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        spend(self._forward_s)
+        return {"loss": self.layer(x).pow(2).mean()}
+
+
+class Batches:
+    """Three batches, each of which takes ``seconds`` to get."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+
+    def __iter__(self) -> Any:
+        for _ in range(3):
+            spend(self._seconds)
+            yield {"x": torch.ones(2, 4)}
+
+
+class SlowSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        spend(0.003)
+        super().step()
+
+
+def eager(forward_s: float = 0.0, data_s: float = 0.0, optimizer: Any = torch.optim.SGD) -> EagerTrainer:
+    net = Net(forward_s)
+    return EagerTrainer(net, Batches(data_s), optimizer(net.parameters(), lr=0.01))
+
+
+class Marks(HookBase):
+    """When the first step began and the last one, with its hooks, ended. Stands last."""
+
+    first = 0.0
+
+    def before_step(self) -> None:
+        self.first = self.first or time.perf_counter()
+
+    def after_step(self) -> None:
+        self.last = time.perf_counter()
+
+
+class Saver:
+    save_dir, save_to_disk = ".", True
+
+    def save(self, name: str, **extra: Any) -> None:
+        spend(0.05)
+
+    def wait(self, *, alone: bool = False) -> None:
+        pass
+
+    def prepare(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("clock")
+def test_each_phase_has_its_seconds() -> None:
+    trainer = eager(forward_s=0.002, data_s=0.004, optimizer=SlowSGD)
+    trainer.register_hooks([IterationTimer(), CallbackHook(after_step=lambda t: spend(0.001))])
+    trainer.train(0, 20)
+    phases = trainer.phases
+    assert (phases.data, phases.forward) == (about(0.08), about(0.04))
+    assert (phases.optimizer, phases.hooks) == (about(0.06), about(0.02))
+    assert phases.backward == phases.evaluation == phases.save == 0
+
+
+def test_the_phases_add_up_to_the_time_from_the_first_step_to_the_last() -> None:
+    trainer, marks = eager(), Marks()
+    trainer.register_hooks([IterationTimer(), marks])
+    trainer.train(0, 500)  # of 100 us
+    assert trainer.phases.total == pytest.approx(marks.last - marks.first, rel=0.05)
+
+
+@pytest.mark.usefixtures("clock")
+def test_evaluations_and_saves_are_counted_by_themselves_and_among_hooks() -> None:
+    def evaluate() -> dict[str, float]:
+        spend(0.02)
+        return {"acc": 1.0}
+
+    trainer = eager()
+    trainer.register_hooks([IterationTimer(), PeriodicCheckpointer(Saver(), period=4), EvalHook(5, evaluate)])
+    trainer.train(0, 12)
+    phases = trainer.phases
+    assert phases.evaluation == about(3 * 0.02)  # iterations 5, 10, and the last
+    assert phases.save == about(4 * 0.05)  # model_0000003, 7, 11 and final
+    assert phases.hooks == about(2 * 0.02 + 2 * 0.05)  # between steps
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_time_of_an_iteration_is_without_hooks() -> None:
+    trainer = eager(forward_s=0.003)
+    around = CallbackHook(before_step=lambda t: spend(0.02), after_step=lambda t: spend(0.01))
+    trainer.register_hooks([around, IterationTimer(warmup_iter=0), around])
+    trainer.train(0, 5)
+    assert trainer.storage.history("time").values() == [(about(0.003), iteration) for iteration in range(5)]
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_end_of_a_training_tells_where_its_time_went(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = eager(forward_s=0.01, data_s=0.03)
+    trainer.register_hooks([IterationTimer(facts=lambda t: Facts(num_workers=0, names=SettingNames(workers="num_w")))])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 55)
+    trained, times, advised = [record.getMessage() for record in caplog.records]
+    assert trained == "Trained 55 iterations in 2.20 s (40 ms each); 2.20 s in all, 0 us of it outside the steps."
+    assert times == "Time: data 75 %, forward 25 %."
+    assert advised.startswith("Advice: Waiting for data takes 75 % of the time: ")
+    assert "num_w above 0" in advised
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_slow_hook_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Watcher(HookBase):
+        def after_step(self) -> None:
+            spend(0.019)
+
+    def evaluate() -> None:  # takes longer than any hook, and is none of their doing
+        spend(0.5)
+
+    trainer = eager(forward_s=0.02)
+    quick = [CallbackHook(before_step=lambda t: spend(0.001)), EvalHook(20, evaluate)]
+    trainer.register_hooks([IterationTimer(), *quick, Watcher()])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 100)
+    assert "Advice: Hooks and callbacks take 33 % of the time, 95 % of that Watcher:" in caplog.text
+
+
+def test_hooks_are_called_as_ever_where_they_are_timed() -> None:
+    trainer, calls = eager(), list[tuple[str, int]]()
+    before = CallbackHook(before_step=lambda t: calls.append(("before", t.iter)))
+    after = CallbackHook(after_step=lambda t: calls.append(("after", t.iter)))
+    timer = IterationTimer()
+    trainer.register_hooks([before, timer, after])
+    trainer.train(0, 200)
+    assert calls == [(name, iteration) for iteration in range(200) for name in ("before", "after")]
+    assert [iteration for _, iteration in trainer.storage.history("time").values()] == list(range(3, 200))
+    assert "after_step" not in vars(timer)
+
+
+def test_the_timer_makes_three_calls_a_step_at_most() -> None:
+    class Empty(TrainerBase):
+        def run_step(self) -> None:
+            pass
+
+    def calls(hooks: list[HookBase]) -> int:
+        trainer, count = Empty(), Counter[str]()
+
+        def note(frame: Any, event: str, argument: Any) -> None:
+            if event == "call" and 100 <= trainer.iter < 200:  # when the hooks are no longer timed one by one
+                count[frame.f_code.co_name] += 1
+
+        trainer.register_hooks(hooks)
+        sys.setprofile(note)
+        try:
+            trainer.train(0, 300)
+        finally:
+            sys.setprofile(None)
+        return count.total()
+
+    alone = calls([])
+    assert calls([IterationTimer()]) - alone <= 300  # after_step, put_scalar and what that calls
+
+
+def test_a_training_that_fails_while_hooks_are_timed_leaves_them_as_they_were() -> None:
+    trainer, timer = eager(), IterationTimer()
+    fails_at = [10]
+
+    def fail(t: Any) -> None:
+        if t.iter == fails_at[0]:
+            raise ZeroDivisionError
+
+    trainer.register_hooks([timer, CallbackHook(after_step=fail)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 20)
+    assert trainer.step_calls == ()
+    fails_at[0] = -1
+    trainer.train(0, 20)
+    assert trainer.iter == 20
+
+
+def test_a_short_training_tells_its_time_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = eager()
+    trainer.register_hooks([IterationTimer()])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 5)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("Trained 5 iterations")
+
+
+@pytest.mark.usefixtures("clock")
+def test_one_advice_is_given_once_though_epochs_are_trainings_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = eager(data_s=0.045)
+    trainer.register_hooks([IterationTimer()])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 50)
+        trainer.train(50, 100)
+    assert caplog.text.count("Trained 50 iterations") == 2
+    assert caplog.text.count("Advice:") == 1
+
+
+@pytest.mark.usefixtures("clock")
+def test_on_an_accelerator_the_times_are_said_to_be_of_the_host(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = eager(forward_s=0.02)
+    trainer.register_hooks([IterationTimer(facts=lambda t: Facts(device="cuda"))])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 55)
+    assert "Time of the host: " in caplog.text
+    assert "It runs ahead of the cuda device: a ProfileHook shows both." in caplog.text
+
+
+def test_other_processes_say_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.hooks.timer.is_main_process", lambda: False)
+    trainer = eager()
+    trainer.register_hooks([IterationTimer()])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 5)
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_step_that_nobody_divides_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(TrainerBase):
+        def run_step(self) -> None:
+            spend(0.02)
+
+    trainer = Own()
+    trainer.register_hooks([IterationTimer()])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 55)
+    assert "Trained 55 iterations in 1.10 s (20 ms each)" in caplog.text
+    assert trainer.phases.forward == about(55 * 0.02)
+
+
+# The names of settings are those of the door.
+
+
+class SlowData(Dataset[Any]):
+    def __init__(self, *columns: torch.Tensor) -> None:
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __getitem__(self, index: int) -> Any:
+        spend(0.01)
+        return tuple(column[index] for column in self._columns)
+
+
+@pytest.mark.usefixtures("clock")
+def test_advice_of_the_objects_door_has_its_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainingConfig(
+        output_dir=str(tmp_path), batch_size=4, num_epochs=1, metrics=None, progress_bar=False, device_str="cpu",
+        save_enabled=False, tensorboard=None, early_stopping=None,
+    )  # fmt: skip
+    data = SlowData(torch.randn(208, 4), torch.randint(0, 3, (208,)))
+    with caplog.at_level(logging.INFO):
+        Trainer(nn.Linear(4, 3), config, train_dataset=data).train()
+    assert re.search(r"Advice: Waiting for data takes \d+ % of the time: dataloader_num_workers above 0 ", caplog.text)
+
+
+class SlowRows(SlowData):
+    def __init__(self) -> None:
+        super().__init__(torch.randn(208, 4))
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": super().__getitem__(index)[0]}
+
+
+@pytest.mark.usefixtures("clock")
+def test_advice_of_the_config_door_has_its_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Net)()
+    loader = LazyCall(build_image_train_loader)(dataset=LazyCall(SlowRows)(), num_workers=0)
+    cfg.dataloader = {"train": loader, "test": []}
+    cfg.train.update({"output_dir": str(tmp_path), "train_iter": 52, "train_micro_batch_size": 4})
+    with caplog.at_level(logging.INFO):
+        DefaultTrainer(cfg).train()
+    said = r"Advice: Waiting for data takes \d+ % of the time: num_workers of dataloader.train above 0 "
+    assert re.search(said, caplog.text)

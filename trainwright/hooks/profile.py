@@ -1,0 +1,215 @@
+"""A few iterations looked at closely: every operation on host and device, as a trace to be opened in a browser.
+
+The files are in Chrome's trace format, named as TensorBoard's profiler plugin looks for them.
+"""
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainwright.config.errors import ConfigError
+from trainwright.hooks.advice import duration, percent
+from trainwright.hooks.base import HookBase
+from trainwright.parallel.dist import get_rank
+
+if TYPE_CHECKING:
+    from torch.profiler import ProfilerAction, ProfilerActivity
+    from torch.profiler import profile as Profiler
+
+logger = logging.getLogger("trainwright.hooks")
+
+FOLDER = "profile"  # of traces, in the run's folder
+_NEVER = 1 << 62  # iterations
+_NAME_WIDTH = 70
+
+
+class ProfileHook(HookBase):
+    """Record some iterations with ``torch.profiler`` into ``folder``, and log the operations that took longest.
+
+    ``wait`` iterations of this training pass, ``warmup`` more get the profiler going, ``active`` are recorded, and all
+    this ``repeat`` times (0: to the end). Outside of that the hook counts iterations, nothing else; recorded ones are
+    slower than others, with ``with_stack`` several times as slow. A training that ends while it records leaves a
+    trace of what was recorded. Where the profiler fails, a warning says so and the training goes on.
+
+    Args:
+        record_shapes, profile_memory, with_stack, with_flops: as ``torch.profiler.profile`` takes them.
+        num_rows: operations in the table that is logged.
+        all_ranks: let every process record, each into a file of its own; by default only the main one does.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        wait: int = 10,
+        warmup: int = 2,
+        active: int = 3,
+        repeat: int = 1,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        num_rows: int = 10,
+        all_ranks: bool = False,
+    ) -> None:
+        given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "num_rows": num_rows}
+        for name, least in {"wait": 0, "warmup": 1, "active": 1, "repeat": 0, "num_rows": 0}.items():
+            if isinstance(given[name], bool) or not isinstance(given[name], int) or given[name] < least:
+                raise ConfigError(f"ProfileHook.{name}: got {given[name]!r}; it must be a whole number >= {least}.")
+        self._folder = Path(folder)
+        self._wait, self._warmup, self._active, self._num_rows = wait, warmup, active, num_rows
+        self._options: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
+        self._windows_left: float = repeat or math.inf
+        self._is_on = all_ranks or get_rank() == 0
+        self._countdown = wait if self._is_on else _NEVER  # iterations until there is something to do
+        self._first = 0  # iteration of the window
+        self._has_recorded = False
+        self._profiler: Profiler | None = None
+
+    def before_train(self) -> None:
+        if self._countdown == 0:
+            self._begin(self.trainer.iter)
+
+    def after_step(self) -> None:
+        if self._countdown > 1:
+            self._countdown -= 1
+        elif self._profiler is None:
+            self._begin(self.trainer.iter + 1)
+        else:
+            self._advance(self._profiler)
+
+    def after_train(self) -> None:
+        if self._profiler is not None:
+            self._end(self._profiler)
+        if self._is_on and not self._has_recorded:
+            self._is_on = False  # say it once
+            first = self.trainer.start_iter + self._wait + self._warmup
+            logger.warning(
+                "Nothing was profiled: recording was to begin with iteration %d, and the training ended before it, at"
+                " %d. Let it wait for fewer iterations (wait=%d now).",
+                first, self.trainer.iter, self._wait,
+            )  # fmt: skip
+
+    def _begin(self, iteration: int) -> None:
+        """Start a window before ``iteration``."""
+        from torch.profiler import profile
+
+        self._first = iteration
+        self._countdown = 0
+        profiler = None
+        try:
+            profiler = profile(
+                activities=_activities(getattr(self.trainer, "device", None)),
+                schedule=self._action_at,
+                on_trace_ready=self._write,
+                **self._options,
+            )
+            profiler.step_num = iteration  # so that the steps in the trace are numbered as those of the training
+            profiler.start()
+        except Exception as error:  # what measures a training must not end it
+            self._give_up(profiler, error)
+        else:
+            self._profiler = profiler
+
+    def _advance(self, profiler: "Profiler") -> None:
+        try:
+            profiler.step()
+        except Exception as error:
+            self._give_up(profiler, error)
+        else:
+            if self.trainer.iter + 1 >= self._first + self._warmup + self._active:
+                self._end(profiler)
+
+    def _end(self, profiler: "Profiler") -> None:
+        """End a window; one that has not come to its end writes what it has."""
+        self._profiler = None
+        self._windows_left -= 1
+        self._countdown = max(1, self._wait) if self._windows_left > 0 else _NEVER
+        try:
+            profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self._give_up(profiler, error)
+
+    def _give_up(self, profiler: "Profiler | None", error: Exception) -> None:
+        self._profiler, self._countdown, self._is_on = None, _NEVER, False
+        if profiler is not None:
+            with contextlib.suppress(Exception):  # it may not have been started
+                profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        logger.warning("The profiler failed, and nothing more is profiled: %s: %s", type(error).__name__, error)
+
+    def _action_at(self, step: int) -> "ProfilerAction":
+        """What the profiler does in iteration ``step``; it asks for 0 before it knows where it begins."""
+        from torch.profiler import ProfilerAction
+
+        number = max(0, step - self._first) - self._warmup
+        if number < 0:
+            return ProfilerAction.WARMUP
+        if number < self._active - 1:
+            return ProfilerAction.RECORD
+        return ProfilerAction.RECORD_AND_SAVE if number == self._active - 1 else ProfilerAction.NONE
+
+    def _write(self, profiler: "Profiler") -> None:
+        """Write what was recorded, and log a table of it."""
+        self._has_recorded = True
+        first = self._first + self._warmup
+        path = self._folder / f"rank{get_rank()}.{first}.pt.trace.json"
+        part = path.with_name(f".{path.name}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(part))
+            os.replace(part, path)
+            table = _table(profiler, self._num_rows) if self._num_rows else ""
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            logger.warning("%s: the trace was not written: %s: %s", path, type(error).__name__, error)
+            return
+        last = max(first, min(first + self._active, self.trainer.iterations_done) - 1)
+        logger.info("Profile of the iterations %d to %d: %s (for https://ui.perfetto.dev).%s", first, last, path, table)
+
+
+def profile_hook(asked: bool | Mapping[str, Any] | None, output_dir: str | Path) -> ProfileHook | None:
+    """What a setting asks for: True, or arguments by name; None and False: no hook. Traces go into ``output_dir``."""
+    if asked is None or asked is False:
+        return None
+    return ProfileHook(Path(output_dir) / FOLDER, **({} if asked is True else asked))
+
+
+def _activities(device: Any) -> "list[ProfilerActivity] | None":
+    """Of the host and of the device that trains; None, which is all that torch can, where nobody knows the device."""
+    from torch.profiler import ProfilerActivity, supported_activities
+
+    if device is None:
+        return None
+    names = ("CPU", str(device).partition(":")[0].upper())
+    supported: set[ProfilerActivity] = supported_activities()  # type: ignore[no-untyped-call]
+    return [activity for activity in supported if activity.name in names]
+
+
+def _table(profiler: "Profiler", num_rows: int) -> str:
+    """The operations that took longest by themselves: kernels where there is a device that runs some."""
+    averages = [row for row in profiler.key_averages() if not row.key.startswith("ProfilerStep")]
+    kernels = [row for row in averages if row.device_type.name != "CPU" and not row.is_user_annotation]
+    place, rows = ("device", kernels) if kernels else ("host", averages)
+    times = {id(row): row.self_device_time_total if kernels else row.self_cpu_time_total for row in rows}  # us
+    total = sum(times.values())
+    if not total:
+        return ""
+    rows = sorted(rows, key=lambda row: -times[id(row)])[:num_rows]
+    lines = [f"{'self time':>11}  {'share':>5}  {'calls':>6}  operation (on the {place})"]
+    for row in rows:
+        time, share = duration(times[id(row)] / 1e6), percent(times[id(row)] / total)
+        lines.append(f"{time:>11}  {share:>5}  {row.count:>6}  {row.key[:_NAME_WIDTH]}")
+    return "".join(f"\n{line}" for line in lines)
