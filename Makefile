@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 PROJECT := examples/mnist
 OUTPUT := output/MNIST
 
-.PHONY: help demo test torture check format bench docs setup clean
+.PHONY: help demo test torture check format bench bench-table docs setup clean
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; first makes .venv)"
 	@echo "make test    run all tests"
 	@echo "make torture kill training runs 500 times and more, at every point of saving, and compare (minutes)"
 	@echo "make check   format, lint, strict types, import floors"
-	@echo "make bench   time the trainers against a plain PyTorch loop"
+	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
+	@echo "make bench-table  all benchmarks, and the table of docs/performance.md (about an hour)"
 	@echo "make docs    make the pictures of the documents anew from a run of the demo"
 	@echo "make setup   make the whole environment in .venv"
 	@echo "make clean   remove .venv and what the demo wrote"
@@ -64,7 +65,14 @@ format: $(VENV)/.all
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.all
-	$(BIN)/python -m benchmarks.step
+	$(BIN)/python -m benchmarks.step --case quick
+
+CASES := tiny batches tensors columns own_step features accumulation bf16 ranks graph graph_columns gpt gpt_bf16 gpt_medium
+bench-table: $(VENV)/.all
+	for case in $(CASES); do $(BIN)/python -m benchmarks.step --case $$case --json bench-out/step_$$case.json || exit 1; done
+	for name in calls start checkpoint resume graph; do \
+		$(BIN)/python -m benchmarks.$$name --json bench-out/$$name.json || exit 1; done
+	$(BIN)/python -m benchmarks.table bench-out/*.json
 
 docs: demo
 	cp $(OUTPUT)/curves.png docs/images/mnist_curves.png

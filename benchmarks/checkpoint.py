@@ -1,11 +1,12 @@
-"""What a save costs a training: ``python -m benchmarks.checkpoint``.
+"""What a save costs a training, and what a load takes: ``python -m benchmarks.checkpoint``.
 
-A model of 100.7 million parameters with Adam state, 1.21 GB, steps of some 0.3 s on one thread. Three ways take turns
-in one run: `torch.save`, our save, our save without the background. For each: how long the step that saves is longer
-than the others (the stall), how much slower the steps are while the save is being written, and the peak memory.
+A model of 100.7 million parameters with Adam state, 1.21 GB, steps of some 0.3 s on one thread. Three ways to save take
+turns in one run: `torch.save`, our save, our save without the background. For each: how long the step that saves is
+longer than the others (the stall), how much slower the steps are while the save is being written, and the peak memory.
+Then ways to load, into the model and the optimizer that are there; the files have been read before. ``--device cuda``
+does it on a GPU, where the copy to pinned memory runs beside the next step.
 """
 
-import argparse
 import os
 import resource
 import shutil
@@ -13,31 +14,46 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainwright.checkpoint import Checkpointer
+from benchmarks.rounds import parser_of, write
+from trainwright.checkpoint import Checkpointer, verify
 
-WIDTH, LAYERS = 1024, 96  # 96 x (1024 x 1024 + 1024) = 100.8 million parameters
+WIDTH = 1024
 BATCH = 64
 
 
-def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
-    return model, optimizer
+class Training:
+    """Layers of 1024 x 1024 + 1024 parameters, and Adam; 96 of them have 100.8 million."""
 
+    def __init__(self, layers: int, device: str) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)]).to(device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
+        self.inputs: Tensor = torch.randn(BATCH, WIDTH, device=device)
+        self._wait = torch.cuda.synchronize if device.startswith("cuda") else _nothing
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor) -> float:
-    start = time.perf_counter()
-    model(inputs).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return time.perf_counter() - start
+    def step(self) -> float:
+        """Seconds of a step."""
+        start = time.perf_counter()
+        self.model(self.inputs).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._wait()
+        return time.perf_counter() - start
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._wait()
 
 
 class PeakMemory:
@@ -61,25 +77,33 @@ class PeakMemory:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", default=None, help="where checkpoints go; by default a temporary folder")
+    parser = parser_of(__doc__, rounds=5)
+    parser.add_argument("--folder", help="where checkpoints go; by default a temporary folder")
+    parser.add_argument("--layers", type=int, default=96, help="1.05 million parameters each")
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     root = Path(args.folder or tempfile.mkdtemp())
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-    model, optimizer = make()
-    inputs = torch.randn(BATCH, WIDTH)
-    for _ in range(3):
-        step(model, optimizer, inputs)
+    try:
+        training = Training(args.layers, args.device)
+        saves = measure_saves(training, root, args.rounds)
+        results = saves + measure_loads(training, root, args.rounds)
+    finally:
+        if args.folder is None:
+            shutil.rmtree(root)
+    print_saves(saves)
+    print_loads(results[len(saves) :])
+    write(args.json, "benchmarks.checkpoint", args.device, results)
 
-    beside = Checkpointer(model, root / "beside", optimizer=optimizer)
-    waiting = Checkpointer(model, root / "waiting", asynchronous=False, optimizer=optimizer)
+
+def measure_saves(training: Training, root: Path, rounds: int) -> list[dict[str, Any]]:
+    for _ in range(3):
+        training.step()
+    beside = Checkpointer(training.model, root / "beside", optimizer=training.optimizer)
+    waiting = Checkpointer(training.model, root / "waiting", asynchronous=False, optimizer=training.optimizer)
     beside.prepare()
     beside.wait()
     number = 0
-
-    def torch_save() -> None:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, root / "torch.pt")
 
     def save(checkpointer: Checkpointer) -> Callable[[], None]:
         def call() -> None:
@@ -89,35 +113,77 @@ def main() -> None:
 
         return call
 
-    ways = {"torch.save": torch_save, "asynchronous": save(beside), "synchronous": save(waiting)}
-    held: dict[str, list[float]] = {name: [] for name in ways}
-    stalls: dict[str, list[float]] = {name: [] for name in ways}
-    slower: dict[str, list[float]] = {name: [] for name in ways}
-    peaks: dict[str, float] = {}
-    for _ in range(args.rounds):
+    ways: dict[str, Callable[[], None]] = {
+        "torch.save": lambda: torch.save(training.state(), root / "torch.pt"),
+        "asynchronous": save(beside),
+        "synchronous": save(waiting),
+    }
+    results = []
+    for round_number in range(rounds):
         for name, way in ways.items():
-            alone = statistics.median(step(model, optimizer, inputs) for _ in range(5))
+            alone = statistics.median(training.step() for _ in range(5))
             with PeakMemory() as peak:
                 start = time.perf_counter()
                 way()
-                held[name].append(time.perf_counter() - start)
-                step(model, optimizer, inputs)
-                stalls[name].append(time.perf_counter() - start - alone)
-                after = [step(model, optimizer, inputs) for _ in range(5)]
-            slower[name].append(statistics.median(after) / alone)
+                held = time.perf_counter() - start
+                training.step()
+                stall = time.perf_counter() - start - alone
+                after = [training.step() for _ in range(5)]
             beside.wait()
-            peaks[name] = max(peaks.get(name, 0.0), peak.mib)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, a step of {alone:.3f} s, {args.rounds} rounds")
+            figures = {"held_s": held, "stall_s": stall, "slower": statistics.median(after) / alone}
+            results.append({"name": name, "round": round_number, "step_s": alone, "peak_mib": peak.mib, **figures})
+    return results
+
+
+def measure_loads(training: Training, root: Path, rounds: int) -> list[dict[str, Any]]:
+    ours = Checkpointer(training.model, root / "beside", optimizer=training.optimizer)
+    folder = root / "beside" / "model_0000001"
+    ways: dict[str, Callable[[], object]] = {
+        "torch.load": lambda: training.take(torch.load(root / "torch.pt")),
+        "torch.load, mmap": lambda: training.take(torch.load(root / "torch.pt", mmap=True)),
+        "ours: verify and load": lambda: ours.load(folder),
+        "ours: verify": lambda: verify(folder),
+        "ours: verify --deep": lambda: verify(folder, deep=True),
+    }
+    results = []
+    for round_number in range(-1, rounds):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if round_number >= 0:
+                results.append({"name": name, "round": round_number, "load_s": time.perf_counter() - start})
+    return results
+
+
+def print_saves(results: list[dict[str, Any]]) -> None:
+    def middle(name: str, figure: str) -> float:
+        return statistics.median(_of(results, name, figure))
+
+    print(f"a step of {statistics.median(result['step_s'] for result in results):.3f} s")
     print(f"{'':14}{'call holds':>12}{'stall':>12}{'worst stall':>14}{'steps after':>14}{'peak MiB':>10}")
-    for name in ways:
+    for name in dict.fromkeys(result["name"] for result in results):
         print(
-            f"{name:14}{statistics.median(held[name]):10.3f} s{statistics.median(stalls[name]):10.3f} s"
-            f"{max(stalls[name]):12.3f} s{statistics.median(slower[name]):13.2f}x{peaks[name]:10.0f}"
+            f"{name:14}{middle(name, 'held_s'):10.3f} s{middle(name, 'stall_s'):10.3f} s"
+            f"{max(_of(results, name, 'stall_s')):12.3f} s{middle(name, 'slower'):13.2f}x"
+            f"{max(_of(results, name, 'peak_mib')):10.0f}"
         )
-    ratio = statistics.median(stalls["torch.save"]) / statistics.median(stalls["asynchronous"])
+    ratio = middle("torch.save", "stall_s") / middle("asynchronous", "stall_s")
     print(f"asynchronous stall: 1/{ratio:.0f} of torch.save's")
-    if args.folder is None:
-        shutil.rmtree(root)
+
+
+def print_loads(results: list[dict[str, Any]]) -> None:
+    print(f"\n{'':24}{'seconds':>10}{'longest':>10}")
+    for name in dict.fromkeys(result["name"] for result in results):
+        seconds = _of(results, name, "load_s")
+        print(f"{name:24}{statistics.median(seconds):10.3f}{max(seconds):10.3f}")
+
+
+def _of(results: list[dict[str, Any]], name: str, figure: str) -> list[float]:
+    return [result[figure] for result in results if result["name"] == name]
+
+
+def _nothing() -> None:
+    """A CPU has done what it was told."""
 
 
 if __name__ == "__main__":

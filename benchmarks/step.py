@@ -1,136 +1,91 @@
-"""Microseconds per step of a tiny model: a hand-written PyTorch loop and our trainers, in turn, in one run.
+"""A step of a training: a hand-written PyTorch loop, our two doors, and the other trainers that are installed.
 
-    python -m benchmarks.step [--steps 1000] [--rounds 5]
+    python -m benchmarks.step                       # the tiny model, everyone
+    python -m benchmarks.step --case gpt --peers plain,objects
+    python -m benchmarks.step --case quick          # what `make bench` runs
 
-The time of a step is the time between two calls of the collate function, so it holds everything a step does: fetching,
-forward, backward, update, hooks. All run on one thread. Read the ratio; the microseconds are those of this machine now.
+Each training has a process of its own and takes its turn in every round. The time of a step is the time between two
+first samples of batches, so it holds all that a step does: fetching, forward, backward, update, hooks. One thread. Read
+the ratio to the plain loop of the same round; microseconds are those of this machine now. Peak memory is that of the
+whole process.
 """
 
-import argparse
-import statistics
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from omegaconf import OmegaConf
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
-
-from trainwright import DefaultTrainer, LazyCall
-from trainwright.engine import EagerTrainer
-from trainwright.engine.setup import log_to_console
-
-BATCH, FEATURES, HIDDEN, CLASSES = 32, 32, 64, 10
-LOG_EVERY = 50
+from benchmarks.rounds import OURS, installed_peers, parser_of, print_table, say_missing, take_turns, write
 
 
-class Samples(Dataset):
-    def __init__(self, length: int) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.x = torch.randn(length, FEATURES, generator=generator)
-        self.y = torch.randint(CLASSES, (length,), generator=generator)
+@dataclass(frozen=True)
+class Case:
+    """What is trained (fields of a Job), by whom besides the plain loop and us, and what it is about."""
 
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": self.x[index], "labels": self.y[index]}
+    about: str
+    job: dict[str, Any]
+    peers: tuple[str, ...] = ("plain", "plain:fused", *OURS)
+    with_others: bool = False
 
 
-class MLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"loss": F.cross_entropy(self.net(x), labels)}
-
-
-class Clock:
-    """A collate function that notes when it is called."""
-
-    def __init__(self) -> None:
-        self.times: list[int] = []
-
-    def __call__(self, samples: list[Any]) -> Any:
-        self.times.append(time.perf_counter_ns())
-        return default_collate(samples)
-
-    def steps_us(self, warm: int) -> list[float]:
-        gaps = [(b - a) / 1e3 for a, b in zip(self.times, self.times[1:], strict=False)]
-        return gaps[warm:]
-
-
-def parts(steps: int) -> tuple[MLP, DataLoader, torch.optim.Optimizer, Clock]:
-    torch.manual_seed(0)
-    model, clock = MLP(), Clock()
-    loader = DataLoader(Samples(steps * BATCH), BATCH, shuffle=True, collate_fn=clock)
-    return model, loader, torch.optim.Adam(model.parameters(), lr=1e-3), clock
-
-
-def plain_loop(steps: int, folder: Path) -> Clock:
-    model, loader, optimizer, clock = parts(steps)
-    with open(folder / "log.txt", "w") as log:
-        for step, batch in enumerate(loader):
-            optimizer.zero_grad()
-            loss = model(**batch)["loss"]
-            loss.backward()
-            optimizer.step()
-            if step % LOG_EVERY == 0:
-                log.write(f"{step} {loss.item()}\n")
-    return clock
-
-
-def eager_trainer(steps: int, folder: Path) -> Clock:
-    model, loader, optimizer, clock = parts(steps)
-    EagerTrainer(model, loader, optimizer).train(0, steps)
-    return clock
-
-
-def config_door(steps: int, folder: Path) -> Clock:
-    """With its default hooks: timer, schedule, checkpoints, metrics.json, TensorBoard, console."""
-    model, loader, optimizer, clock = parts(steps)
-    cfg = OmegaConf.create(flags={"allow_objects": True})
-    cfg.model, cfg.optim, cfg.dataloader = model, optimizer, LazyCall(dict)(train=loader)
-    cfg.train = {"output_dir": str(folder), "train_iter": steps, "log_period": LOG_EVERY}
-    DefaultTrainer(cfg).train()
-    return clock
+TINY = {"model": "mlp", "steps": 3000}
+LARGE = {"model": "gpt", "steps": 40, "batch": 8, "log_every": 10}
+GRAPH = ("plain", "objects:graph", "config:graph")
+CASES = {
+    "quick": Case(
+        "a tiny MLP, any data set, fewer steps",
+        TINY | {"steps": 1500},
+        ("plain", "plain:fused", *OURS, *GRAPH[1:]),
+        True,
+    ),
+    "tiny": Case("a tiny MLP (32-64-10), batches of 32, any data set with __getitem__", TINY, with_others=True),
+    "batches": Case("its data set has __getitems__", TINY | {"data": "batches"}, ("plain", "plain:fetch", *OURS)),
+    "tensors": Case("its data are a TensorDataset", TINY | {"data": "tensors"}, ("plain", "plain:fused", "objects")),
+    "columns": Case("its data are tensors by name", TINY | {"data": "columns"}, ("plain", "plain:fetch", *OURS)),
+    "own_step": Case(
+        "own train_step, a callback, a metric of the training", TINY | {"own_step": True}, ("plain", "objects")
+    ),
+    "features": Case("progress bar, logger and checkpoints on", TINY | {"features": True}, with_others=True),
+    "accumulation": Case("4 micro-batches an update; times of one", TINY | {"accumulation": 4}, with_others=True),
+    "bf16": Case("bfloat16 autocast", TINY | {"precision": "bf16"}, with_others=True),
+    "ranks": Case("two processes (gloo)", TINY | {"steps": 1000, "ranks": 2}),
+    "graph": Case("graph mode", TINY, GRAPH),
+    "graph_columns": Case("graph mode, tensors by name", TINY | {"data": "columns"}, GRAPH),
+    "gpt": Case("a GPT of 10 million parameters, 8 x 128 tokens, float32", LARGE, with_others=True),
+    "gpt_bf16": Case("the same, bfloat16 autocast", LARGE | {"precision": "bf16"}),
+    "gpt_medium": Case(
+        "the same, float32 with bfloat16 inside of matrix products (for us)",
+        LARGE | {"precision": "medium"},
+        ("plain", "plain:medium", *OURS),
+    ),
+}
+COLUMNS = {
+    "us": ("us a step", 0),
+    "cpu_us": ("CPU us a step", 0),
+    "mean_us": ("mean us a step", 0),
+    "peak_mib": ("peak MiB", 0),
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of(__doc__, rounds=3)
+    parser.add_argument(
+        "--case", choices=CASES, default="tiny", help="; ".join(f"{n}: {c.about}" for n, c in CASES.items())
+    )
+    parser.add_argument("--steps", type=int, help="batches of the loader")
+    parser.add_argument(
+        "--peers", help="who takes part, separated by commas: plain, objects, config:graph, lightning …"
+    )
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    log_to_console()
-    import logging
-
-    logging.getLogger("trainwright").setLevel(logging.WARNING)
-
-    cases: dict[str, Callable[[int, Path], Clock]] = {
-        "plain loop": plain_loop,
-        "EagerTrainer, no hooks": eager_trainer,
-        "config door, default hooks": config_door,
-    }
-    medians: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(args.rounds):
-        for name, run in cases.items():
-            with tempfile.TemporaryDirectory() as folder:
-                clock = run(args.steps, Path(folder))
-            medians[name].append(statistics.median(clock.steps_us(warm=args.steps // 10)))
-    plain = medians["plain loop"]
-    print(f"{'':28} us a step (min - max)      ratio to the plain loop of the same round")
-    for name, values in medians.items():
-        ratios = [ours / theirs for ours, theirs in zip(values, plain, strict=True)]
-        print(
-            f"{name:28} {statistics.median(values):6.0f} ({min(values):.0f} - {max(values):.0f})"
-            f"          {statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
-        )
+    case = CASES[args.case]
+    job = case.job | ({} if args.steps is None else {"steps": args.steps})
+    peers = [*case.peers, *(installed_peers() if case.with_others else [])]
+    if args.peers:
+        peers = args.peers.split(",")
+    elif case.with_others:
+        say_missing()
+    results = take_turns(peers, job, rounds=args.rounds)
+    print(f"{args.case}: {case.about}; {job['steps']} steps, rounds: {args.rounds}")
+    print_table(results, COLUMNS, ratio_of="us")
+    write(args.json, "benchmarks.step", args.case, results)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 import ast
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ ROOMS = {
     " TrainingConfig TrainerConfig TaskType OptimizerType LRSchedulerType PrecisionType MetricConfig get_config_help"
     " dump_default_yaml",
     "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
-    "hooks": "HookBase CallbackHook IterationTimer LRScheduler PeriodicWriter PeriodicCheckpointer"
+    "hooks": "HookBase CallbackHook IterationTimer ProfileHook Float32MatmulPrecision LRScheduler PeriodicWriter PeriodicCheckpointer"
     " BestCheckpointer EvalHook FiniteCheck NonFiniteError Callback CallbackList TrainerControl Logs RunCallbacks"
     " EarlyStoppingCallback ModelCheckpointCallback TensorBoardCallback TensorBoardCallBack PrintCallback PrintCallBack"
     " ProgressBarCallback ProgressBarCallBack",
@@ -34,7 +32,7 @@ ROOMS = {
     " get_metric_by_name show_avaliable_metrics objective_of",
     "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"
     " build_image_train_loader build_image_test_loader build_nlp_train_loader build_nlp_test_loader"
-    " build_nlp_train_val_test_loader datasets Dataset DatasetConfig register_dataset OCRDataset OCRDatasetConfig"
+    " build_nlp_train_val_test_loader datasets ColumnDataset Dataset DatasetConfig register_dataset OCRDataset OCRDatasetConfig"
     " TextClassificationDataset TextClassificationDatasetConfig SequenceLabelingDataset SequenceLabelingDatasetConfig"
     " SpeechRecognitionDataset SpeechRecognitionDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
     " CharLevelOCRDataCollator ImageCaptioningDataCollator TextPaddingDataCollator SequenceLabelingDataCollator"
@@ -74,34 +72,22 @@ def test_type_checkers_are_told_the_same_names() -> None:
     assert told == trainwright._ROOM_OF
 
 
+@pytest.mark.parametrize("room", ["config", "data", "engine", "evaluation", "models", "optim"])
+def test_type_checkers_are_told_the_same_names_of_a_room(room: str) -> None:
+    module = importlib.import_module(f"trainwright.{room}")
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    block = next(n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING")
+    told: dict[str, set[str]] = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            file = alias.name if node.module == module.__name__ else str(node.module)
+            told.setdefault(file.removeprefix(f"{module.__name__}."), set()).add(alias.name)
+    assert told == {file: set(names.split()) for file, names in module._NAMES_OF.items()}
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Trainr"):
         trainwright.Trainr  # noqa: B018
-
-
-def loaded_after(code: str) -> set[str]:
-    out = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}\nprint(*sorted(sys.modules))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return set(out.stdout.split())
-
-
-def test_importing_trainwright_loads_no_torch() -> None:
-    assert not {"torch", "omegaconf", "numpy"} & loaded_after("import trainwright")
-
-
-def test_importing_the_config_room_loads_no_torch() -> None:
-    assert not {"torch", "hydra", "pydantic"} & loaded_after("import trainwright.config")
-
-
-def test_the_help_of_the_command_line_loads_no_torch() -> None:
-    assert "torch" not in loaded_after("from trainwright.cli.main import main\nmain(['--help'])")
-    assert "torch" not in loaded_after("from trainwright.cli.main import main\nmain(['train', '--help'])")
-
-
-def test_the_engine_loads_nothing_that_a_run_may_not_use() -> None:
-    loaded = loaded_after("import trainwright.engine") - loaded_after("import torch")
-    unwanted = {"tensorboard", "torchmetrics", "pandas", "matplotlib", "sklearn", "transformers", "torchvision", "tqdm"}
-    assert not unwanted & loaded
-    assert "torch._dynamo" not in loaded
+    with pytest.raises(AttributeError, match=r"'trainwright\.data' has no attribute 'Datset'"):
+        importlib.import_module("trainwright.data").Datset  # noqa: B018

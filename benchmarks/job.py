@@ -1,0 +1,135 @@
+"""What everyone is asked to do: the same model, data, optimizer and log interval."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from benchmarks.clock import Clock, timed
+from benchmarks.models import MODELS, WithLoss, loss_of, random_data
+
+LEARNING_RATE = 1e-3
+PICKED = ("tensors", "columns")  # data of which no code of ours is called: there the model tells the clock
+
+
+class Samples(Dataset):
+    """A data set as most are written: a sample for an index. The first sample of each batch tells the clock."""
+
+    def __init__(
+        self, x: Tensor, labels: Tensor, batch: int, clock: Callable[[], None], length: int | None = None
+    ) -> None:
+        self.x, self.labels, self._batch, self._clock = x, labels, batch, clock
+        self._rows, self._length = len(x), length or len(x)
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.num_read % self._batch == 0:
+            self._clock()
+        self.num_read += 1
+        row = index % self._rows  # a long data set need not be large
+        return {"x": self.x[row], "labels": self.labels[row]}
+
+
+class Batches(Dataset):
+    """A data set that is read by whole batches; use it with ``collate_fn=as_it_is``."""
+
+    def __init__(self, x: Tensor, labels: Tensor, clock: Callable[[], None]) -> None:
+        self.x, self.labels, self._clock = x, labels, clock
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.x[index], "labels": self.labels[index]}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        self._clock()
+        chosen = torch.tensor(indices)
+        return {"x": self.x.index_select(0, chosen), "labels": self.labels.index_select(0, chosen)}
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@dataclass
+class Job:
+    """One training. ``steps`` counts batches of the loader, of one process."""
+
+    model: str = "mlp"
+    data: str = "samples"  # or "batches" (__getitems__), "tensors" (a TensorDataset), "columns" (tensors by name)
+    steps: int = 2000
+    batch: int = 32
+    accumulation: int = 1
+    precision: str = "fp32"  # or "bf16" (autocast), "medium" (float32, with bfloat16 inside of matrix products)
+    features: bool = False  # a progress bar on a terminal, a logger, checkpoints
+    own_step: bool = False  # a step of the user's own, a callback, a metric of the training at every step
+    ranks: int = 1
+    log_every: int = 50
+    device: str = "cpu"
+    samples: int = 0  # 0: as many as the steps take
+    stop_at: int = 0  # a step: save and end there
+    resume: str = ""  # the folder of a training that ended so
+    folder: str = "."
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.warm = min(max(2, self.steps // 10), 200)
+
+    def net(self) -> nn.Module:
+        """Scores from inputs, with the same weights for everyone."""
+        torch.manual_seed(0)
+        net = MODELS[self.model]()
+        return timed(net, self.clock) if self.data in PICKED else net
+
+    def model_with_loss(self) -> nn.Module:
+        return WithLoss(self.net(), gives_scores=self.own_step)
+
+    loss = staticmethod(loss_of)
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        length = self.samples or self.steps * self.batch * self.ranks
+        rows = min(length, 2**16 if self.samples else 2**21)
+        return random_data(self.model, rows)
+
+    def dataset(self) -> Dataset:
+        """Samples as dicts of ``x`` and ``labels``, or pairs of them where ``data`` is "tensors"."""
+        x, labels = self.tensors()
+        if self.data == "tensors":
+            return TensorDataset(x, labels)
+        self.read = Samples(x, labels, self.batch, self._unless_picked, self.samples or None)
+        return self.read
+
+    @property
+    def _unless_picked(self) -> Callable[[], None]:
+        return _nothing if self.data in PICKED else self.clock
+
+    def batches(self) -> Batches:
+        return Batches(*self.tensors(), self._unless_picked)
+
+    def loader(self, **options: Any) -> DataLoader:
+        """Torch's own, shuffled, in this process."""
+        dataset = options.pop("dataset", None) or self.dataset()
+        if "sampler" not in options:
+            options["shuffle"] = True
+        return DataLoader(dataset, self.batch, **options)
+
+    def optimizer(self, parameters: Any, **options: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=LEARNING_RATE, **options)
+
+    def log(self, step: int, loss: float) -> None:
+        """The line that the plain loop writes, and those who leave writing to the user."""
+        with (Path(self.folder) / "log.jsonl").open("a") as log:
+            log.write(json.dumps({"step": step, "loss": loss}) + "\n")
+
+
+def _nothing() -> None:
+    """Another one tells the clock."""

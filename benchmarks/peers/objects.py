@@ -1,0 +1,54 @@
+"""Our objects door. Variants: ``graph``, ``quiet`` (without TensorBoard)."""
+
+from typing import Any
+
+from benchmarks.job import LEARNING_RATE, Job
+from benchmarks.peers.door import add_ticks, data_of
+from trainwright import Trainer, TrainingConfig
+from trainwright.hooks import Callback
+
+
+class OwnStep(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        self.optimizer.zero_grad()
+        loss = model(**inputs)["loss"]
+        loss.backward()
+        self.optimizer.step()
+        return {"step_loss": loss.detach()}
+
+
+class CountBatches(Callback):
+    def __init__(self) -> None:
+        self.num_batches = 0
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        self.num_batches += 1
+
+
+def train(job: Job, variant: str) -> None:
+    config = TrainingConfig(
+        output_dir=job.folder,
+        num_epochs=1,
+        batch_size=job.batch,
+        optimizer="adam",
+        learning_rate=LEARNING_RATE,
+        gradient_accumulation_steps=job.accumulation,
+        mixed_precision="bf16" if job.precision == "bf16" else None,
+        float32_matmul_precision="medium" if job.precision == "medium" else None,
+        metrics=["Accuracy"] if job.own_step else [],
+        log_steps=job.log_every,
+        save_steps=max(1, job.steps // 4) if job.features else job.stop_at or None,
+        max_steps=job.stop_at or None,
+        resume_from_checkpoint=job.resume or None,
+        device_str="cpu" if job.device == "cpu" else "cuda:0",
+        graph=variant == "graph",
+        **({"tensorboard": None} if variant == "quiet" else {}),
+    )
+    model: Any = job.net() if job.data == "tensors" else job.model_with_loss()
+    dataset, collator = data_of(job)
+    trainer_class = OwnStep if job.own_step else Trainer
+    trainer = trainer_class(model, config, train_dataset=dataset, data_collator=collator)
+    if job.own_step:
+        trainer.add_callback(CountBatches())
+    add_ticks(trainer, job, is_graph=variant == "graph")
+    trainer.train()

@@ -1,0 +1,69 @@
+"""What it costs to go on in the middle of an epoch: ``python -m benchmarks.resume``.
+
+A training is stopped at three quarters of an epoch of 2 million samples. Another process goes on: the seconds from
+where it begins to make its parts (imports are done) to its first new forward pass, and how many samples it has read by
+then. A batch is 64 samples.
+"""
+
+import os
+import tempfile
+import time
+from typing import Any
+
+from benchmarks.job import Job
+from benchmarks.rounds import OURS, installed_peers, parser_of, print_table, run, write
+
+BATCH = 64
+ABLE = (
+    "accelerate",
+    "transformers",
+    "lightning",
+)  # peers that go on in the middle of an epoch, of those with an adapter
+
+
+def end_at_first_step(job: Job, result: dict[str, Any]) -> None:
+    """Print ``result`` and end this process where the first forward pass of a training begins. Time runs from now."""
+    from benchmarks.worker import tell
+
+    start, make_net = time.perf_counter(), job.net
+
+    def end(module: Any, inputs: Any) -> None:
+        if module.training:
+            tell({**result, "s": time.perf_counter() - start, "read": job.read.num_read})
+            os._exit(0)  # nothing is to be saved or said
+
+    def net() -> Any:
+        model = make_net()
+        model.register_forward_pre_hook(end)
+        return model
+
+    job.net = net  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = parser_of(__doc__, rounds=3)
+    parser.add_argument("--samples", type=int, default=2_000_000)
+    parser.add_argument("--peers", help="separated by commas")
+    args = parser.parse_args()
+    steps = args.samples // BATCH
+    job: dict[str, Any] = {"model": "mlp", "batch": BATCH, "samples": args.samples, "steps": steps, "log_every": 1000}
+    peers = args.peers.split(",") if args.peers else [*OURS, *(peer for peer in installed_peers() if peer in ABLE)]
+    results = []
+    with tempfile.TemporaryDirectory() as root:
+        folders = {peer: f"{root}/{number}" for number, peer in enumerate(peers)}
+        for peer, folder in folders.items():
+            os.makedirs(folder)
+            stopped = run(peer, job | {"folder": folder, "stop_at": steps * 3 // 4})
+            if "error" in stopped:
+                print(f"{peer}: {stopped['error']}")
+        for number in range(args.rounds):
+            for peer, folder in folders.items():
+                result = run(peer, job | {"resume": folder, "ends_at_first_step": True})
+                results.append(result | {"name": peer, "round": number})
+    print(f"{args.samples:,} samples, stopped at three quarters of the epoch")
+    print_table(results, {"s": ("seconds", 2), "read": ("samples read", 0)}, ratio_of="s", base=peers[0])
+    write(args.json, "benchmarks.resume", "", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Processes that take turns, and the table of what they took.
+
+Each is run once in every round, A B C A B C, so that a machine that grows slow is slow for all. Of a figure the median
+over the rounds is told, with the smallest and the largest; a ratio is taken within each round.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import pty
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.worker import RESULT
+
+REPOSITORY = Path(__file__).parents[1]
+PLAIN = "plain"
+TITLES = {
+    "plain": "plain loop",
+    "plain:fused": "plain loop, fused Adam",
+    "plain:fetch": "plain loop, fused Adam, whole batches",
+    "plain:compile": "plain loop, compiled model",
+    "plain:medium": "plain loop, matmul precision medium",
+    "objects": "Trainer",
+    "config": "DefaultTrainer",
+    "objects:graph": "Trainer, graph mode",
+    "config:graph": "DefaultTrainer, graph mode",
+}
+OURS = ("objects", "config")
+# Peers by the module that must be there.
+PEERS = {
+    "accelerate": "accelerate",
+    "transformers": "transformers",
+    "lightning": "lightning",
+    "fabric": "lightning",
+    "composer": "composer",
+    "mmengine": "mmengine",
+    "ignite": "ignite",
+    "keras": "keras",
+}
+
+
+def installed_peers() -> list[str]:
+    return [peer for peer, module in PEERS.items() if importlib.util.find_spec(module) is not None]
+
+
+def say_missing() -> None:
+    missing = sorted(set(PEERS) - set(installed_peers()))
+    if missing:
+        print(f"Not installed, so not measured: {', '.join(missing)}.", file=sys.stderr)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Of a process that is measured: one thread, nothing from the net, no GPU unless it is asked for."""
+    quiet = {"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "KERAS_BACKEND": "torch"}
+    return {**os.environ, **quiet, **one_thread, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", **more}
+
+
+def run(peer: str, settings: Mapping[str, Any], *, timeout_s: float = 900, **variables: str) -> dict[str, Any]:
+    """One training by ``peer`` in a process of its own, or in ``ranks`` of them; what it prints as its result.
+
+    Where it has failed: ``error``, with the last line of what it said.
+    """
+    ranks = settings.get("ranks", 1)
+    command = [sys.executable, "-m", "benchmarks.worker", peer, json.dumps(settings)]
+    port = _free_port()
+    outputs = [_Process(command, _of_rank(rank, ranks, port) | variables, settings) for rank in range(ranks)]
+    texts = [output.finish(timeout_s) for output in outputs]
+    for line in reversed(texts[0].splitlines()):
+        if line.startswith(RESULT):
+            return json.loads(line[len(RESULT) :]) | {"spawned_ns": outputs[0].spawned_ns}
+    said = [line for line in texts[0].splitlines() if line.strip()]
+    return {"name": peer, "error": said[-1] if said else "it ended without a word"}
+
+
+def take_turns(peers: Sequence[str], settings: Mapping[str, Any], *, rounds: int, **variables: str) -> list[Any]:
+    """The results of every round."""
+    results = []
+    for number in range(rounds):
+        for peer in peers:
+            results.append(run(peer, settings, **variables) | {"round": number})
+            if sys.stderr.isatty():
+                print(f"\rround {number + 1} of {rounds}: {peer}\033[K", end="", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr)
+    return results
+
+
+class _Process:
+    """A process whose output is read while it runs; where ``features`` are on, its errors go to a terminal."""
+
+    def __init__(self, command: list[str], variables: dict[str, str], settings: Mapping[str, Any]) -> None:
+        self._errors = ""
+        self._reader = self._terminal = None
+        target: Any = subprocess.STDOUT
+        if settings.get("features"):
+            self._terminal, target = pty.openpty()
+            self._reader = threading.Thread(target=self._read_terminal, daemon=True)
+        self.spawned_ns = time.perf_counter_ns()
+        self._process = subprocess.Popen(
+            command, env=environment(**variables), stdout=subprocess.PIPE, stderr=target, text=True
+        )
+        if self._reader is not None:
+            os.close(target)
+            self._reader.start()
+
+    def finish(self, timeout_s: float) -> str:
+        try:
+            text, _ = self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            text = f"it was ended after {timeout_s:.0f} s"
+        if self._reader is not None and self._terminal is not None:
+            self._reader.join()
+            os.close(self._terminal)
+        return text if RESULT in text else f"{text}\n{self._errors}"
+
+    def _read_terminal(self) -> None:
+        assert self._terminal is not None
+        try:
+            while piece := os.read(self._terminal, 2**16):
+                self._errors = (self._errors + piece.decode(errors="replace"))[-10_000:]
+        except OSError:  # the other end is closed
+            pass
+
+
+def _of_rank(rank: int, ranks: int, port: int) -> dict[str, str]:
+    if ranks == 1:
+        return {}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "NODE_RANK": 0}
+    named = {name: str(value) for name, value in numbers.items()}
+    return named | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+# What is told.
+
+
+def ratios(results: Iterable[Mapping[str, Any]], name: str, figure: str, base: str = PLAIN) -> list[float]:
+    """``figure`` of ``name`` over that of ``base``, in each round that has both."""
+    by_round: dict[int, dict[str, float]] = {}
+    for result in results:
+        if figure in result:
+            by_round.setdefault(result["round"], {})[result["name"]] = result[figure]
+    return [row[name] / row[base] for row in by_round.values() if name in row and row.get(base)]
+
+
+def values(results: Iterable[Mapping[str, Any]], name: str, figure: str) -> list[float]:
+    return [result[figure] for result in results if result["name"] == name and figure in result]
+
+
+def spread(numbers: Sequence[float], digits: int) -> str:
+    """The median, and in brackets the smallest and the largest."""
+    if not numbers:
+        return "-"
+    middle, least, most = (f"{value:,.{digits}f}" for value in (statistics.median(numbers), min(numbers), max(numbers)))
+    return f"{middle} ({least} - {most})" if len(numbers) > 1 else middle
+
+
+def print_table(
+    results: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, int]], ratio_of: str, base: str = PLAIN
+) -> None:
+    """A row for each who took part; ``columns``: title by figure, with digits."""
+    names = list(dict.fromkeys(result["name"] for result in results))
+    rows = [["", f"ratio of {columns[ratio_of][0]}", *(title for title, _ in columns.values())]]
+    for name in names:
+        failed = [result["error"] for result in results if result["name"] == name and "error" in result]
+        if failed and not values(results, name, ratio_of):
+            rows.append([TITLES.get(name, name), f"failed: {failed[0][:100]}"])
+            continue
+        cells = [spread(values(results, name, figure), digits) for figure, (_, digits) in columns.items()]
+        rows.append([TITLES.get(name, name), spread(ratios(results, name, ratio_of, base), 2), *cells])
+    widths = [
+        max(len(row[place]) for row in rows if place < len(row) and len(row) > 2) for place in range(len(rows[0]))
+    ]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    names = [line.partition(":")[2].strip() for line in _cpu_info() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+def _cpu_info() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def parser_of(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
+    """What all benchmarks take."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help="how often each takes its turn")
+    parser.add_argument("--json", type=Path, help="a file to write all figures to, for benchmarks.table")
+    return parser
+
+
+def write(path: Path | None, benchmark: str, case: str, results: Sequence[Mapping[str, Any]]) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = f"python -m {benchmark} {' '.join(_without_json(sys.argv[1:]))}".strip()
+    content = {"benchmark": benchmark.rpartition(".")[2], "case": case, "command": command, "machine": machine()}
+    path.write_text(json.dumps(content | {"results": list(results)}, indent=1) + "\n")
+
+
+def _without_json(arguments: list[str]) -> list[str]:
+    if "--json" in arguments:
+        place = arguments.index("--json")
+        arguments = arguments[:place] + arguments[place + 2 :]
+    return [argument for argument in arguments if not argument.startswith("--json=")]

@@ -1,0 +1,67 @@
+"""One training in a process of its own: ``python -m benchmarks.worker PEER[:VARIANT] '{"model": "mlp", …}'``.
+
+The last line of its output is ``RESULT`` and a JSON object.
+"""
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+RESULT = "RESULT "
+
+
+def tell(result: Mapping[str, Any]) -> None:
+    """Print what has been measured, in the first of several processes."""
+    if int(os.environ.get("RANK", 0)) == 0:
+        print("\n" + RESULT + json.dumps(result), flush=True)
+
+
+def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train once, in this process, and tell the figures.
+
+    ``settings`` are those of a :class:`~benchmarks.job.Job`, and ``counts``, a function of :mod:`benchmarks.counting`,
+    and ``ends_at_first_step``, for :mod:`benchmarks.resume`.
+    """
+    began = time.perf_counter_ns()
+    counts, ends_at_first_step = settings.pop("counts", None), settings.pop("ends_at_first_step", False)
+    if ends_at_first_step:
+        importlib.import_module("torch._dynamo")  # which the first optimizer of torch does otherwise
+    name, _, variant = peer.partition(":")
+    module = importlib.import_module(f"benchmarks.peers.{name}")
+    imported = time.perf_counter_ns()
+    from benchmarks.clock import peak_mib
+    from benchmarks.job import Job
+
+    result: dict[str, Any] = {"name": peer, "import_s": (imported - began) / 1e9}
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(**{"folder": folder, **settings})
+        if ends_at_first_step:
+            from benchmarks.resume import end_at_first_step
+
+            end_at_first_step(job, result)
+        if counts:
+            from benchmarks import counting
+
+            result |= getattr(counting, counts)(job, lambda: module.train(job, variant))
+        else:
+            module.train(job, variant)
+        result["fit_s"] = (time.perf_counter_ns() - imported) / 1e9
+    result |= job.clock.figures(job.warm, job.accumulation)
+    result["us_between_lines"] = job.clock.us_between_lines(job.log_every)
+    return result | {"peak_mib": peak_mib(), "first_steps_ns": job.clock.wall[:2]}
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    tell(measure(sys.argv[1], json.loads(sys.argv[2])))
+
+
+if __name__ == "__main__":
+    main()

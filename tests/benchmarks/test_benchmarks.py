@@ -1,0 +1,147 @@
+"""Each benchmark runs, with so little to do that it tells nothing about speed, and its figures find their way into the
+table.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import start, worker
+from benchmarks.clock import Clock
+from benchmarks.rounds import installed_peers, ratios, spread
+from benchmarks.step import CASES
+
+REPOSITORY = Path(__file__).parents[2]
+FEW = ("--rounds", 1, "--steps", 12)
+
+
+@pytest.fixture
+def measure(run_python: Callable[..., Any], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """``measure("step", *arguments)``: the JSON that ``python -m benchmarks.step`` writes."""
+
+    def run(name: str, *arguments: object) -> dict[str, Any]:
+        file = tmp_path / f"{name}.json"
+        run_python("-m", f"benchmarks.{name}", *arguments, "--json", file, cwd=REPOSITORY)
+        return json.loads(file.read_text())
+
+    return run
+
+
+def figures(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    failed = [result["error"] for result in measured["results"] if "error" in result]
+    assert not failed, failed
+    return {result["name"]: result for result in measured["results"]}
+
+
+@pytest.mark.parametrize("peer", ["plain", "objects", "config"])
+@pytest.mark.parametrize("case", ["tiny", "batches", "tensors", "columns", "own_step", "accumulation", "bf16", "gpt"])
+def test_a_step_of_the_plain_loop_and_of_ours(case: str, peer: str) -> None:
+    if peer not in CASES[case].peers:
+        pytest.skip("has no part in it")
+    found = worker.measure(peer, CASES[case].job | {"steps": 4 if case == "gpt" else 12})
+    assert found["us"] > 0
+    assert found["peak_mib"] > 50
+
+
+def test_features_are_on_at_a_terminal(measure: Callable[..., Any]) -> None:
+    assert figures(measure("step", "--case", "features", *FEW, "--peers", "objects"))["objects"]["us"] > 0
+
+
+@pytest.mark.slow
+def test_a_step_of_the_peers_that_are_there(measure: Callable[..., Any]) -> None:
+    peers = [peer for peer in ("accelerate", "transformers") if peer in installed_peers()]
+    assert list(figures(measure("step", *FEW, "--peers", ",".join(["plain", *peers])))) == ["plain", *peers]
+
+
+def test_two_processes(measure: Callable[..., Any]) -> None:
+    assert figures(measure("step", "--case", "ranks", *FEW, "--peers", "objects"))["objects"]["us"] > 0
+
+
+def test_a_trainer_that_fails_is_told_and_the_others_go_on(run_python: Callable[..., Any]) -> None:
+    done = run_python("-m", "benchmarks.step", *FEW, "--peers", "plain,nobody", cwd=REPOSITORY)
+    assert "failed: ModuleNotFoundError" in done.stdout
+    assert "plain loop" in done.stdout
+
+
+def test_calls(measure: Callable[..., Any]) -> None:
+    found = measure("calls", "--steps", 30, "--ours", "--data", "columns")["results"]
+    assert [row["name"] for row in found] == ["objects", "config"]
+    assert all(0 < row["calls"] < 1000 and row["packages"]["trainwright"] > 0 for row in found)
+
+
+def test_checkpoint(measure: Callable[..., Any]) -> None:
+    found = figures(measure("checkpoint", "--rounds", 1, "--layers", 2))
+    assert found["asynchronous"]["stall_s"] < 5
+    assert 0 < found["ours: verify and load"]["load_s"] < 5
+
+
+def test_resume_reads_one_batch(measure: Callable[..., Any]) -> None:
+    found = figures(measure("resume", "--rounds", 1, "--samples", 2560, "--peers", "objects"))
+    assert found["objects"]["read"] == 64
+
+
+def test_graph(measure: Callable[..., Any]) -> None:
+    found = figures(measure("graph", *FEW, "--peers", "plain"))
+    assert found["plain"]["cold_s"] > 0
+
+
+def test_start() -> None:
+    assert start.first_step("objects")["s"] > start.seconds_of(start.HELP) > 0
+
+
+def test_gpu_says_that_there_is_none(run_python: Callable[..., Any]) -> None:
+    done = run_python("-m", "benchmarks.gpu", cwd=REPOSITORY, code=1)
+    assert done.stderr == "benchmarks.gpu: torch finds no CUDA GPU here; run it on a machine that has one.\n"
+
+
+def test_gpu_can_be_tried_without_one(measure: Callable[..., Any]) -> None:
+    few = ("--device", "cpu", "--case", "tiny", "--rounds", 1, "--steps", 30)
+    found = figures(measure("gpu", *few, "--peers", "plain"))
+    assert found["plain"]["ms"] > 0
+    assert found["plain"]["launches"] == 0
+
+
+def test_the_table_has_a_row_for_what_was_measured(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    results = [
+        {"name": name, "round": number, "us": us, "peak_mib": 300}
+        for number in range(3)
+        for name, us in [("plain", 400 + number), ("objects", 200), ("accelerate", 600), ("transformers", 900)]
+    ]
+    file = {"benchmark": "step", "case": "tiny", "command": "python -m benchmarks.step", "machine": {}}
+    (tmp_path / "tiny.json").write_text(json.dumps({**file, "results": results}))
+    lines = run_python("-m", "benchmarks.table", tmp_path / "tiny.json", cwd=REPOSITORY).stdout.splitlines()
+    assert lines[2] == (
+        "| eager, any data set with `__getitem__` | <= 0.78 | Trainer 0.50 (0.50 - 0.50) |"
+        " accelerate 1.50 (1.49 - 1.50) | `python -m benchmarks.step` |"
+    )
+    assert len(lines) == 4  # the head, the row above, and that of peak memory
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    results = [
+        {"name": "plain", "round": 0, "us": 100.0},
+        {"name": "ours", "round": 0, "us": 50.0},
+        {"name": "plain", "round": 1, "us": 300.0},
+        {"name": "ours", "round": 1, "us": 150.0},
+        {"name": "ours", "round": 2, "us": 1.0},  # its plain loop has failed
+    ]
+    assert ratios(results, "ours", "us") == [0.5, 0.5]
+    assert spread([3.0, 1.0, 2.0], 1) == "2.0 (1.0 - 3.0)"
+
+
+def test_a_clock_tells_the_time_of_a_round() -> None:
+    clock = Clock()
+    clock.wall = [0, 10_000, 20_000, 80_000, 90_000, 150_000]  # ns; each second step takes longer from the third on
+    assert clock.figures(warm=1)["us"] == 35.0
+    assert clock.figures(warm=1, stride=2)["us"] == 35.0
+    assert clock.figures(warm=5) == {}
+
+
+def test_a_clock_tells_the_time_between_lines_of_the_log() -> None:
+    clock = Clock()
+    clock.wall = [step * 1000 + (5000 if step > 25 else 0) for step in range(30)]  # the host waits in step 25
+    assert clock.us_between_lines(8) == (16 * 1000 + 5000) / 16 / 1e3
+    assert clock.us_between_lines(20) is None

@@ -1,0 +1,277 @@
+"""What a step costs, counted: Python calls, reads of tensors, compilations. The clock is for ``benchmarks/``."""
+
+import itertools
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import ColumnDataset, build_image_train_loader, sampler
+from trainwright.hooks import HookBase
+
+BATCH, FEATURES, CLASSES = 32, 32, 10
+LOG_EVERY = 20
+STEPS = 3 * LOG_EVERY
+OF_THE_ORDER = sampler.__file__  # reads indices of samples, which never leave the host
+WARM = 10  # steps in which things are done once
+
+
+class MLP(nn.Module):
+    """Scores, or with labels the loss by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 64), nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(x)))
+
+
+class WithLoss(MLP):
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.second(F.relu(self.first(x)))
+        return {"loss": F.cross_entropy(scores, labels)}
+
+
+class Samples(Dataset):
+    def __init__(self, x: Tensor, labels: Tensor) -> None:
+        self.x, self.labels = x, labels
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.x[index], "labels": self.labels[index]}
+
+
+def tensors(length: int = STEPS * BATCH) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(length, FEATURES, generator=generator)
+    return x, torch.randint(CLASSES, (length,), generator=generator)
+
+
+def objects(folder: Path, model: nn.Module, dataset: Any, **settings: Any) -> Trainer:
+    """The objects door as it is by default, without a metric of the training."""
+    settings = {"num_epochs": 1, "batch_size": BATCH, "log_steps": LOG_EVERY, "metrics": [], **settings}
+    return Trainer(model, TrainingConfig(output_dir=str(folder), **settings), train_dataset=dataset)
+
+
+def config(folder: Path, model: nn.Module, dataset: Any, **train: Any) -> DefaultTrainer:
+    """The config-file door as it is by default, with the objects door's optimizer."""
+    return clipping_config(folder, model, dataset, optim=LazyCall(torch.optim.Adam)(lr=1e-3), **train)
+
+
+def clipping_config(folder: Path, model: nn.Module, dataset: Any, optim: Any = None, **train: Any) -> DefaultTrainer:
+    """The config-file door with all its defaults: AdamW in groups, whose gradients are clipped."""
+    cfg = get_config("common/defaults.py")
+    cfg._set_flag("allow_objects", True)
+    cfg.optim = optim or cfg.optim
+    cfg.model = model
+    loader, _, _ = build_image_train_loader(dataset, BATCH, num_workers=0)
+    cfg.dataloader = LazyCall(dict)(train=loader)
+    cfg.train.update({"output_dir": str(folder), "train_iter": STEPS, "log_period": LOG_EVERY, **train})
+    return DefaultTrainer(cfg)
+
+
+class TestCalls:
+    """Python calls from one forward pass to the next: ours, torch's and the data set's."""
+
+    FAST = 120  # where batches are picked out of tensors
+    CLIPPED = 200  # the same with the gradients clipped, and weight decay for some of the parameters
+    # Where batches are made of samples, as many as the plain loop makes on the same data.
+
+    def test_a_tensor_dataset_through_the_objects_door(self, tmp_path: Path) -> None:
+        trainer = objects(tmp_path, MLP(), TensorDataset(*tensors()))
+        assert calls_of_a_step(trainer.train, MLP) <= self.FAST
+
+    @pytest.mark.parametrize("door", [objects, config])
+    def test_tensors_by_name(self, door: Callable[..., Any], tmp_path: Path) -> None:
+        x, labels = tensors()
+        trainer = door(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        assert calls_of_a_step(trainer.train, WithLoss) <= self.FAST
+
+    def test_clipping(self, tmp_path: Path) -> None:
+        x, labels = tensors()
+        trainer = clipping_config(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        assert calls_of_a_step(trainer.train, WithLoss) <= self.CLIPPED
+
+    @pytest.mark.parametrize("door", [objects, config])
+    def test_any_data_set_takes_no_more_than_the_plain_loop(self, door: Callable[..., Any], tmp_path: Path) -> None:
+        dataset = Samples(*tensors())
+        trainer = door(tmp_path, WithLoss(), dataset)
+        plain = calls_of_a_step(lambda: plain_loop(WithLoss(), dataset), WithLoss)
+        assert calls_of_a_step(trainer.train, WithLoss) <= plain
+
+
+def plain_loop(model: nn.Module, dataset: Any) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for batch in DataLoader(dataset, BATCH, shuffle=True):
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+
+
+def calls_of_a_step(train: Callable[[], object], model: type[nn.Module]) -> float:
+    """The median over the steps."""
+    code, num_calls, at_forward = model.forward.__code__, 0, list[int]()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal num_calls
+        if event == "call":
+            num_calls += 1
+            if frame.f_code is code:
+                at_forward.append(num_calls)
+
+    sys.setprofile(note)
+    try:
+        train()
+    finally:
+        sys.setprofile(None)
+    assert len(at_forward) >= STEPS
+    settled = at_forward[WARM:STEPS]
+    return statistics.median(after - before for before, after in itertools.pairwise(settled))
+
+
+class TestReads:
+    """No step asks for the value of a tensor, which on an accelerator is to wait for it; lines of the log do."""
+
+    @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 1.0}, {"gradient_accumulation_steps": 2}], ids=str)
+    def test_the_objects_door_reads_nothing(self, settings: dict[str, Any], tmp_path: Path) -> None:
+        x, labels = tensors()
+        trainer = objects(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **settings)
+        assert reads_between_lines(trainer) == []
+
+    @pytest.mark.parametrize("train", [{}, {"num_accumulation_steps": 2}], ids=str)
+    def test_the_config_door_reads_nothing(self, train: dict[str, Any], tmp_path: Path) -> None:
+        x, labels = tensors()
+        trainer = clipping_config(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **train)
+        assert reads_between_lines(trainer) == []
+
+    def test_the_metric_of_a_training_with_labels_reads_nothing(self, tmp_path: Path) -> None:
+        trainer = objects(tmp_path, MLP(), TensorDataset(*tensors()), metrics=["Accuracy"])
+        assert reads_between_lines(trainer) == []
+
+    def test_a_read_is_seen(self, tmp_path: Path) -> None:
+        class Reads(HookBase):
+            def after_step(self) -> None:
+                if self.trainer.iter == WARM + 1:
+                    float(self.trainer.model.second.bias.detach().sum())
+
+        x, labels = tensors()
+        trainer = objects(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        trainer.register_hooks([Reads()])
+        assert {read.partition(":")[0] for read in reads_between_lines(trainer)} == {f"iteration {WARM + 1}"}
+
+
+class PutsMetrics(HookBase):
+    def after_step(self) -> None:
+        self.trainer.storage.put_scalar("norm_of_bias", self.trainer.model.second.bias.detach().norm())
+
+
+class Reads(TorchFunctionMode):
+    """Notes calls of torch that give the value of a tensor to Python, with the iteration and where they stand."""
+
+    NAMES = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__", "nonzero")
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__()
+        self.trainer, self.found = trainer, list[tuple[int, str]]()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in self.NAMES:
+            self.note(name)
+        return function(*args, **(kwargs or {}))
+
+    def note(self, name: str) -> None:
+        frame = sys._getframe(2)
+        if frame.f_code.co_filename == OF_THE_ORDER:
+            return
+        place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        self.found.append((self.trainer.iter, f"iteration {self.trainer.iter}: {name} in {place}"))
+
+
+class ReadsBelow(TorchDispatchMode):
+    """As above, for those that torch makes of its own, below Python."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self._reads.note("_local_scalar_dense")
+        return function(*args, **(kwargs or {}))
+
+
+def reads_between_lines(trainer: Any) -> list[str]:
+    """The reads of a training that puts a metric of the user's own at each step, except for lines of the log."""
+    trainer.register_hooks([PutsMetrics()])
+    reads = Reads(trainer)
+    with reads, ReadsBelow(reads):
+        trainer.train()
+    assert reads.found, "lines of the log read: nothing has been watched"
+    last = trainer.max_iter - 1
+
+    def is_between(iteration: int) -> bool:
+        return WARM < iteration < last and (iteration + 1) % LOG_EVERY != 0
+
+    return list(dict.fromkeys(told for iteration, told in reads.found if is_between(iteration)))
+
+
+@pytest.mark.slow
+class TestCompilations:
+    """In graph mode nothing is compiled after the first steps, whatever the schedule and an epoch's last batch do."""
+
+    WARM = 3  # steps
+
+    def test_nothing_is_compiled_after_the_first_steps(self, tmp_path: Path) -> None:
+        x, labels = tensors(length=5 * BATCH + 7)
+        trainer = objects(
+            tmp_path,
+            WithLoss(),
+            ColumnDataset(x=x, labels=labels),
+            graph=True,
+            num_epochs=3,
+            dataloader_drop_last=False,
+            lr_scheduler_type="cosine",
+            warmup_steps=4,
+            max_grad_norm=1.0,
+            log_steps=4,
+        )
+        counts = CountsCompilations()
+        trainer.register_hooks([counts])
+        trainer.train()
+        assert len(counts.after_step_of) == 18
+        settled = counts.after_step_of[self.WARM :]
+        assert settled[0] > 0
+        assert set(settled) == {settled[0]}
+
+
+class CountsCompilations(HookBase):
+    """How much has been compiled so far, by torch's own counts, after each update."""
+
+    def __init__(self) -> None:
+        from torch._dynamo.utils import counters
+
+        self._counters = counters
+        self._before = self._total()
+        self.after_step_of: list[int] = []
+
+    def after_step(self) -> None:
+        self.after_step_of.append(self._total() - self._before)
+
+    def _total(self) -> int:
+        return sum(sum(section.values()) for section in self._counters.values())
