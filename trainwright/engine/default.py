@@ -1,5 +1,6 @@
 """The config-file door: a trainer built from a lazy configuration."""
 
+import copy
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -12,21 +13,23 @@ from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigKeyError, ConfigTypeError
-from trainwright.config.instantiate import instantiate
+from trainwright.config.instantiation import instantiate
 from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import complete, settle_batch_sizes, validate
 from trainwright.data.collate import to_batch
 from trainwright.data.position import set_position
 from trainwright.engine.binding import bind_step, call_with_known
+from trainwright.engine.console import log_to_console
 from trainwright.engine.evaluating import evaluate_loaders
 from trainwright.engine.graph import GraphBase, GraphTrainer
 from trainwright.engine.header import log_header, log_recomputed
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.progress import TrainingProgress
 from trainwright.engine.randomness import seed_everything
+from trainwright.engine.run_facts import facts_of_files
 from trainwright.engine.run_folder import OpenRunFolder, RunFolder
 from trainwright.engine.scale import num_samples, scale_to_data
-from trainwright.engine.setup import join_ranks, log_to_console
+from trainwright.engine.setup import join_ranks
 from trainwright.engine.steps import EagerTrainer
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.events.writers import EventWriter, default_writers
@@ -34,6 +37,7 @@ from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
     FiniteCheck,
+    Float32MatmulPrecision,
     HookBase,
     Interruptions,
     IterationTimer,
@@ -41,6 +45,7 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
+from trainwright.hooks.profile import profile_hook
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.parallel.data_parallel import wrap_data_parallel
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
@@ -65,8 +70,7 @@ class DefaultTrainer(TrainerBase):
         super().__init__()
         as_given = complete(cfg)
         validate(as_given)
-        # A copy: what follows from the data and the ranks is written into it below.
-        self.cfg = cfg = complete(as_given)
+        self.cfg = cfg = copy.deepcopy(as_given)  # what follows from the data and the ranks is written into it below
         cfg.train.output_dir = os.path.expanduser(cfg.train.output_dir)
         log_to_console()
         self.device = join_ranks(cfg)
@@ -89,6 +93,8 @@ class DefaultTrainer(TrainerBase):
         seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws its own numbers
 
         self._trainer: Any = self._build_stepper(cfg, grad_scaler)
+        # Not with a user's own: it may draw, or want what the loader gave.
+        self._trainer.reads_ahead = {self.get_batch.__module__, self.run_step.__module__} == {__name__}
         states: dict[str, Any] = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
         if grad_scaler is not None:
             states["grad_scaler"] = grad_scaler
@@ -105,7 +111,9 @@ class DefaultTrainer(TrainerBase):
 
         self._folder.prepare(as_given)
         # What no list of hooks may forget: around the user's own.
-        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
+        precision = cfg.train.float32_matmul_precision
+        self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
+        self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
@@ -208,7 +216,7 @@ class DefaultTrainer(TrainerBase):
         """The hooks, in the order of their calls."""
         train, evaluation = self.cfg.train, self.cfg.train.evaluation
         hooks: list[HookBase | None] = [
-            IterationTimer(),
+            IterationTimer(facts=facts_of_files),
             LRScheduler(),
             PeriodicCheckpointer(
                 self.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
@@ -221,6 +229,7 @@ class DefaultTrainer(TrainerBase):
                     evaluation.eval_period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode
                 ),
             ]
+        hooks.append(profile_hook(train.profile, train.output_dir))
         if is_main_process():
             hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
         return hooks

@@ -1,6 +1,7 @@
 """The one training loop: hooks around steps."""
 
 import logging
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ class TrainerBase:
         samples_done: samples consumed so far.
         storage: the metrics of this training, an :class:`~trainwright.events.EventStorage`.
         phases: where the time of this training goes, a :class:`~trainwright.events.PhaseTimes`.
+        step_seconds: how long the newest step took, without hooks.
+        step_calls: while it trains, what is called before each step and what after it: two lists that the loop goes
+            through, so that what is changed in them counts from the next call on.
         last_eval_results: what the newest evaluation gave.
     """
 
@@ -39,6 +43,8 @@ class TrainerBase:
         self.iter = self.start_iter = self.max_iter = self.iterations_done = 0
         self.samples_per_iter = self.samples_done = 0
         self.phases = PhaseTimes()
+        self.step_calls: tuple[list[Callable[[], None]], ...] = ()
+        self.step_seconds = 0.0
         self._is_training = False
         self._stepper: Any = None  # who makes the steps, during a training: its ``iter`` is kept up to date
         self.last_eval_results: dict[str, Any] = {}
@@ -68,18 +74,30 @@ class TrainerBase:
         """The loop: what comes before and after each iteration. Who goes over it makes the step; no frame of this is
         between. ``until``: stop before that iteration, to be called again.
         """
+        if self.iter >= self.max_iter:
+            return  # there may be no storage
         stepper, before_step, after_step = self._stepper, self._calls_of("before_step"), self._calls_of("after_step")
+        self.step_calls = before_step, after_step
+        storage, phases, step_end = self.storage, self.phases, time.perf_counter()
+        steps, divided = 0.0, phases.step  # seconds
         while self.iter < (self.max_iter if until is None else min(until, self.max_iter)):
-            self.storage.iter = stepper.iter = self.iter
+            storage.iter = stepper.iter = self.iter
             for call in before_step:
                 call()
+            step_start = time.perf_counter()
+            phases.hooks += step_start - step_end
             yield
+            step_end = time.perf_counter()
+            self.step_seconds = step_end - step_start
+            steps += self.step_seconds
             self.iterations_done = self.iter + 1
             self.samples_done += self.samples_per_iter
-            self.storage.samples = self.samples_done
+            storage.samples = self.samples_done
             for call in after_step:
                 call()
             self.iter += 1
+        phases.hooks += time.perf_counter() - step_end
+        phases.forward += max(0.0, steps - (phases.step - divided))  # what no step has told of
 
     @contextmanager
     def _training(self, start_iter: int | None = None, max_iter: int | None = None) -> Iterator[Callable[[], None]]:
@@ -90,6 +108,7 @@ class TrainerBase:
         self.iterations_done = self.start_iter
         self.max_iter = self.max_iter if max_iter is None else max_iter
         self._stepper, run_step = self._bind_run_step()
+        self.phases = self._stepper.phases = PhaseTimes()
         if self.start_iter >= self.max_iter and not self._has_end_to_do():
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
             yield run_step
@@ -110,6 +129,7 @@ class TrainerBase:
             finally:
                 self._is_training = False
                 self._stepper = None  # it may be the trainer itself: a circle would outlive the training
+                self.step_calls = ()  # and so may these be the trainer's own methods
             self.after_train()
 
     def run_step(self) -> None:

@@ -6,6 +6,7 @@ from itertools import count, islice
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.endless import tell_if_workers_start_anew
 from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 
@@ -33,6 +34,8 @@ class StepPlan:
 
     def steps(self, updates: int) -> int:
         """How many steps have been made when ``updates`` updates have been."""
+        if self.accumulation == 1:
+            return min(self.total_steps, updates)
         epochs, rest = divmod(updates, self._updates_per_epoch)
         return min(self.total_steps, epochs * self.steps_per_epoch + rest * self.accumulation)
 
@@ -91,6 +94,7 @@ def batches_from(loader: Any, steps_done: int, length: int) -> Iterator[Any]:
     A sampler with ``set_epoch`` is told the epoch. To come to the middle of an epoch the batches before are drawn and
     left out.
     """
+    tell_if_workers_start_anew(loader)
     first_epoch, skipped = divmod(steps_done, length)
     for epoch in count(first_epoch):
         set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)

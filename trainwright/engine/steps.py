@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainwright.data.ahead import ahead
 from trainwright.data.collate import to_batch
 from trainwright.data.endless import endless
-from trainwright.engine.gradients import recorded_norm, recorded_step, scaled_step, unscaled
+from trainwright.engine.gradients import plain_backward, recorded_norm, recorded_step, scaled_step, unscaled
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.objective import sum_losses, write_forward_help
 from trainwright.engine.window import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.events.storage import get_event_storage
 from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.direct import direct
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import accumulation_window, unwrap_model
 from trainwright.parallel.dist import get_world_size
@@ -34,7 +36,13 @@ class EagerTrainer(TrainerBase):
 
     To change the step, override ``run_step`` and use ``self.model``, ``self.optimizer``, ``self.grad_acc_steps``,
     ``next(self._data_loader_iter)``, ``self.write_metrics(loss_dict, data_time)`` and ``self.update()``.
+
+    Attributes:
+        reads_ahead: whether batches come on an accelerator already, copied during the step before; False by default,
+            as a ``get_batch`` of one's own may want what the loader gave.
     """
+
+    reads_ahead = False
 
     def __init__(
         self,
@@ -67,6 +75,7 @@ class EagerTrainer(TrainerBase):
     def _settle_update(self, grad_scaler: torch.amp.GradScaler | None, *, skip_non_finite: bool) -> None:
         """How gradients come to be and what is done with them."""
         optimizer, is_scaled = self.optimizer, grad_scaler is not None
+        self._updater = direct(optimizer)
         self._grad_scaler = grad_scaler
         self._note_loss: Callable[[Any], object] = _nothing
         self._clip_gradients = recorded_norm(gradient_clipper(optimizer), is_scaled=is_scaled)
@@ -84,7 +93,8 @@ class EagerTrainer(TrainerBase):
     @cached_property
     def _data_loader_iter(self) -> Iterator[Any]:
         # Made on first use: a resume sets the loader's position before it.
-        return endless(self.data_loader)
+        batches = endless(self.data_loader)
+        return ahead(batches, self._device) if self.reads_ahead else batches
 
     def run_step(
         self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
@@ -96,33 +106,42 @@ class EagerTrainer(TrainerBase):
         """
         get_batch = get_batch or to_batch
         device = self._device if input_placement_device is None else input_placement_device
+        clock, phases = time.perf_counter, self.phases
         outputs: list[Mapping[str, Any]] = []
         data_time = 0.0
         for _ in self._window:
-            start = time.perf_counter()
+            start = clock()
             batch = get_batch(next(self._data_loader_iter), device)
-            data_time += time.perf_counter() - start
+            fetched = clock()
+            data_time += fetched - start
 
             try:
                 loss_dict = self.model(**batch)
             except TypeError as error:
                 write_forward_help(error, self._plain_model, batch)
                 raise
-            self.backward(self._loss_of(loss_dict, batch))
+            loss = self._loss_of(loss_dict, batch)
+            computed = clock()
+            phases.forward += computed - fetched
+            self.backward(loss)
+            phases.backward += clock() - computed
             outputs.append(loss_dict)
 
         self.write_metrics(mean_outputs(outputs, self._mean.weights), data_time)
+        start = clock()
         self.update()
+        phases.optimizer += clock() - start
+        phases.data += data_time
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of ``loss``."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        plain_backward(loss)
 
     def update(self) -> None:
         """Use the gradients: clip them, step the optimizer, and set them to None."""
         self._finish_gradients()
         self._step_optimizer(self._clip_gradients())
-        self.optimizer.zero_grad()
+        self._updater.zero_grad()
 
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
         """Put ``total_loss`` (the sum of what is named "loss"), each entry if there are several, and ``data_time``.
@@ -156,7 +175,7 @@ class EagerTrainer(TrainerBase):
 
     def _step_optimizer(self, norm: Any) -> None:
         """Change the weights. ``norm`` is that of the gradients, where it is known."""
-        self.optimizer.step()
+        self._updater.step()
 
     def _scaled_backward(self, loss: Tensor) -> None:
         assert self._grad_scaler is not None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trainwright.engine.contracts import target_of
@@ -62,7 +63,8 @@ class TrainMetrics(HookBase):
         """Note each output of ``model`` in training, for steps of the user's own."""
 
         def note(module: nn.Module, _: Any, outputs: Any) -> None:
-            if module.training:
+            # A program gives the outputs by itself.
+            if module.training and not torch.compiler.is_compiling():
                 self._outputs = outputs
 
         model.register_forward_hook(note)

@@ -12,14 +12,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.setting_checks import CUSTOM
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_checks as checks
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
+from trainwright.engine.console import log_to_console
 from trainwright.engine.processes import join, tell
-from trainwright.engine.setup import log_to_console
 from trainwright.engine.trainer_hooks import TrainerFolder
 from trainwright.engine.trainer_lifecycle import TrainerLifecycle
 from trainwright.engine.trainer_shared import is_overridden
@@ -164,6 +164,7 @@ class Trainer(TrainerLifecycle):
     def add_callback(self, callback: Callback, singleton: bool = True) -> None:
         """Call ``callback`` from now on. ``singleton``: in place of those of its class that are there."""
         self.callbacks.add_callback(callback, singleton)
+        self._after_batch = self._looks_after_batch()
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""
@@ -233,20 +234,23 @@ class Trainer(TrainerLifecycle):
 
     def run_step(self) -> None:
         """One update of the weights: ``train_step`` for each micro-batch of its window."""
-        state, end = self.state, self._plan.steps(self.iter + 1)
+        state, phases, end = self.state, self.phases, self._plan.steps(self.iter + 1)
         state.step_before = state.global_step
         self._update.begin(end - state.global_step)
         losses, data_time = list[Any](), 0.0
         while state.global_step < end:
             start = time.perf_counter()
             inputs = next(self._batches)
-            data_time += time.perf_counter() - start
+            fetched = time.perf_counter()
+            data_time += fetched - start
 
             state.global_step += 1
             self._is_window_end = state.global_step == end
             step_logs = self.train_step(self._step_model, inputs)
             self._after_batch(step_logs, inputs)
             losses.append(step_logs.get("step_loss"))
+            phases.forward += time.perf_counter() - fetched
+        phases.data += data_time
         self._put_metrics(losses, data_time)
 
     def prepare_input_batch(self, batch: Any) -> Any:
@@ -267,12 +271,20 @@ class Trainer(TrainerLifecycle):
     def training_step(self, batch: Any) -> Any:
         """Forward and backward of one micro-batch; returns its loss without gradient. Changes no weight."""
         loss = self.compute_loss(self._step_model, batch)
+        start = time.perf_counter()
         self._update.backward(loss, batch)
+        seconds, phases = time.perf_counter() - start, self.phases
+        phases.backward += seconds
+        phases.forward -= seconds  # run_step adds the whole of train_step
         return loss.detach()
 
     def optimization_step(self) -> None:
         """Use the gradients and set them to None. Called at the end of each accumulation window."""
+        start = time.perf_counter()
         self._update.finish()
+        seconds, phases = time.perf_counter() - start, self.phases
+        phases.optimizer += seconds
+        phases.forward -= seconds
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by what model and batch agree on (see ``docs/trainer.md``)."""

@@ -38,7 +38,9 @@ class MeasuredTrainer(TrainerShared):
 
     def _looks_after_batch(self) -> Any:
         """What is done with the logs of each micro-batch: as little as can be."""
-        is_told = is_overridden(self, "train_step") or self.config.gradient_accumulation_steps > 1
+        is_accumulating = self.config.gradient_accumulation_steps > 1
+        # Of a window's micro-batches the storage does not tell; without callbacks nobody asks.
+        is_told = is_overridden(self, "train_step") or (is_accumulating and len(self.callbacks) > 0)
         show = self._run_callbacks.note if is_told else None
         metrics = self._train_metrics
         if is_overridden(self, "compute_metric"):
@@ -47,7 +49,7 @@ class MeasuredTrainer(TrainerShared):
             return self._ask_for_metrics
         if show is None:
             return _nothing if metrics is None else metrics.add
-        return show if metrics is None else partial(_show_and_add, show, metrics.add)
+        return partial(_show_and_add, show, _nothing if metrics is None else metrics.add)
 
     def _check_first_step(self) -> None:
         """Look once at what a step of the user's own gives: what is wrong with it shows in no good message later."""

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from trainwright.config.errors import ConfigKeyError, did_you_mean
 from trainwright.engine.run_folder import RunFolder
 from trainwright.events.writers import EventWriter
+from trainwright.events.writers.delivery import Delivery
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed
 from trainwright.hooks.evaluate import EvalHook
@@ -54,6 +55,7 @@ class ScheduleSteps(LRScheduler):
         self._due_for_this = due_for_this
         self._is_due: IsDue | None = None
         self._position = 0  # of the schedule
+        self._is_by_steps = True
 
     def before_train(self) -> None:
         self._take(self.trainer.lr_scheduler)
@@ -64,17 +66,17 @@ class ScheduleSteps(LRScheduler):
             super().before_train()
             self._is_due = self._due_for_this()
             self._position = scheduler.last_epoch
+            self._is_by_steps = not isinstance(scheduler, ReduceLROnPlateau)
 
     def after_step(self) -> None:
-        scheduler = self.trainer.lr_scheduler
+        trainer = self.trainer
+        scheduler = trainer.lr_scheduler
         if scheduler is not self._scheduler:  # a callback has set another optimizer
             self._take(scheduler)
         if scheduler is None:
             return
-        rate = self.trainer.optimizer.param_groups[self._group]["lr"]
-        self.trainer.storage.put_scalar("lr", rate, smoothing_hint=False)
-        is_by_steps = not isinstance(scheduler, ReduceLROnPlateau)
-        if is_by_steps and scheduler.last_epoch == self._position and (self._is_due is None or self._is_due()):
+        trainer.storage.put_scalar("lr", trainer.optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
+        if self._is_by_steps and scheduler.last_epoch == self._position and (self._is_due is None or self._is_due()):
             scheduler.step()
         self._position = scheduler.last_epoch
 
@@ -116,12 +118,13 @@ class SaveSteps(HookBase):
             self._due = self.trainer.iter
         if not self._is_prepared:
             self._is_prepared = True
-            self._checkpointer.prepare()
+            with self.trainer.phases.counting("save"):
+                self._checkpointer.prepare()
 
     def before_step(self) -> None:
         if self._due is not None:
             self._due = None
-            self._save()
+            self._save_now()
 
     def after_train(self) -> None:
         is_finished = self.trainer.iter >= self.trainer.max_iter
@@ -130,10 +133,15 @@ class SaveSteps(HookBase):
         try:
             is_alone = get_world_size() == 1  # after a failure the other processes may not come
             if is_finished or (is_alone and is_done):
-                self._save()
+                self._save_now()
         finally:
             self._due = None
-            self._checkpointer.wait(alone=not is_finished)
+            with self.trainer.phases.counting("save"):
+                self._checkpointer.wait(alone=not is_finished)
+
+    def _save_now(self) -> None:
+        with self.trainer.phases.counting("save"):
+            self._save()
 
 
 class SaveBest(BestCheckpointer):
@@ -184,11 +192,9 @@ class WriteSteps(PeriodicWriter):
         super().__init__([])
         self._is_due = is_due
         self._build_writers = build_writers
-        self._written_results: object = None
 
     def before_train(self) -> None:
-        self._writers = list(self._build_writers())  # by the settings of now
-        self._written_results = self.trainer.last_eval_results
+        self._delivery = Delivery(self._build_writers())  # by the settings of now
         super().before_train()
 
     def after_step(self) -> None:
@@ -199,13 +205,12 @@ class WriteSteps(PeriodicWriter):
 
     def write_now(self) -> None:
         """Write what has been put, whatever is due."""
-        self._written_results = self.trainer.last_eval_results
         self.trainer.storage.written = self.trainer.iter
         self._write()
 
-    def _write(self) -> None:
+    def _write(self, *, is_last: bool = False) -> None:
         self.trainer.storage.samples = self.trainer.consumed_samples
-        super()._write()
+        super()._write(is_last=is_last)
 
 
 class TrainerFolder(RunFolder):

@@ -11,12 +11,14 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.data.ahead import ahead
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.contracts import Contract, contract_for
 from trainwright.engine.header import training_info
 from trainwright.engine.randomness import seed_everything
+from trainwright.engine.run_facts import facts_of_objects
 from trainwright.engine.run_folder import OpenRunFolder
 from trainwright.engine.step_plan import batches_from, make_plan
 from trainwright.engine.streams import with_length
@@ -37,9 +39,11 @@ from trainwright.engine.trainer_shared import is_overridden
 from trainwright.engine.trainer_state import TrainerState
 from trainwright.engine.update import Update
 from trainwright.events.writers import EventWriter
-from trainwright.hooks import FiniteCheck, HookBase, Interruptions, IterationTimer
+from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions, IterationTimer
 from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.profile import profile_hook
 from trainwright.optim.formula import FormulaLR
+from trainwright.optim.without_compiler import without_compiler
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -61,7 +65,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         write = WriteSteps(self._log_is_due, self.build_writers)
         self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
         return [
-            IterationTimer(),
+            IterationTimer(facts=facts_of_objects),
             ScheduleSteps(self._schedule_is_due),
             self._train_metrics,
             # Before the last evaluation, which may take long.
@@ -70,6 +74,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             ReduceOnPlateau(partial(self._latest, metric)) if evaluates else None,
             best if evaluates and saves else None,
             self._run_callbacks,
+            profile_hook(config.profile, self.output_dir),
             write if is_main_process() else None,
             AtEnd(self._load_best) if load_best else None,
             AtEnd(self._write_card) if saves and is_main_process() else None,
@@ -204,7 +209,9 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         save = self._save_step if config.save_enabled else _do_not_save
         # What no list of hooks may forget: around the user's own.
         is_due = self._log_is_due if config.log_steps else self.state.is_epoch_end
-        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(policy=config.non_finite, is_due=is_due)])
+        precision = config.float32_matmul_precision
+        self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
+        self.register_hooks([FiniteCheck(policy=config.non_finite, is_due=is_due)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
 
     def _settle_step(self) -> None:
@@ -212,20 +219,31 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         config = self.config
         self._contract: Contract | None = None
         vars(self).pop("compute_loss", None)
+        vars(self).pop("train_step", None)
         self._criterion, self._own_loss = optim.losses(self.loss, self.model, self._autocast)
         self._is_window_end = True
         self._update = Update(
             self.optimizer,
             self.model,
-            optim.step_of(
-                self.optimizer if self.accelerator is None else self.accelerator.prepare_optimizer(self.optimizer)
-            ),
+            *optim.step_of(self.optimizer, self.accelerator),
             accumulates=config.gradient_accumulation_steps > 1,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),
         )
         self._after_batch = self._looks_after_batch()
+        self._has_graph = False
+        if self._is_training:
+            self._settle_graph()
+
+    def _settle_graph(self) -> None:
+        """With config.graph: put programs in the place of steps, once for each optimizer and loss."""
+        if self.config.graph and not self._has_graph:
+            from trainwright.engine.graph_objects import compile_steps
+
+            self._has_graph = True
+            note = None if self._train_metrics is None else self._train_metrics.note
+            compile_steps(self, self._update, self._criterion, self._own_loss, note)
 
     # Where batches come from, and what becomes of a step's figures.
 
@@ -235,7 +253,9 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         self.state.restore()
         self._look_at_loader()
         self.set_train_mode()
-        self.optimizer.zero_grad()
+        with without_compiler():
+            self.optimizer.zero_grad()
+        self._after_batch = self._looks_after_batch()  # by now all callbacks are there
         self._set_batches()
 
     def _set_batches(self) -> None:
@@ -250,6 +270,9 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
             if done % self._plan.steps_per_epoch:
                 logger.warning("The given loader goes on in the middle of an epoch; if it shuffles, in another order.")
+        if not is_overridden(self, "prepare_input_batch"):  # a user's own may draw, or want them where they are
+            batches = ahead(batches, self.device)
+        self._settle_graph()
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
         self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))

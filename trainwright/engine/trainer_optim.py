@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError
-from trainwright.config.setting_checks import CUSTOM
 from trainwright.optim import configured
+from trainwright.optim.direct import direct
 from trainwright.optim.fused import fused_arguments
+from trainwright.optim.without_compiler import without_compiler
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
@@ -65,6 +67,7 @@ def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module
     return criterion.to(device)
 
 
+@without_compiler()
 def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     """``config.optimizer`` over the parameters of ``model``.
 
@@ -102,8 +105,10 @@ def clip_by(optimizer: Optimizer, max_norm: float | None) -> None:
             group.setdefault("clip_grad_norm_type", 2.0)
 
 
-def step_of(optimizer: Optimizer) -> Callable[[], Any]:
-    """``optimizer.step``; an optimizer whose step must be given a closure is given None."""
+def step_of(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What makes a step, and what sets the gradients to None. A step that must be given a closure is given None."""
+    if accelerator is not None:
+        return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
     # The class's: a schedule puts a function of its own in place of the object's method.
     parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     if (
@@ -115,8 +120,9 @@ def step_of(optimizer: Optimizer) -> Callable[[], Any]:
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
         )
     ):
-        return lambda: optimizer.step(None)
-    return optimizer.step
+        return lambda: optimizer.step(None), optimizer.zero_grad
+    updater = direct(optimizer)
+    return updater.step, updater.zero_grad
 
 
 def build_lr_scheduler(

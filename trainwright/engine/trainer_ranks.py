@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import RandomSampler, SequentialSampler
 
@@ -26,22 +25,18 @@ class RankedTrainer(TrainerShared):
     _replica: Replica | None = None
 
     def _settle_model(self) -> None:
-        """What steps call: the model, under autocast, compiled, wrapped, as the run wants it."""
+        """What steps call: the model, under autocast, wrapped, as the run wants it."""
         model, accelerator, prepared = self.model, self.accelerator, None
         share_state(model)  # whatever each process has built
         run_under(model, None if accelerator is not None else self._autocast)
         if accelerator is not None:
             prepared = accelerator.prepare_model(model)  # sees to autocast, too
-        called: Any = model
-        if self.config.graph:
-            # Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree.
-            called = torch.compile(model, options={"fallback_random": True})
-        self._step_model = called if prepared is None else prepared
+        self._step_model = model if prepared is None else prepared
         if get_world_size() > 1:
             on_wrap = partial(setattr, self, "_step_model")
-            self._replica = Replica(model, self.device, on_wrap, called=called, prepared=prepared)
+            self._replica = Replica(model, self.device, on_wrap, called=model, prepared=prepared)
         elif has_all_gpus(self.config.device_str):
-            self._step_model = AllGPUs(called)
+            self._step_model = AllGPUs(model)
 
     def _settings_of_update(self) -> dict[str, Any]:
         """What an :class:`Update` must know of other processes, and of the Accelerator."""

@@ -19,6 +19,7 @@ from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.trainer_shared import TrainerShared
+from trainwright.events.writers.lane import settle_files
 from trainwright.parallel.dist import broadcast_object, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -71,6 +72,7 @@ class SavingTrainer(TrainerShared):
         Raises:
             MissingFileError: no such file has been written.
         """
+        settle_files()
         folder = self.output_dir / self.config.logs_dir if logs_dir is None else Path(logs_dir)
         path = folder / parts.CSV_NAME
         if not path.is_file():
@@ -88,8 +90,10 @@ class SavingTrainer(TrainerShared):
             return False
         if state.is_epoch_end() and self._is_linked_epoch(state.epoch):
             return True
-        periods = (self._save_steps, (config.model_checkpoint or {}).get("every_n_iteration"))
-        return any(period and state.has_passed(period) for period in periods)
+        if self._save_steps and state.has_passed(self._save_steps):
+            return True
+        period = config.model_checkpoint.get("every_n_iteration") if config.model_checkpoint else None
+        return period is not None and state.has_passed(period)
 
     def _save_step(self) -> None:
         """Save what is trained so far, under the name of its last step."""

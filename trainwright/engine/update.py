@@ -20,7 +20,7 @@ class Update:
     """``begin`` a window, ``backward`` each of its micro-batches, and ``finish``: clip, step, no gradients left.
 
     Args:
-        step: what makes the optimizer's step.
+        step, zero_grad: what makes the optimizer's step, and what sets its gradients to None.
         accumulates: whether windows have more than one micro-batch.
         skip_non_finite: leave an update out whose loss or gradients are not finite.
         grad_scaler: for gradients in float16.
@@ -30,6 +30,7 @@ class Update:
         count_all: with ``replica``: the samples of all processes in the window that begins; 0: nobody knows.
 
     Attributes:
+        finish: uses the gradients and sets them to None.
         note: to be shown what the model returns for a batch before its ``backward``; None: not needed.
     """
 
@@ -38,6 +39,7 @@ class Update:
         optimizer: Optimizer,
         model: nn.Module,
         step: Callable[[], Any],
+        zero_grad: Callable[[], Any],
         *,
         accumulates: bool,
         skip_non_finite: bool,
@@ -47,7 +49,8 @@ class Update:
         replica: Replica | None = None,
         count_all: Callable[[], int] | None = None,
     ) -> None:
-        self._optimizer = optimizer
+        self._plain_step = step
+        self._zero_grad = zero_grad
         self._step: Callable[[Tensor | None], object] = lambda norm: step()
         self._prepare: Callable[[], None] = _nothing
         is_scaled, is_weighed = grad_scaler is not None, accumulates or replica is not None
@@ -58,33 +61,46 @@ class Update:
             differentiate = differentiate or partial(_scaled_backward, grad_scaler)
             self._prepare = unscaled(grad_scaler, optimizer, self._prepare)
             self._step = scaled_step(grad_scaler, optimizer)
-        differentiate = differentiate or Tensor.backward
+        differentiate = differentiate or plain_backward
         self._mean = WindowMean(optimizer, count, differentiate)
         if replica is not None:
             self._mean = RankMean(optimizer, differentiate, count=count, count_all=count_all or _unknown)
         self._device = next(model.parameters()).device if replica is not None else None
         self.note = self._mean.note if is_weighed else None
-        self.begin: Callable[[int], None] = self._mean.begin
+        self.begin: Callable[[int], None] = self._mean.begin if is_weighed else _nothing
         self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self._mean.backward
-        self._clip = recorded_norm(gradient_clipper(optimizer), is_scaled=is_scaled)
+        clipper = gradient_clipper(optimizer)
+        self._clip = recorded_norm(clipper, is_scaled=is_scaled)
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
             together = skip if replica is None else SkipTogether(skip)
             self.begin, self.backward = noted(together, self.begin, self.backward)
             self._clip = recorded_norm(gradient_norm(optimizer), is_scaled=is_scaled)
             self._step = recorded_step(skip)
+        is_simple = clipper is None and replica is None and grad_scaler is None and not skip_non_finite
+        self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
+
+    @property
+    def mean(self) -> WindowMean:
+        """What weighs the micro-batches of a window."""
+        return self._mean
 
     def mean_of(self, losses: Sequence[Any]) -> Any:
         """The mean of the losses of this window's micro-batches, of all processes, by their samples or tokens."""
         if self._device is None:
+            if len(losses) == 1 and not self._mean.weights:
+                return losses[0]
             return weighted_mean(losses, self._mean.weights)
         return mean_over_ranks(losses, self._mean.weights, self._device)
 
-    def finish(self) -> None:
-        """Use the gradients and set them to None."""
+    def _finish_simply(self) -> None:
+        self._plain_step()
+        self._zero_grad()
+
+    def _finish(self) -> None:
         self._prepare()
         self._step(self._clip())
-        self._optimizer.zero_grad()
+        self._zero_grad()
 
 
 def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor) -> None:
@@ -95,5 +111,5 @@ def _unknown() -> int:
     return 0
 
 
-def _nothing() -> None:
-    """Where there is nothing to prepare."""
+def _nothing(*_: object) -> None:
+    """Where there is nothing to begin, or to prepare."""

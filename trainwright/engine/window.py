@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright.config.errors import ConfigError
+from trainwright.engine.gradients import plain_backward
 from trainwright.engine.objective import sum_losses
 from trainwright.events.figures import wide_dtype
 from trainwright.parallel.dist import get_world_size
@@ -31,7 +32,7 @@ class WindowMean:
         self,
         optimizer: Optimizer,
         count: Callable[[Any], int] | None = None,
-        differentiate: Callable[[Tensor], None] = Tensor.backward,
+        differentiate: Callable[[Tensor], None] = plain_backward,
     ) -> None:
         """``count`` tells the samples of a batch, 0 if unknown; by default :func:`count_samples`."""
         self._optimizer = optimizer
