@@ -188,7 +188,7 @@ def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tup
 
 
 def _has_losses(outputs: Any) -> bool:
-    return isinstance(outputs, Mapping) and any("loss" in name for name in outputs)
+    return isinstance(outputs, Mapping) and ("loss" in outputs or any("loss" in name for name in outputs))
 
 
 def _taken_names(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[str, ...] | None:

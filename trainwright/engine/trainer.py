@@ -248,7 +248,8 @@ class Trainer(TrainerLifecycle):
             self._is_window_end = state.global_step == end
             step_logs = self.train_step(self._step_model, inputs)
             self._after_batch(step_logs, inputs)
-            losses.append(step_logs.get("step_loss"))
+            if (loss := step_logs.get("step_loss")) is not None:
+                losses.append(loss)
             phases.forward += time.perf_counter() - fetched
         phases.data += data_time
         self._put_metrics(losses, data_time)

@@ -66,7 +66,6 @@ class MeasuredTrainer(TrainerShared):
 
     def _put_metrics(self, losses: list[Any], data_time: float) -> None:
         self.storage.put_scalar("data_time", data_time)
-        losses = [loss for loss in losses if loss is not None]
         if losses:
             self.storage.put_scalar("total_loss", self._update.mean_of(losses))
 
