@@ -1,0 +1,234 @@
+"""Graph mode of the objects door."""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+
+SAMPLES = 203  # the last batch of an epoch is a short one
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        first = nn.Linear(6, 16, bias=False)
+        self.layers = nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+
+class WithLoss(Net):
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        logits = super().forward(inputs)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+class WithOwnLoss(Net):
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"logits": super().forward(inputs)}
+
+    def compute_loss(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        return (F.cross_entropy(logits, labels, reduction="none") * weights).mean()
+
+
+class Named(Dataset):
+    """Fields by name; one of them is a text, which no model looks at."""
+
+    def __init__(self, pairs: TensorDataset) -> None:
+        self._pairs = pairs
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        inputs, labels = self._pairs[index]
+        return {"inputs": inputs, "labels": labels, "weights": torch.tensor(1.0 + index % 3), "text": f"sample {index}"}
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+
+def pairs(count: int = SAMPLES) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, 6, generator=generator)
+    return TensorDataset(inputs, (inputs[:, :4].argmax(-1) + torch.randint(0, 2, (count,), generator=generator)) % 4)
+
+
+CONTRACTS: dict[str, tuple[type[nn.Module], Any]] = {
+    "pairs": (Net, pairs()),
+    "losses": (WithLoss, Named(pairs())),
+    "own-loss": (WithOwnLoss, Named(pairs())),
+}
+
+
+def run(
+    folder: Path,
+    graph: bool,
+    contract: str = "pairs",
+    kind: type[Trainer] = Trainer,
+    resume: Any = None,
+    **settings: Any,
+) -> Trainer:
+    net, data = CONTRACTS[contract]
+    torch.manual_seed(0)
+    settings = {
+        "num_epochs": 8, "batch_size": 8, "learning_rate": 0.01, "loss": "CrossEntropyLoss", "max_grad_norm": 0.5,
+        "eval_strategy": "no", "save_enabled": False, "progress_bar": False, "log_steps": 10,
+        "dataloader_drop_last": False,
+    } | settings  # fmt: skip
+    config = TrainingConfig(output_dir=str(folder), graph=graph, resume_from_checkpoint=resume, **settings)
+    trainer = kind(net(), config, train_dataset=data, eval_dataset=pairs(24))
+    trainer.train()
+    return trainer
+
+
+def values(trainer: Trainer, name: str = "total_loss") -> Tensor:
+    return torch.tensor([value for value, _ in trainer.storage.history(name).values()])
+
+
+def messages(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+
+@pytest.fixture(autouse=True)
+def _one_by_one(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a C++ compiler, so that nothing is compiled for seconds: the programs are the same."""
+    caplog.set_level(logging.INFO, "trainwright.engine")
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+def test_the_losses_and_metrics_are_those_of_eager_steps(
+    tmp_path: Path, contract: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    eager, graph = run(tmp_path / "eager", False, contract), run(tmp_path / "graph", True, contract)
+    assert len(values(graph)) >= 200
+    for name in ("total_loss", "grad_norm", "accuracy"):
+        torch.testing.assert_close(values(graph, name), values(eager, name), rtol=1e-5, atol=1e-5)
+    assert len(messages(caplog, "are one program")) == 1  # the last batch of an epoch is short
+    assert not messages(caplog, "stay eager")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_accumulation_steps": 3},
+        {"mixed_precision": "bf16", "num_epochs": 2},
+        {"non_finite": "skip"},
+        {"freeze_bn": True},
+        {"optimizer": "sgd", "metrics": []},
+        {"eval_strategy": "epoch", "save_enabled": True, "save_freq": 1},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_a_configuration_asks_of_a_step(
+    tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    eager, graph = run(tmp_path / "eager", False, **settings), run(tmp_path / "graph", True, **settings)
+    tolerance = 2e-3 if "mixed_precision" in settings else 1e-5  # bfloat16 rounds at the third digit
+    torch.testing.assert_close(values(graph), values(eager), rtol=tolerance, atol=tolerance)
+    assert graph.last_eval_results == pytest.approx(eager.last_eval_results, rel=1e-4)
+    assert len(messages(caplog, "are one program")) == 1
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        return F.cross_entropy(model(inputs[0]), inputs[1], label_smoothing=0.1)
+
+
+def test_an_overridden_loss_is_in_the_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    eager, graph = run(tmp_path / "eager", False, kind=OwnLoss), run(tmp_path / "graph", True, kind=OwnLoss)
+    for name in ("total_loss", "accuracy"):
+        torch.testing.assert_close(values(graph, name), values(eager, name), rtol=1e-5, atol=1e-5)
+    assert len(messages(caplog, "are one program")) == 1
+
+
+class OwnStep(Trainer):
+    def training_step(self, batch: Any) -> Any:
+        self.steps_made = getattr(self, "steps_made", 0) + 1
+        return super().training_step(batch)
+
+
+class OwnUpdate(Trainer):
+    def optimization_step(self) -> None:
+        super().optimization_step()
+        self.updates_made = getattr(self, "updates_made", 0) + 1
+
+
+@pytest.mark.parametrize(("kind", "name"), [(OwnStep, "training_step"), (OwnUpdate, "optimization_step")])
+def test_an_overridden_step_stays_eager(
+    tmp_path: Path, kind: type[Trainer], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = run(tmp_path, True, kind=kind, num_epochs=1)
+    assert getattr(graph, "steps_made", 0) + getattr(graph, "updates_made", 0) == 26
+    lines = messages(caplog, "stay eager")
+    assert len(lines) == 1
+    assert f"{kind.__name__} has its own {name}" in lines[0]
+
+
+class Changing(Trainer):
+    """Another optimizer and another loss in the middle of the training."""
+
+    def after_step(self) -> None:
+        super().after_step()
+        if self.iter == 40:
+            self.set_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9))
+        if self.iter == 60:
+            self.set_loss(nn.CrossEntropyLoss(label_smoothing=0.2))
+
+
+def test_another_optimizer_and_another_loss_are_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    eager, graph = run(tmp_path / "eager", False, kind=Changing), run(tmp_path / "graph", True, kind=Changing)
+    torch.testing.assert_close(values(graph), values(eager), rtol=1e-5, atol=1e-5)
+    assert [re.search(r"the step of (\w+)", line)[1] for line in messages(caplog, "are one program")] == [  # type: ignore[index]
+        "Adam", "SGD", "SGD",
+    ]  # fmt: skip
+
+
+def checkpoints(folder: Path) -> Path:
+    return sorted(path for path in (folder / "checkpoints").iterdir() if path.is_dir() and not path.is_symlink())[0]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_program_goes_on_bit_for_bit(tmp_path: Path, accumulation: int) -> None:
+    saving: dict[str, Any] = {
+        "save_enabled": True, "save_steps": 30, "save_total_limit": 9, "gradient_accumulation_steps": accumulation,
+    }  # fmt: skip
+    whole = run(tmp_path / "whole", True, **saving)
+    resumed = run(tmp_path / "resumed", True, resume=str(checkpoints(tmp_path / "whole")), **saving)
+    assert resumed.state.global_step == whole.state.global_step
+    assert len(values(resumed)) == len(values(whole))
+    for left, right in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("modes", [(True, False), (False, True)], ids=["graph-eager", "eager-graph"])
+def test_a_run_may_change_its_mode(tmp_path: Path, modes: tuple[bool, bool]) -> None:
+    saving: dict[str, Any] = {"save_enabled": True, "save_steps": 30, "save_total_limit": 9}
+    first = run(tmp_path / "first", modes[0], **saving)
+    second = run(tmp_path / "second", modes[1], resume=str(checkpoints(tmp_path / "first")), **saving)
+    torch.testing.assert_close(values(second), values(first), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_read_from_tensors_in_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device each reading would wait for it."""
+    reads: list[int] = []
+    read = Tensor.item
+
+    class Watch(Trainer):
+        def before_step(self) -> None:
+            super().before_step()
+            if self.iter == 5:
+                monkeypatch.setattr(Tensor, "item", lambda tensor: reads.append(self.iter) or read(tensor))
+            elif self.iter == 25:
+                monkeypatch.setattr(Tensor, "item", read)
+
+    run(tmp_path, True, kind=Watch, log_steps=1000, num_epochs=2, metrics=[])
+    assert not reads

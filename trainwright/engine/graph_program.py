@@ -1,0 +1,271 @@
+"""A whole update as one compiled program: forward, backward, clipping, optimizer.
+
+Its inputs are the tensors of the batch, the model's parameters and buffers, the optimizer's states, and numbers that
+change (learning rates, the share of a micro-batch in its window). Parameters, buffers and states are written to in
+place: they are those of the model and the optimizer, and nothing is copied back.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainwright.engine.graph_ahead import ahead_of_time
+from trainwright.engine.graph_capture import Capture
+from trainwright.engine.graph_errors import NotCapturable, NotReady, reason
+from trainwright.engine.graph_optimizer import OptimizerInputs, clipping_groups, step_written_down
+from trainwright.engine.graph_replay import Replayed
+from trainwright.engine.window import TOKENS
+from trainwright.optim.clip import gradient_clipper, gradient_norm
+
+logger = logging.getLogger("trainwright.engine")
+
+# Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree. The shapes that it
+# would check at each call are those that the guards have seen.
+_INDUCTOR: dict[str, Any] = {"fallback_random": True, "size_asserts": False}
+
+Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of an update a program is: with one micro-batch, all of it.
+
+    ``adds``: gradients are added up with those of other micro-batches; ``steps``: the last one, which uses them.
+    ``skips``: an update whose loss or gradients are not finite changes nothing.
+    """
+
+    adds: bool
+    steps: bool
+    skips: bool = False
+
+
+class Program:
+    """``run(arguments, sums, share)`` makes one micro-batch's part of an update, and gives its figures by name.
+
+    Attributes:
+        num_operations: of the program, before the compiler has fused them.
+        trainable: the parameters of the optimizer that the forward pass reads, in the order of the ``sums`` of their
+            gradients; has_gradient: of each, whether the loss depends on it, where gradients are added up.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        arguments: Sequence[Any],
+        optimizer: Optimizer,
+        inputs: OptimizerInputs,
+        part: Part,
+        backend: str,
+    ) -> None:
+        """Write the program down and compile it, for ``arguments`` of the capture. Nothing is computed.
+
+        Raises:
+            NotReady: the optimizer has not made its state yet.
+            NotCapturable: an operation has no place in a program, or the compiler refuses it.
+        """
+        self._capture, self._optimizer, self._inputs, self._part = capture, optimizer, inputs, part
+        self._share = torch.ones((), dtype=torch.float64, device=inputs.parameters[0].device)
+        self._known_share: float | None = 1.0
+        owned = {id(p): number for number, p in enumerate(inputs.parameters)}
+        # Of each argument that is a parameter to train, which one of the optimizer's it is.
+        self._number_of = {
+            place: owned[id(value)]
+            for place, value in enumerate(arguments)
+            if id(value) in owned and value.requires_grad
+        }
+        self.trainable = [arguments[place] for place in self._number_of]
+        if not self.trainable:
+            raise NotCapturable("the optimizer has no parameter that the loss depends on")
+        sums = [torch.zeros_like(p, requires_grad=False) for p in self.trainable] if part.adds else []
+        states = inputs.tensors()
+        assert states is not None
+        flat = [*arguments, *sums, *states, self._share]
+        self._num_arguments, self._num_sums = len(arguments), len(sums)
+        self._figures: list[str] = []
+        self.has_gradient: list[bool] = []
+        with torch.no_grad(), _quiet():
+            written = self._written(flat, backend)
+            self.num_operations = sum(node.op == "call_function" for node in written.graph.nodes)
+            self._call = _compiled(written, flat, backend)
+        if backend == "inductor" and all(tensor.is_cuda for tensor in flat):
+            self._call = Replayed(self._call, [place for place, _ in capture.places])
+
+    def run(
+        self, arguments: list[Any], states: list[Tensor], sums: Sequence[Tensor], share: float | Tensor
+    ) -> dict[str, Any]:
+        """The figures: ``loss``, the outputs that are wanted, ``grad_norm`` and ``skipped_update`` if there are any.
+
+        ``share``: by which the loss counts; or, where tokens are counted, how many there were in the window so far.
+        """
+        if isinstance(share, Tensor):
+            self._share.copy_(share)
+            self._known_share = None
+        elif share != self._known_share:
+            self._share.fill_(share)
+            self._known_share = share
+        grad_was_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            figures = self._call([*arguments, *sums, *states, self._share])
+        finally:
+            torch._C._set_grad_enabled(grad_was_enabled)
+        return dict(zip(self._figures, figures, strict=True))
+
+    def _written(self, flat: list[Tensor], backend: str) -> torch.fx.GraphModule:
+        """The operations, as one flat graph; for inductor those that it is made for."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        table: Any = None
+        if backend == "inductor":
+            from torch._inductor.decomposition import select_decomp_table
+
+            with torch._inductor.config.patch(**_INDUCTOR):
+                table = select_decomp_table()
+        try:
+            writer = make_fx(self._operations, decomposition_table=table, tracing_mode="fake")
+            graph: torch.fx.GraphModule = writer(*flat)
+        except (NotReady, NotCapturable):
+            raise
+        except Exception as error:
+            raise NotCapturable(reason(error)) from error
+        return graph
+
+    def _operations(self, *flat: Tensor) -> list[Tensor]:
+        """The update in plain PyTorch, on stand-ins."""
+        count, num_sums = self._num_arguments, self._num_sums
+        arguments, sums = [*flat[:count]], flat[count : count + num_sums]
+        num_rates = len(self._inputs.rates)
+        states, rates = flat[count + num_sums : -1 - num_rates], flat[-1 - num_rates : -1]
+        kept = self._kept(arguments, states) if self._part.skips else []
+        trained = [arguments[place] for place in self._number_of]
+        figures, gradients = self._backward(arguments, flat[-1])
+        if self._part.adds:
+            for total, gradient in zip(sums, gradients, strict=True):
+                if gradient is not None:
+                    total.add_(gradient)
+            self.has_gradient = [gradient is not None for gradient in gradients]
+            gradients = [total if has else None for total, has in zip(sums, self.has_gradient, strict=True)]
+        if self._part.steps and self._tokens is not None:
+            for total in sums:
+                total.div_((flat[-1] + self._tokens).clamp(min=1))
+        if self._part.steps:
+            self._update(trained, gradients, states, rates, figures, kept)
+            for total in sums:
+                total.zero_()
+        self._figures = [*figures]
+        return [*figures.values()]
+
+    def _backward(self, arguments: list[Tensor], share: Tensor) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        leaves = []
+        for place in self._number_of:
+            arguments[place] = arguments[place].detach().requires_grad_()
+            leaves.append(arguments[place])
+        with torch.enable_grad():
+            returned = self._capture.graph(*arguments)
+            loss = returned[self._capture.loss]
+            self._tokens = self._tokens_of(returned) if self._part.adds else None
+            weighed = loss * share.to(loss.dtype) if self._part.adds else loss
+            if self._tokens is not None:  # a mean over no token at all is NaN, and no part of the mean over all
+                weighed = torch.where(self._tokens > 0, loss * self._tokens, torch.zeros_like(loss))
+            gradients = torch.autograd.grad(weighed, leaves, allow_unused=True)
+        figures = {"loss": loss.detach()}
+        for name, place in self._capture.outputs.items():
+            figures[f"output.{name}"] = returned[place].detach()
+        return figures, [*gradients]
+
+    def _tokens_of(self, returned: Sequence[Tensor]) -> Tensor | None:
+        """Over how many tokens the loss is a mean, where the model says it."""
+        outputs, constants = self._capture.outputs, self._capture.constants
+        if TOKENS in outputs:
+            tokens = returned[outputs[TOKENS]]
+        elif constants.get(TOKENS) is not None:
+            tokens = torch.full((), constants[TOKENS], device=self._share.device)
+        else:
+            return None
+        return tokens.detach().reshape(()).to(torch.float64)
+
+    def _update(
+        self,
+        trained: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        states: Sequence[Tensor],
+        rates: Sequence[Tensor],
+        figures: dict[str, Tensor],
+        kept: Sequence[tuple[Tensor, Tensor]],
+    ) -> None:
+        stand_ins = self._stand_ins(trained)
+        for stand_in, gradient in zip(trained, gradients, strict=True):
+            stand_in.grad = gradient
+        groups = clipping_groups(self._optimizer, stand_ins)
+        clip = gradient_norm(groups) if self._part.skips else gradient_clipper(groups)
+        if clip is not None:
+            figures["grad_norm"] = clip().clone()
+        step_written_down(self._optimizer, self._inputs, stand_ins, states, rates)
+        if self._part.skips:
+            judged = torch.stack([figures["loss"].isfinite().reshape(()), figures["grad_norm"].isfinite().reshape(())])
+            figures["skipped_update"] = is_bad = ~judged.all()
+            for tensor, before in kept:
+                tensor.copy_(torch.where(is_bad, before, tensor))
+
+    def _stand_ins(self, trained: Sequence[Tensor]) -> list[Any]:
+        """One for each of the optimizer's parameters; those without a gradient are left alone by it."""
+        by_number = dict(zip(self._number_of.values(), trained, strict=True))
+        return [
+            by_number[number] if number in by_number else _WithoutGradient()
+            for number in range(len(self._inputs.parameters))
+        ]
+
+    def _kept(self, arguments: Sequence[Tensor], states: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """What an update that is left out must not change, and what it is before. Counters in buffers go on."""
+        in_batch = {place for place, _ in self._capture.places}
+        changed = [
+            value for place, value in enumerate(arguments) if place not in in_batch and value.is_floating_point()
+        ]
+        return [(tensor, tensor.clone()) for tensor in (*changed, *states)]
+
+
+class _WithoutGradient:
+    """Stands in for a parameter that takes no part in the step."""
+
+    grad = None
+
+
+def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> Compiled:
+    if backend in ("eager", "aot_eager"):
+        return lambda inputs: graph(*inputs)
+    try:
+        ahead = ahead_of_time(graph, flat, _INDUCTOR) if backend == "inductor" else None
+    except Exception as error:  # what cannot be called without Python can with it
+        logger.debug("Not ahead of time: %s", reason(error))
+        ahead = None
+    if ahead is not None:
+        return ahead
+    try:
+        if backend == "inductor":
+            compiled: Any = torch._inductor.compile(graph, [*flat], options=_INDUCTOR)
+        else:
+            compiled = torch._dynamo.lookup_backend(backend)(graph, [*flat])
+    except Exception as error:
+        raise NotCapturable(f"the backend {backend!r} refuses it: {reason(error)}") from error
+    return lambda inputs: compiled(*inputs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What compilers warn of is about themselves."""
+    compiler = logging.getLogger("torch._inductor")
+    level = compiler.level
+    compiler.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        compiler.setLevel(level)
