@@ -74,8 +74,10 @@ def over(base: str, figure: str, *names: str) -> Callable[[Results], str]:
     """How much more than ``base`` in the same round."""
 
     def tell(results: Results) -> str:
-        measure = statistics.median(values(results, base, figure))
-        return _join({name: [value - measure for value in values(results, name, figure)] for name in names}, 2, "+")
+        of_base = values(results, base, figure)
+        return _join(
+            {name: [a - b for a, b in zip(values(results, name, figure), of_base, strict=True)] for name in names}, 2
+        )
 
     return tell
 
@@ -93,8 +95,8 @@ def nothing(results: Results) -> str:
     return NOT_MEASURED
 
 
-def _join(told: Mapping[str, Sequence[float]], digits: int, sign: str = "") -> str:
-    parts = [f"{TITLES.get(name, name)} {sign}{spread(numbers, digits)}" for name, numbers in told.items() if numbers]
+def _join(told: Mapping[str, Sequence[float]], digits: int) -> str:
+    parts = [f"{TITLES.get(name, name)} {spread(numbers, digits)}" for name, numbers in told.items() if numbers]
     return "<br>".join(parts) or NOT_MEASURED
 
 

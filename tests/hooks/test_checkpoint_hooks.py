@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from trainwright import checkpoint
+from trainwright import Trainer as ObjectsTrainer
+from trainwright import TrainingConfig, checkpoint
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
@@ -207,3 +209,41 @@ def test_impossible_arguments_are_refused(tmp_path: Path) -> None:
         BestCheckpointer(1, checkpointer, "accuracy", "best")
     with pytest.raises(ConfigError, match="max_to_keep"):
         PeriodicCheckpointer(checkpointer, 1, max_to_keep=0)
+
+
+@pytest.mark.parametrize(("period", "is_reserved"), [(0, False), (8, False), (20, False), (7, True), (1, True)])
+def test_memory_for_a_copy_is_got_only_where_a_save_comes_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, period: int, is_reserved: bool
+) -> None:
+    got: list[bool] = []
+
+    def prepare(self: checkpoint.Checkpointer, *, reserve: bool = True) -> None:
+        got.append(reserve)
+
+    monkeypatch.setattr(checkpoint.Checkpointer, "prepare", prepare)
+    trainer = Trainer(tmp_path)
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, period)])
+    trainer.train(0, 8)
+    assert got == [is_reserved]
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_reserved"),
+    [({}, False), ({"num_epochs": 2}, True), ({"save_steps": 3}, True), ({"save_steps": 4}, False)],
+    ids=str,
+)
+def test_memory_for_a_copy_in_the_objects_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], is_reserved: bool
+) -> None:
+    got: list[bool] = []
+    original = checkpoint.Checkpointer.prepare
+
+    def prepare(self: checkpoint.Checkpointer, *, reserve: bool = True) -> None:
+        got.append(reserve)
+        original(self, reserve=reserve)
+
+    monkeypatch.setattr(checkpoint.Checkpointer, "prepare", prepare)
+    data = TensorDataset(torch.ones(8, 2), torch.zeros(8, dtype=torch.int64))
+    config = TrainingConfig(output_dir=str(tmp_path), batch_size=2, metrics=[], **{"num_epochs": 1, **settings})
+    ObjectsTrainer(nn.Linear(2, 2), config, train_dataset=data).train()
+    assert got == [is_reserved]

@@ -102,7 +102,7 @@ class Saver:
     def wait(self, *, alone: bool = False) -> None:
         pass
 
-    def prepare(self) -> None:
+    def prepare(self, *, reserve: bool = True) -> None:
         pass
 
 

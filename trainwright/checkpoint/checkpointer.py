@@ -244,8 +244,10 @@ class Checkpointer:
         """Whether a save in the background has failed, which the next `wait` raises. Asks nobody, waits for nothing."""
         return self._writer.has_failed()
 
-    def prepare(self) -> None:
+    def prepare(self, *, reserve: bool = True) -> None:
         """Find out now what a `save` would refuse, and get the memory that staging takes, in the background.
+
+        ``reserve=False``: not the memory, where nothing is to be saved before the training ends.
 
         Call it, on all ranks, when the optimizer has made its first step, and with it its state: a state that has no
         place in a checkpoint is then no surprise after hours, and the first `save` is as short as the others.
@@ -255,7 +257,7 @@ class Checkpointer:
         """
         with raised_together():
             files = serialize(self.model, self.checkpointables, {})
-            if self.asynchronous and self._is_writer:
+            if reserve and self.asynchronous and self._is_writer:
                 self._writer.reserve(files)
 
     @property

@@ -106,8 +106,12 @@ class SaveSteps(HookBase):
     It is taken between updates, when every hook has finished the one before.
     """
 
-    def __init__(self, checkpointer: Saver, is_due: IsDue, save: Callable[[], None]) -> None:
+    def __init__(
+        self, checkpointer: Saver, is_due: IsDue, save: Callable[[], None], saves_before_end: Callable[[], bool]
+    ) -> None:
+        """``saves_before_end``: whether more than the end is to be saved, so that memory for it is got beforehand."""
         self._checkpointer = checkpointer
+        self._saves_before_end = saves_before_end
         self._is_due = is_due
         self._save = save
         self._due: int | None = None  # the update to be saved
@@ -119,7 +123,7 @@ class SaveSteps(HookBase):
         if not self._is_prepared:
             self._is_prepared = True
             with self.trainer.phases.counting("save"):
-                self._checkpointer.prepare()
+                self._checkpointer.prepare(reserve=self._saves_before_end())
 
     def before_step(self) -> None:
         if self._due is not None:

@@ -69,7 +69,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             ScheduleSteps(self._schedule_is_due),
             self._train_metrics,
             # Before the last evaluation, which may take long.
-            SaveSteps(self.checkpointer, self._save_is_due, self._save_step) if saves else None,
+            SaveSteps(self.checkpointer, self._save_is_due, self._save_step, self._saves_before_end) if saves else None,
             evaluate if evaluates else None,
             ReduceOnPlateau(partial(self._latest, metric)) if evaluates else None,
             best if evaluates and saves else None,

@@ -95,6 +95,16 @@ class SavingTrainer(TrainerShared):
         period = config.model_checkpoint.get("every_n_iteration") if config.model_checkpoint else None
         return period is not None and state.has_passed(period)
 
+    def _saves_before_end(self) -> bool:
+        """Whether a checkpoint is due before the last step, be it the best one's after an evaluation."""
+        config, per_epoch = self.config, self._plan.steps_per_epoch
+        periods = config.model_checkpoint or {}
+        in_steps = [self._save_steps, periods.get("every_n_iteration"), (periods.get("every_n_epoch") or 0) * per_epoch]
+        if self._keeps_best():
+            in_steps.append(config.eval_steps or per_epoch)
+        done = self.state.global_step
+        return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
+
     def _save_step(self) -> None:
         """Save what is trained so far, under the name of its last step."""
         self._save_by(self.checkpointer)

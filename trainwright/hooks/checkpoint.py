@@ -48,7 +48,7 @@ class Saver(Protocol):
 
     def wait(self, *, alone: bool = False) -> None: ...
 
-    def prepare(self) -> None: ...
+    def prepare(self, *, reserve: bool = True) -> None: ...
 
 
 class PeriodicCheckpointer(HookBase):
@@ -84,7 +84,7 @@ class PeriodicCheckpointer(HookBase):
         if not self._is_prepared:  # here, since an optimizer has its state after its first step
             self._is_prepared = True
             with self.trainer.phases.counting("save"):
-                self._checkpointer.prepare()
+                self._checkpointer.prepare(reserve=self._saves_before_end())
 
     def before_step(self) -> None:
         if self._due is not None:
@@ -102,6 +102,10 @@ class PeriodicCheckpointer(HookBase):
         finally:
             with self.trainer.phases.counting("save"):
                 self._checkpointer.wait(alone=failed)
+
+    def _saves_before_end(self) -> bool:
+        done, period = self.trainer.iter + 1, self._period
+        return period > 0 and -(-done // period) * period < self.trainer.max_iter
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
