@@ -12,6 +12,7 @@ from trainwright.data import build_image_train_loader
 
 
 def train(job: Job, variant: str) -> None:
+    job.is_compiled = variant == "graph"
     dataset, collate = data_of(job)
     loader, _, _ = build_image_train_loader(dataset, job.batch, num_workers=0, collate_fn=collate)
     cfg: Any = OmegaConf.create(flags={"allow_objects": True})
@@ -33,5 +34,5 @@ def train(job: Job, variant: str) -> None:
     if job.features:
         cfg.train.checkpointer = {"period": max(1, updates // 4)}
     trainer = DefaultTrainer(cfg)
-    add_ticks(trainer, job, is_graph=variant == "graph")
+    add_ticks(trainer, job)
     trainer.train()

@@ -24,7 +24,7 @@ def data_of(job: Job) -> tuple[Any, Callable[[Any], Any] | None]:
     return job.dataset(), None
 
 
-def add_ticks(trainer: Any, job: Job, *, is_graph: bool) -> None:
+def add_ticks(trainer: Any, job: Job) -> None:
     """A compiled step calls no forward pass; where it picks its batches out of tensors, a hook tells the clock."""
-    if is_graph and job.data in PICKED:
+    if job.is_compiled and job.data in PICKED:
         trainer.register_hooks([Ticks(job.clock)])

@@ -26,6 +26,7 @@ class CountBatches(Callback):
 
 
 def train(job: Job, variant: str) -> None:
+    job.is_compiled = variant == "graph"
     config = TrainingConfig(
         output_dir=job.folder,
         num_epochs=1,
@@ -50,5 +51,5 @@ def train(job: Job, variant: str) -> None:
     trainer = trainer_class(model, config, train_dataset=dataset, data_collator=collator)
     if job.own_step:
         trainer.add_callback(CountBatches())
-    add_ticks(trainer, job, is_graph=variant == "graph")
+    add_ticks(trainer, job)
     trainer.train()
