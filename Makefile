@@ -67,7 +67,7 @@ format: $(VENV)/.all
 bench: $(VENV)/.all
 	$(BIN)/python -m benchmarks.step --case quick
 
-CASES := tiny batches tensors columns own_step features accumulation bf16 ranks graph graph_columns gpt gpt_bf16 gpt_medium
+CASES := tiny batches tensors columns own_step features accumulation accumulation_columns bf16 bf16_columns ranks graph graph_columns gpt gpt_bf16 gpt_medium
 bench-table: $(VENV)/.all
 	for case in $(CASES); do $(BIN)/python -m benchmarks.step --case $$case --json bench-out/step_$$case.json || exit 1; done
 	for name in calls start checkpoint resume graph; do \

@@ -46,6 +46,10 @@ CASES = {
     "features": Case("progress bar, logger and checkpoints on", TINY | {"features": True}, with_others=True),
     "accumulation": Case("4 micro-batches an update; times of one", TINY | {"accumulation": 4}, with_others=True),
     "bf16": Case("bfloat16 autocast", TINY | {"precision": "bf16"}, with_others=True),
+    "accumulation_columns": Case(
+        "4 micro-batches an update, tensors by name", TINY | {"accumulation": 4, "data": "columns"}
+    ),
+    "bf16_columns": Case("bfloat16 autocast, tensors by name", TINY | {"precision": "bf16", "data": "columns"}),
     "ranks": Case("two processes (gloo)", TINY | {"steps": 1000, "ranks": 2}),
     "graph": Case("graph mode", TINY, GRAPH),
     "graph_columns": Case("graph mode, tensors by name", TINY | {"data": "columns"}, GRAPH),
