@@ -167,8 +167,11 @@ def print_saves(results: list[dict[str, Any]]) -> None:
             f"{max(_of(results, name, 'stall_s')):12.3f} s{middle(name, 'slower'):13.2f}x"
             f"{max(_of(results, name, 'peak_mib')):10.0f}"
         )
-    ratio = middle("torch.save", "stall_s") / middle("asynchronous", "stall_s")
-    print(f"asynchronous stall: 1/{ratio:.0f} of torch.save's")
+    stall = middle("asynchronous", "stall_s")
+    if stall > 0:
+        print(f"asynchronous stall: 1/{middle('torch.save', 'stall_s') / stall:.0f} of torch.save's")
+    else:
+        print("asynchronous stall: none that stands out from the noise of a step; give more --rounds")
 
 
 def print_loads(results: list[dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ whole process.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.rounds import OURS, installed_peers, parser_of, print_table, say_missing, take_turns, write
@@ -84,6 +85,10 @@ def main() -> None:
     peers = [*case.peers, *(installed_peers() if case.with_others else [])]
     if args.peers:
         peers = args.peers.split(",")
+        known = sorted(path.stem for path in Path(__file__).parent.glob("peers/[a-z]*.py") if path.stem != "door")
+        for peer in peers:
+            if peer.partition(":")[0] not in known:
+                parser.error(f"--peers: {peer!r} is not known; there are {', '.join(known)}")
     elif case.with_others:
         say_missing()
     results = take_turns(peers, job, rounds=args.rounds)

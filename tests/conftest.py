@@ -5,6 +5,7 @@ import logging
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.hub_server import HubServer
+
+# A shell starts what runs in its background with Ctrl-C ignored, and programs that we start here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLE = REPOSITORY / "examples" / "mnist"

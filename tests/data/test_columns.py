@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Subset, TensorDataset, random_split
 
 from trainwright.config.errors import UserError
 from trainwright.data import ColumnDataset, EpochSampler, SingleRoundSampler, collate, to_batch
@@ -203,3 +203,41 @@ def test_a_batch_costs_few_calls(data: Any, most: int) -> None:
     finally:
         sys.setprofile(None)
     assert calls <= 20 * most
+
+
+class TestIndicesOfASubset:
+    @pytest.mark.parametrize("indices", [[-1, 3, -5, 0, 7], np.array([-1, 3, 2]), torch.tensor([1, -2, 4])], ids=str)
+    def test_from_the_end(self, indices: Any) -> None:
+        data = TensorDataset(X, Y)
+        outer = Subset(Subset(data, indices), [-1, 0, 1])
+        samples = [[collate([Subset(data, indices)[index] for index in (-1, 0, 1)])]]
+        read = list(make_loader(outer, [[0, 1, 2]], seed=0, num_workers=0, collate_fn=None, loader_options={}))
+        assert_equal(read, samples[0])
+
+    @pytest.mark.parametrize("indices", [[0.7, 1.2], ["a", "b"]])
+    def test_that_are_none_fail_as_the_data_set_does(self, indices: Any) -> None:
+        part = Subset(TensorDataset(X, Y), indices)
+        loader = make_loader(part, [[0, 1]], seed=0, num_workers=0, collate_fn=None, loader_options={})
+        try:
+            expected = list(DataLoader(part, batch_size=2))[:1]
+        except (IndexError, TypeError) as error:
+            with pytest.raises(type(error)):
+                list(loader)
+        else:
+            assert_equal(list(loader), expected)
+
+
+def test_what_a_data_set_is_given_between_epochs_is_read() -> None:
+    columns, tensors = ColumnDataset(x=X, y=Y), TensorDataset(X, Y)
+    part = Subset(tensors, [0, 1, 2])
+    for data, change in (
+        (columns, lambda: columns.columns.update(y=Y + 100)),
+        (tensors, lambda: setattr(tensors, "tensors", (X, Y + 100))),
+        (part, lambda: setattr(part, "indices", [7, 8, 9])),
+    ):
+        loader = make_loader(data, [[0, 2]], seed=0, num_workers=0, collate_fn=None, loader_options={})
+        list(loader)
+        change()
+        (batch,), expected = list(loader), collate([data[0], data[2]])
+        keys = range(2) if isinstance(expected, list) else ("x", "y")
+        assert all(torch.equal(batch[key], expected[key]) for key in keys)

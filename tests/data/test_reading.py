@@ -481,3 +481,20 @@ class Prepared(Augmented):
 def test_a_users_worker_init_finds_the_data_set_itself():
     loader = build_image_test_loader(Prepared(4), 2, num_workers=2, worker_init_fn=_prepare)
     assert take(loader, 2) == [[100, 101], [202, 203]]
+
+
+def test_a_whole_batch_that_nobody_leaves_as_it_is() -> None:
+    class Whole:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"x": torch.ones(2)}
+
+        def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
+            return {"x": torch.ones(len(indices), 2)}
+
+    with pytest.raises(DataError, match=r"Whole\.__getitems__ gave a dict; .*data_collator=lambda batch: batch"):
+        next(iter(build_image_train_loader(Whole(), 2, num_workers=0)[0]))
+    loader, _, _ = build_image_train_loader(Whole(), 2, num_workers=0, collate_fn=lambda batch: batch)
+    assert next(iter(loader))["x"].shape == (2, 2)

@@ -6,16 +6,20 @@ from typing import Any
 import pytest
 
 from trainwright.events import PhaseTimes
-from trainwright.hooks.advice import Facts, SettingNames, Shares, advice, duration, percent, shares_of
+from trainwright.hooks.advice import Facts, SettingNames, advice, duration, percent, shares_of
 
 NAMES = SettingNames(
     workers="dataloader_num_workers",
+    no_workers="dataloader_num_workers=0",
+    collate="data_collator=same",
+    metrics="metrics=[]",
     graph="graph=True",
     batch_size="batch_size",
     save="save_steps",
     asynchronous="asynchronous=True",
     evaluate="eval_steps",
     profile="profile=True",
+    hooks={"WriteSteps": "writing: a larger log_steps"},
 )
 # A training of 100 s and 10,000 iterations of 10 ms in which nothing stands out.
 WELL = {"data": 4.0, "forward": 36.0, "backward": 48.0, "optimizer": 8.0, "hooks": 4.0}
@@ -51,7 +55,7 @@ def test_slow_samples_are_read_by_workers() -> None:
 def test_quick_samples_are_read_by_whole_batches_and_not_by_workers() -> None:
     quick = {"iterations": 1_000_000, "data": 60.0, "forward": 10.0, "backward": 20.0}
     said = told(**quick)  # type: ignore[arg-type]
-    assert "__getitems__" in said
+    assert said.index("ColumnDataset") < said.index("__getitems__ gives the whole batch, with data_collator=same")
     assert "num_workers" not in said
     assert "data" not in told(**quick, facts={"reads_batches": True, "is_graph": True})  # type: ignore[arg-type]
 
@@ -60,6 +64,41 @@ def test_with_workers_there_it_is_more_of_them_up_to_the_number_of_cpus() -> Non
     slow = {"data": 60.0, "forward": 10.0, "backward": 20.0}
     assert "with 2 workers for 4 CPUs: raise dataloader_num_workers" in told(**slow, facts={"num_workers": 2})  # type: ignore[arg-type]
     assert "do once, ahead of it" in told(**slow, facts={"num_workers": 4})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_workers", "told_as"), [(1, "with 1 worker: "), (4, "with 4 workers: ")])
+def test_batches_that_are_quicker_read_than_handed_over_are_read_without_workers(
+    num_workers: int, told_as: str
+) -> None:
+    handed_over = {"iterations": 100_000, "data": 70.0, "forward": 6.0, "backward": 10.0, "optimizer": 4.0}
+    said = told(**handed_over, facts={"num_workers": num_workers})  # type: ignore[arg-type]
+    assert said.startswith(f"Waiting for data takes 70 % of the time, {told_as}")
+    assert said.endswith("try dataloader_num_workers=0.")
+    # The same time a batch, but of a long step: there the workers are too few.
+    slow = told(**{**handed_over, "iterations": 20_000}, facts={"num_workers": num_workers})  # type: ignore[arg-type]
+    assert "dataloader_num_workers=0" not in slow
+
+
+def test_one_worker_is_no_plural() -> None:
+    slow = {"data": 60.0, "forward": 10.0, "backward": 20.0}
+    assert ", with 1 worker for 4 CPUs: raise" in told(**slow, facts={"num_workers": 1})  # type: ignore[arg-type]
+
+
+def test_times_of_data_are_of_batches_and_not_of_updates() -> None:
+    of_8 = {"iterations": 50_000, "data": 60.0, "forward": 10.0, "backward": 20.0}
+    assert "num_workers" in told(**of_8)  # type: ignore[arg-type]
+    assert "num_workers" not in told(**of_8, facts={"batches": 8})  # type: ignore[arg-type]
+
+
+def test_the_metric_of_the_training() -> None:
+    said = told(metrics=50.0, forward=14.0, backward=20.0)
+    assert said == "The metric of the training, with what it imports, takes 50 % of the time: metrics=[] saves that."
+
+
+def test_hooks_of_ours_are_told_by_their_setting() -> None:
+    slow = {"hooks": 40.0, "forward": 20.0, "backward": 28.0}
+    said = told(**slow, facts={"hook": ("WriteSteps", 0.7)})  # type: ignore[arg-type]
+    assert said == "Hooks and callbacks take 40 % of the time, 70 % of that writing: a larger log_steps."
 
 
 def test_small_steps_are_compiled() -> None:
@@ -106,9 +145,12 @@ def test_what_saves_most_is_advised_and_nothing_else() -> None:
 
 
 def test_shares_are_of_the_whole_and_add_up() -> None:
-    phases = PhaseTimes(data=1.0, forward=2.0, backward=3.0, optimizer=1.0, hooks=2.0, evaluation=0.5, save=0.25)
+    phases = PhaseTimes(data=1.0, forward=1.5, backward=3.0, optimizer=1.0, metrics=0.5, hooks=2.0)
+    phases.evaluation, phases.save = 0.5, 0.25
     shares = shares_of(phases, 10.0)
-    assert shares == Shares(0.1, 0.2, 0.3, 0.1, 0.125, 0.05, 0.025, pytest.approx(0.1), 10.0)
+    known = {"data": 0.1, "forward": 0.15, "backward": 0.3, "optimizer": 0.1, "metrics": 0.05, "hooks": 0.125}
+    assert known.items() <= dataclasses.asdict(shares).items()
+    assert (shares.evaluation, shares.save, shares.other) == (0.05, 0.025, pytest.approx(0.1))
     parts = [getattr(shares, field.name) for field in dataclasses.fields(shares) if field.name != "seconds"]
     assert sum(parts) == pytest.approx(1.0)
 

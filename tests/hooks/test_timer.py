@@ -18,6 +18,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.config import LazyCall, get_config
 from trainwright.data import build_image_train_loader
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
+from trainwright.engine.run_facts import facts_of_files
 from trainwright.hooks import CallbackHook, EvalHook, HookBase, IterationTimer, PeriodicCheckpointer
 from trainwright.hooks.advice import Facts, SettingNames
 
@@ -327,6 +328,12 @@ def test_advice_of_the_config_door_has_its_names(tmp_path: Path, caplog: pytest.
     cfg.dataloader = {"train": loader, "test": []}
     cfg.train.update({"output_dir": str(tmp_path), "train_iter": 52, "train_micro_batch_size": 4})
     with caplog.at_level(logging.INFO):
-        DefaultTrainer(cfg).train()
+        trainer = DefaultTrainer(cfg)
+        trainer.train()
     said = r"Advice: Waiting for data takes \d+ % of the time: num_workers of dataloader.train above 0 "
     assert re.search(said, caplog.text)
+    names = facts_of_files(trainer).names
+    assert names.save == "a larger train.checkpointer.period"
+    assert names.hooks["PeriodicWriter"].endswith("a larger train.log_period (now 20) does it less often")
+    cfg.train.checkpointer.save_model_after_n_epoch = 1
+    assert facts_of_files(DefaultTrainer(cfg)).names.save == "a larger train.checkpointer.save_model_after_n_epoch"

@@ -13,8 +13,8 @@ ROOMS = {
     " TrainingConfig TrainerConfig TaskType OptimizerType LRSchedulerType PrecisionType MetricConfig get_config_help"
     " dump_default_yaml",
     "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
-    "hooks": "HookBase CallbackHook IterationTimer ProfileHook Float32MatmulPrecision LRScheduler PeriodicWriter PeriodicCheckpointer"
-    " BestCheckpointer EvalHook FiniteCheck NonFiniteError Callback CallbackList TrainerControl Logs RunCallbacks"
+    "hooks": "HookBase CallbackHook IterationTimer ProfileHook Float32MatmulPrecision LRScheduler PeriodicWriter"
+    " PeriodicCheckpointer BestCheckpointer EvalHook FiniteCheck NonFiniteError Callback CallbackList TrainerControl Logs RunCallbacks"
     " EarlyStoppingCallback ModelCheckpointCallback TensorBoardCallback TensorBoardCallBack PrintCallback PrintCallBack"
     " ProgressBarCallback ProgressBarCallBack",
     "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
@@ -32,7 +32,8 @@ ROOMS = {
     " get_metric_by_name show_avaliable_metrics objective_of",
     "data": "Instance DistTensorData CyclicSampler EpochSampler SingleRoundSampler RangedSampler"
     " build_image_train_loader build_image_test_loader build_nlp_train_loader build_nlp_test_loader"
-    " build_nlp_train_val_test_loader datasets ColumnDataset Dataset DatasetConfig register_dataset OCRDataset OCRDatasetConfig"
+    " build_nlp_train_val_test_loader datasets ColumnDataset Dataset DatasetConfig register_dataset OCRDataset"
+    " OCRDatasetConfig"
     " TextClassificationDataset TextClassificationDatasetConfig SequenceLabelingDataset SequenceLabelingDatasetConfig"
     " SpeechRecognitionDataset SpeechRecognitionDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
     " CharLevelOCRDataCollator ImageCaptioningDataCollator TextPaddingDataCollator SequenceLabelingDataCollator"

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.candidates import newest_good, resume_candidates
 from trainwright.checkpoint.contents import (
+    lay_out_as_parameters,
     EXTRA,
     RESERVED_NAMES,
     Stateful,
@@ -283,8 +285,11 @@ class Checkpointer:
             load_weights(self.model, weights, str(path), strict=strict)
             for name in wanted:
                 try:
+                    target = self.checkpointables[name]
                     with without_compiler():
-                        self.checkpointables[name].load_state_dict(states.pop(name))
+                        target.load_state_dict(states.pop(name))
+                    if isinstance(target, Optimizer):
+                        lay_out_as_parameters(target)
                 except Exception as error:
                     error.add_note(f"While loading {name!r} from {path}.")
                     raise

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from trainwright.checkpoint.files import Writer
 from trainwright.checkpoint.folder import WEIGHTS_NAME
@@ -78,3 +80,22 @@ def _bytes_writer(content: bytes) -> Writer:
         file.write(content)
 
     return write
+
+
+def lay_out_as_parameters(optimizer: Optimizer) -> None:
+    """Give an optimizer's loaded states the memory layout of their parameters.
+
+    A checkpoint has numbers in order of their indices. torch's fused kernels read parameter and state side by side in
+    memory, without a look at strides: with one in ``channels_last`` and the other not they would pair wrong numbers.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if (
+                    isinstance(value, torch.Tensor)
+                    and value.shape == parameter.shape
+                    and value.stride() != parameter.stride()
+                ):
+                    laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
+                    state[name] = laid_out.copy_(value)

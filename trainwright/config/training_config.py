@@ -69,7 +69,7 @@ class TrainingConfig(CheckedConfig):
     metrics: types.Metrics = setting(
         ["Accuracy"],
         "metrics",
-        "Metrics by name, or with arguments as a MetricConfig or dict. None: those of the task.",
+        "Metrics by name, or with arguments as a MetricConfig or dict. None: those of the task, if there is one.",
     )
     print_steps: types.CountOrNone = setting(
         None, "logging", "Print a line every so many steps; None: a progress bar for each epoch."

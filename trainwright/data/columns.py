@@ -5,6 +5,7 @@ N samples, B samples of a batch.
 
 import warnings
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import collate
+from trainwright.data.errors import DataError
 
 # Torch picks out of a column (N,) of no unsigned type but uint8. Its bits lie in a signed one as well.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -67,28 +69,54 @@ def batch_picker(dataset: Any, collate_fn: Any) -> PickBatch | None:
         dataset = dataset.dataset
     if collate_fn is not collate or type(dataset) not in (TensorDataset, ColumnDataset):
         return None
-    names = tuple(dataset.columns) if type(dataset) is ColumnDataset else None
-    columns = tuple(dataset.tensors if names is None else dataset.columns.values())
-    if not all(type(column) is Tensor and column.layout is torch.strided for column in columns):
-        return None
-    return _picker(names, columns, _places(subsets))
+    return _picker(dataset, subsets)
 
 
 def _places(subsets: Sequence[Any]) -> Tensor | None:
-    """Where in the data set the samples of a subset of a subset … lie: int64 (N,); None without any subset."""
+    """Where in the data set the samples of a subset of a subset … lie: int64 (N,); None without any subset.
+
+    Raises:
+        TypeError: indices that are no whole numbers, such as those of a mask.
+    """
     places_N: Tensor | None = None
     for subset in reversed(subsets):
-        inner_N = torch.as_tensor(subset.indices, dtype=torch.int64, device="cpu")
+        inner_N = torch.as_tensor(subset.indices, device="cpu")
+        if len(inner_N) and (inner_N.dtype == torch.bool or inner_N.is_floating_point() or inner_N.is_complex()):
+            raise TypeError(f"indices of {inner_N.dtype}")
+        inner_N = inner_N.to(torch.int64)
+        inner_N = torch.where(inner_N < 0, inner_N + len(subset.dataset), inner_N)  # from the end, as lists take them
         places_N = inner_N if places_N is None else places_N[inner_N]
     return places_N
 
 
-def _picker(names: Sequence[str] | None, columns: Sequence[Tensor], places_N: Tensor | None) -> PickBatch:
-    elsewhere = {column.device for column in columns} != {torch.device("cpu")}
-    signed = {place: column.dtype for place, column in enumerate(columns) if column.dtype in _SIGNED}
-    columns = [column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column for column in columns]
+def _picker(dataset: Any, subsets: Sequence[Any]) -> PickBatch | None:
+    names = tuple(dataset.columns) if type(dataset) is ColumnDataset else None
+    held = [*(dataset.tensors if names is None else dataset.columns.values())]
+    if not all(type(column) is Tensor and column.layout is torch.strided for column in held):
+        return None
+    parts = [subset.indices for subset in subsets]
+    try:
+        places_N = _places(subsets)
+    except (TypeError, ValueError, IndexError):  # the samples will tell what is wrong
+        return None
+    elsewhere = {column.device for column in held} != {torch.device("cpu")}
+    signed = {place: column.dtype for place, column in enumerate(held) if column.dtype in _SIGNED}
+    columns = [column.view(_SIGNED[column.dtype]) if column.dtype in _SIGNED else column for column in held]
+    renewed: PickBatch | None = None
 
     def pick(indices: Sequence[int] | Tensor) -> Any:
+        nonlocal renewed
+        now = dataset.tensors if names is None else dataset.columns.values()
+        if renewed is None and not (
+            len(now) == len(held)
+            and all(map(is_, now, held))
+            and (not parts or all(map(is_, [subset.indices for subset in subsets], parts)))
+        ):  # somebody has given the data set other columns, or a subset other indices
+            renewed = _picker(dataset, subsets)
+            if renewed is None:
+                raise DataError(f"data: {type(dataset).__name__} was given what batches cannot be picked from.")
+        if renewed is not None:
+            return renewed(indices)
         # By way of numpy: a list of ints becomes an array in a third of the time that it takes to become a tensor.
         chosen_B = indices if type(indices) is Tensor else torch.from_numpy(np.asarray(indices))
         if places_N is not None:

@@ -6,11 +6,13 @@ whether a batch has drawn after all. If so, it is read once more, seeded, as are
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import Subset
 
+from trainwright.data.collate import collate
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
 from trainwright.data.generators import State, is_unmoved, read_state, seed_generators, write_state
@@ -107,10 +109,16 @@ class BatchReader:
 
     def _fetched(self, indices: SampleIndices) -> Any:
         try:
-            return self.dataset.__getitems__(indices)
+            samples = self.dataset.__getitems__(indices)
         except Exception as error:
             self._tell(error, f"reading {self._shown(indices)}")
             raise
+        if self.collate_fn is collate and isinstance(samples, Mapping | Tensor):
+            raise DataError(
+                f"data: {type(self.dataset).__name__}.__getitems__ gave a {type(samples).__name__}; it must give a list"
+                " of samples, or the whole batch with data_collator=lambda batch: batch (collate_fn= of a loader)."
+            )
+        return samples
 
     def _collated(self, indices: SampleIndices, samples: Any) -> Any:
         try:

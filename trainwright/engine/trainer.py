@@ -247,10 +247,12 @@ class Trainer(TrainerLifecycle):
             state.global_step += 1
             self._is_window_end = state.global_step == end
             step_logs = self.train_step(self._step_model, inputs)
+            stepped = time.perf_counter()
+            phases.forward += stepped - fetched
             self._after_batch(step_logs, inputs)
             if (loss := step_logs.get("step_loss")) is not None:
                 losses.append(loss)
-            phases.forward += time.perf_counter() - fetched
+            phases.metrics += time.perf_counter() - stepped
         phases.data += data_time
         self._put_metrics(losses, data_time)
 

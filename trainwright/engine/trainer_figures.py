@@ -26,7 +26,8 @@ class MeasuredTrainer(TrainerShared):
     _update: Update
 
     def _build_train_metrics(self) -> TrainMetrics | None:
-        if self.config.eval_strategy == "eval_epoch" or self.config.metrics in ([], ()):
+        asks_for_none = not self.config.metrics and (self.config.metrics is not None or self.config.task is None)
+        if self.config.eval_strategy == "eval_epoch" or asks_for_none:
             return None
         if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
             return None

@@ -118,9 +118,9 @@ def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
 
     if config.task is not None:
         return metrics_handler_for(config.task)(config.metrics, weakref.proxy(trainer))
-    metrics: Any = config.metrics
+    metrics: Any = config.metrics or []
     if split_name(config.loss or "")[0].lower() == "bcewithlogitsloss":  # what they are no batch by itself can tell
-        metrics = [{"name": name, "from_logits": True} if isinstance(name, str) else name for name in metrics or ()]
+        metrics = [{"name": name, "from_logits": True} if isinstance(name, str) else name for name in metrics]
     return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 

@@ -1,6 +1,7 @@
 """A run's metrics as they were at one moment, for those who read them while the run goes on."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from trainwright.config.errors import ConfigError
 from trainwright.events.figures import FiguresUntil, Histogram, Image
@@ -55,7 +56,17 @@ class StorageView(EventStorage):
         return self._figures_then.after(after)
 
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
-        raise ConfigError(
-            f"put_scalar({name!r}): a writer reads the metrics beside the training, which has gone on. Put them in a"
+        raise self._refusal(f"put_scalar({name!r})")
+
+    def put_image(self, name: str, image: Any) -> None:
+        raise self._refusal(f"put_image({name!r})")
+
+    def put_histogram(self, name: str, values: Any, bins: int = 1000) -> None:
+        raise self._refusal(f"put_histogram({name!r})")
+
+    @staticmethod
+    def _refusal(call: str) -> ConfigError:
+        return ConfigError(
+            f"{call}: a writer reads the metrics beside the training, which has gone on. Put them in a"
             " hook, or set in_background = False in the writer's class: the training then waits for it."
         )

@@ -93,6 +93,7 @@ class EventStorage:
         self.written: int | None = None
         self.first_unwritten = start_iter
         self._prefix = ""
+        self._outer: EventStorage | None = None  # of the thread that writes, while this one is entered there
         self._pending: list[tuple[str, float | Tensor, int]] = []
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
@@ -104,12 +105,20 @@ class EventStorage:
         return f"EventStorage(start_iter={self.start_iter})"
 
     def __enter__(self) -> "EventStorage":
-        _storages.append(self)
+        thread = threading.get_ident()
+        if thread in storages_of_threads:  # a writer's own: the training's stays as it is
+            self._outer = storages_of_threads[thread]
+            storages_of_threads[thread] = self
+        else:
+            _storages.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._outer is not None:
+            storages_of_threads[threading.get_ident()], self._outer = self._outer, None
+            return
         while _storages.pop() is not self:  # an inner one that was never left goes too
             pass
 

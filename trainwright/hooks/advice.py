@@ -5,7 +5,7 @@ setting is advised that is on already, and nothing at all where the rest is too 
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from trainwright.events.phases import PhaseTimes
@@ -14,6 +14,7 @@ MIN_SECONDS = 2.0
 MIN_ITERATIONS = 50
 _WORTH_SAYING = 0.15  # of the time that could be saved
 _QUICK_BATCH = 0.5e-3  # seconds: fetched sooner than a worker process hands it over
+_QUICK_ITERATION = 2e-3  # seconds, with workers: what they read takes no longer than to hand it over, or not much
 _SMALL_STEP = 1e-3  # seconds of forward, backward and optimizer on a CPU: mostly Python and dispatch, not arithmetic
 _SMALL_STEP_OF_HOST = 5e-3  # with an accelerator: the time to launch some hundred kernels
 _WORTH_COMPILING = 30.0  # seconds of small steps: it costs some tens of them to compile a step
@@ -25,15 +26,22 @@ def _count_cpus() -> int:
 
 @dataclass(frozen=True, slots=True)
 class SettingNames:
-    """How the settings that cure are spelled where the user has them; by default in words."""
+    """How the settings that cure are spelled where the user has them; by default in words.
+
+    ``hooks``: for classes of hooks, what they do and what makes them cheaper.
+    """
 
     workers: str = "num_workers of the loader"
+    no_workers: str = "num_workers=0 of the loader"
+    collate: str = "a collate_fn that gives back what it gets"
+    metrics: str = "no metric of the training"
     graph: str = "graph mode"
     batch_size: str = "batch size"
     save: str = "a larger period"
     asynchronous: str = "a Checkpointer with asynchronous=True"
     evaluate: str = "a larger period"
     profile: str = "a ProfileHook"
+    hooks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,7 @@ class Facts:
 
     Attributes:
         iterations: how many were timed.
+        batches: how many of them each takes.
         device: the type of the device that trains, "cpu" or "cuda".
         num_workers: processes that read data; None where nobody knows.
         reads_batches: whether the data set gives whole batches at once.
@@ -54,6 +63,7 @@ class Facts:
     """
 
     iterations: int = 0
+    batches: int = 1
     device: str = "cpu"
     num_workers: int | None = None
     reads_batches: bool = False
@@ -76,11 +86,13 @@ class Shares:
     forward: float
     backward: float
     optimizer: float
+    metrics: float
     hooks: float
     evaluation: float
     save: float
     other: float
     seconds: float
+    compile: float = 0.0
 
 
 def shares_of(phases: PhaseTimes, seconds: float) -> Shares:
@@ -91,11 +103,13 @@ def shares_of(phases: PhaseTimes, seconds: float) -> Shares:
         forward=phases.forward / seconds,
         backward=phases.backward / seconds,
         optimizer=phases.optimizer / seconds,
+        metrics=phases.metrics / seconds,
         hooks=max(0.0, phases.hooks - phases.evaluation - phases.save) / seconds,
         evaluation=phases.evaluation / seconds,
         save=phases.save / seconds,
         other=1 - phases.total / seconds,
         seconds=seconds,
+        compile=phases.compile / seconds,
     )
 
 
@@ -112,19 +126,26 @@ def advice(shares: Shares, facts: Facts) -> str | None:
 
 def _about_data(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
     takes = f"Waiting for data takes {percent(shares.data)} of the time"
-    per_batch = shares.data * shares.seconds / facts.iterations
-    in_batches = "a data set with __getitems__, a TensorDataset or columns of arrays is read by whole batches"
-    if per_batch < _QUICK_BATCH:
+    batches = facts.iterations * facts.batches
+    step = shares.data + shares.forward + shares.backward + shares.optimizer + shares.metrics
+    wait, whole = shares.data * shares.seconds / batches, step * shares.seconds / batches
+    names, num_workers = facts.names, facts.num_workers
+    by_workers = f"with {num_workers} worker{'' if num_workers == 1 else 's'}"
+    in_batches = (
+        "data in memory is read by whole batches as a ColumnDataset or a TensorDataset; so is a data set whose"
+        f" __getitems__ gives the whole batch, with {names.collate}"
+    )
+    if num_workers and whole < _QUICK_ITERATION:
+        cure = f"to hand over a batch that is read so soon takes longer than to read it; try {names.no_workers}"
+        yield 0.8 * shares.data, f"{takes}, {by_workers}: {cure}."
+    elif wait < _QUICK_BATCH:
         if not facts.reads_batches:
             yield 0.6 * shares.data, f"{takes}: {in_batches}."
-    elif not facts.num_workers:  # unknown too: it is the user's own loader
-        cure = f"{facts.names.workers} above 0 reads beside the training"
+    elif not num_workers:  # unknown too: it is the user's own loader
+        cure = f"{names.workers} above 0 reads beside the training"
         yield 0.8 * shares.data, f"{takes}: {cure}{'' if facts.reads_batches else f'; {in_batches}'}."
-    elif facts.num_workers < facts.num_cpus:
-        yield (
-            0.8 * shares.data,
-            f"{takes}, with {facts.num_workers} workers for {facts.num_cpus} CPUs: raise {facts.names.workers}.",
-        )
+    elif num_workers < facts.num_cpus:
+        yield 0.8 * shares.data, f"{takes}, {by_workers} for {facts.num_cpus} CPUs: raise {names.workers}."
     else:
         yield 0.8 * shares.data, f"{takes}, with a worker for each CPU: do once, ahead of it, what samples need."
 
@@ -133,6 +154,11 @@ def _about_optimizer(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]
     if facts.can_fuse and not facts.is_graph:
         takes = f"The optimizer takes {percent(shares.optimizer)} of the time"
         yield 0.6 * shares.optimizer, f"{takes}: fused=True among its arguments makes it one kernel."
+
+
+def _about_metrics(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
+    takes = f"The metric of the training, with what it imports, takes {percent(shares.metrics)} of the time"
+    yield 0.95 * shares.metrics, f"{takes}: {facts.names.metrics} saves that."
 
 
 def _about_small_steps(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
@@ -161,7 +187,8 @@ def _about_hooks(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
     takes = f"Hooks and callbacks take {percent(shares.hooks)} of the time"
     if facts.hook is not None:
         name, share = facts.hook
-        yield 0.9 * shares.hooks, f"{takes}, {percent(share)} of that {name}: do less in it, or not at each step."
+        cure = facts.names.hooks.get(name, f"{name}: do less in it, or not at each step")
+        yield 0.9 * shares.hooks, f"{takes}, {percent(share)} of that {cure}."
     else:
         yield 0.9 * shares.hooks, f"{takes}: {facts.names.profile} shows what they do."
 
@@ -169,6 +196,7 @@ def _about_hooks(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
 _RULES: tuple[Callable[[Shares, Facts], Iterator[tuple[float, str]]], ...] = (
     _about_data,
     _about_optimizer,
+    _about_metrics,
     _about_small_steps,
     _about_evaluation,
     _about_saves,

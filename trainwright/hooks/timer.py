@@ -72,11 +72,13 @@ class IterationTimer(HookBase):
         if iterations <= 0 or not is_main_process():
             return
         total = time.perf_counter() - self._train_start
+        compiling = self.trainer.phases.compile - self._before.compile
         logger.info(
-            "Trained %d iterations in %s (%s each); %s in all, %s of it outside the steps.",
+            "Trained %d iterations in %s (%s each%s); %s in all, %s of it outside the steps.",
             iterations,
             _clock(self._steps_total),
-            duration(self._steps_total / iterations),
+            duration(max(0.0, self._steps_total - compiling) / iterations),
+            f", without {_clock(compiling)} of compiling" if compiling else "",
             _clock(total),
             _clock(total - self._steps_total),
         )

@@ -201,11 +201,11 @@ def test_what_is_too_much_for_a_writer_is_left_out_and_said_and_results_stay(
     put_steps(storage, delivery, 1, must_stay=True)
     put_steps(storage, delivery, 20)
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "Memory(): slower than the training" in warning.getMessage()
+    assert "Memory: slower than the training" in warning.getMessage()
     gate.set()
     delivery.close()
     assert [step for step, _ in memory.rows] == [0, 1, 18, 19, 20, 21]
-    assert caplog.records[-1].getMessage().startswith("Memory(): 16 rows were left out")
+    assert caplog.records[-1].getMessage().startswith("Memory: 16 rows were left out")
     assert len(caplog.records) == 2
 
 
@@ -239,13 +239,13 @@ def test_a_writer_that_does_not_come_back_is_left_behind(
     delivery = Delivery([memory])
     put_steps(storage, delivery, 3)
     delivery.close()
-    assert "Memory(): does not come back" in caplog.text
-    assert "Memory(): 2 rows were left out" in caplog.text
+    assert "Memory: does not come back" in caplog.text
+    assert "Memory: 2 rows were left out" in caplog.text
     put_steps(storage, delivery, 1)  # and it is never called by two threads
     gate.set()
     wait_until(lambda: memory.is_closed)
     delivery.close()
-    assert "Memory(): 1 rows were left out" in caplog.text
+    assert "Memory: 1 rows were left out" in caplog.text
     wait_until(lambda: not any(thread.name == "trainwright-write" for thread in threading.enumerate()))
 
 

@@ -18,6 +18,7 @@ logger = logging.getLogger("trainwright.events")
 
 _ROWS_OF_A_WRITER = 100  # that may wait for a slow one
 _ROWS_OF_FILES = 5000  # gathered into one block whenever the disk is ready, so they wait only where it hangs
+_SILENT_S = 1.0  # at the end of a run: longer waits are told
 _PATIENCE_S = 20.0  # at the end of a run: for what waits, and then for a writer that does not come back
 
 _file_lanes: weakref.WeakSet["Lane"] = weakref.WeakSet()
@@ -130,7 +131,12 @@ class Lane:
     def join(self) -> None:
         """Wait for the end. A writer that does not come back is left behind, unless it writes a file."""
         if self._thread is not None:
-            self._thread.join(None if self._are_files else 2 * _PATIENCE_S)
+            silent = _SILENT_S if self._are_files else min(_SILENT_S, _PATIENCE_S)
+            self._thread.join(silent)
+            if self._thread.is_alive():
+                at_most = "" if self._are_files else f", at most {_PATIENCE_S:.0f} s"
+                logger.info("Waiting for %s: %d rows are to be written%s.", self._name(), len(self._queue), at_most)
+                self._thread.join(None if self._are_files else 2 * _PATIENCE_S - silent)
             self._is_lost = self._thread.is_alive()
             self._thread = None
             if self._is_lost:
@@ -224,4 +230,4 @@ class Lane:
                 self._failure = self._failure or error
 
     def _name(self) -> str:
-        return ", ".join(map(repr, self._writers))
+        return ", ".join(type(writer).__name__ for writer in self._writers)

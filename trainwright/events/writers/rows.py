@@ -1,6 +1,8 @@
 """Rows of a metrics file: new ones are appended whole, old ones are cut on resume by writing beside and renaming."""
 
+import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from trainwright.checkpoint.files import atomic_write, remove_stale, sync_folder
@@ -38,7 +40,8 @@ class RowFile:
             self._is_synced = False
             _write_all(self._descriptor, block)
         except OSError:
-            os.ftruncate(self._descriptor, size)
+            with suppress(OSError):  # a device has no length: what it said first counts
+                os.ftruncate(self._descriptor, size)
             raise
 
     def sync(self) -> None:
@@ -49,6 +52,8 @@ class RowFile:
 
     def replace(self, content: bytes) -> None:
         """Put new content in place of the file: at every moment the path holds all of the old or all of the new."""
+        if self.path.exists() and not self.path.is_file():  # a rename would put a file in the place of a device
+            raise OSError(errno.EINVAL, "metrics go into a regular file, and this is none", str(self.path))
         self.close()
         atomic_write(self.path, content)
 
