@@ -12,7 +12,12 @@ from torch import nn
 from benchmarks.job import Job, as_it_is
 
 
+VARIANTS = ("", "fused", "fetch", "compile", "medium")
+
+
 def train(job: Job, variant: str) -> None:
+    if variant not in VARIANTS:
+        raise ValueError(f"plain: there is no variant {variant!r}; there are {', '.join(VARIANTS[1:])}")
     is_pair = job.data == "tensors"
     model: nn.Module = (job.net() if is_pair else job.model_with_loss()).to(job.device)
     optimizer = job.optimizer(
