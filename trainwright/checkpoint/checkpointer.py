@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.candidates import newest_good, resume_candidates
 from trainwright.checkpoint.contents import (
-    lay_out_as_parameters,
     EXTRA,
     RESERVED_NAMES,
     Stateful,
+    lay_out_as_parameters,
     read_model_state,
     read_state,
     serialize,

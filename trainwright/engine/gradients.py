@@ -50,13 +50,14 @@ def plain_backward(loss: Tensor, batch: Any = None) -> None:
 
 
 def noted(
-    skip: Any, begin: Callable[[int], None], backward: Callable[[Tensor, Any], None]
+    skip: Any, begin: Callable[[int], None] | None, backward: Callable[[Tensor, Any], None]
 ) -> tuple[Callable[[int], None], Callable[[Tensor, Any], None]]:
     """``begin`` of a window and ``backward`` of its losses, of which ``skip``, as SkipNonFinite is, is told."""
 
     def begin_window(length: int) -> None:
         skip.begin()
-        begin(length)
+        if begin is not None:
+            begin(length)
 
     def noted_backward(loss: Tensor, batch: Any) -> None:
         skip.note_loss(loss)

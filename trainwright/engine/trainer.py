@@ -236,23 +236,26 @@ class Trainer(TrainerLifecycle):
         """One update of the weights: ``train_step`` for each micro-batch of its window."""
         state, phases, end = self.state, self.phases, self._plan.steps(self.iter + 1)
         state.step_before = state.global_step
-        self._update.begin(end - state.global_step)
-        losses, data_time = list[Any](), 0.0
+        if self._update.begin is not None:
+            self._update.begin(end - state.global_step)
+        clock, data_time = time.perf_counter, 0.0
+        losses: list[Any] = []
         while state.global_step < end:
-            start = time.perf_counter()
+            start = clock()
             inputs = next(self._batches)
-            fetched = time.perf_counter()
+            fetched = clock()
             data_time += fetched - start
 
             state.global_step += 1
             self._is_window_end = state.global_step == end
             step_logs = self.train_step(self._step_model, inputs)
-            stepped = time.perf_counter()
+            stepped = clock()
             phases.forward += stepped - fetched
-            self._after_batch(step_logs, inputs)
             if (loss := step_logs.get("step_loss")) is not None:
                 losses.append(loss)
-            phases.metrics += time.perf_counter() - stepped
+            if self._after_batch is not None:
+                self._after_batch(step_logs, inputs)
+                phases.metrics += clock() - stepped
         phases.data += data_time
         self._put_metrics(losses, data_time)
 

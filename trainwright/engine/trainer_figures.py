@@ -38,7 +38,7 @@ class MeasuredTrainer(TrainerShared):
         return metrics
 
     def _looks_after_batch(self) -> Any:
-        """What is done with the logs of each micro-batch: as little as can be."""
+        """What is done with the logs of each micro-batch: as little as can be, None for nothing."""
         is_accumulating = self.config.gradient_accumulation_steps > 1
         # Of a window's micro-batches the storage does not tell; without callbacks nobody asks.
         is_told = is_overridden(self, "train_step") or (is_accumulating and len(self.callbacks) > 0)
@@ -49,7 +49,7 @@ class MeasuredTrainer(TrainerShared):
         if is_overridden(self, "update_metrics"):
             return self._ask_for_metrics
         if show is None:
-            return _nothing if metrics is None else metrics.add
+            return None if metrics is None else metrics.add
         return partial(_show_and_add, show, _nothing if metrics is None else metrics.add)
 
     def _check_first_step(self) -> None:

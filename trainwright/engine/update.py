@@ -30,6 +30,7 @@ class Update:
         count_all: with ``replica``: the samples of all processes in the window that begins; 0: nobody knows.
 
     Attributes:
+        begin: to be called with the length of the window that begins; None: not needed.
         finish: uses the gradients and sets them to None.
         note: to be shown what the model returns for a batch before its ``backward``; None: not needed.
     """
@@ -67,7 +68,7 @@ class Update:
             self._mean = RankMean(optimizer, differentiate, count=count, count_all=count_all or _unknown)
         self._device = next(model.parameters()).device if replica is not None else None
         self.note = self._mean.note if is_weighed else None
-        self.begin: Callable[[int], None] = self._mean.begin if is_weighed else _nothing
+        self.begin: Callable[[int], None] | None = self._mean.begin if is_weighed else None
         self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self._mean.backward
         clipper = gradient_clipper(optimizer)
         self._clip = recorded_norm(clipper, is_scaled=is_scaled)

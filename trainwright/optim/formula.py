@@ -28,14 +28,18 @@ class FormulaLR(LambdaLR):
     def step(self, epoch: int | None = None) -> None:
         """As torch's, by a third of its calls where nothing asks for more: no warning is due, no rate is a tensor."""
         groups = self.optimizer.param_groups
-        if epoch is not None or self._step_count < 2 or any(isinstance(group["lr"], Tensor) for group in groups):
+        is_plain = epoch is None and self._step_count >= 2
+        for group in groups:
+            is_plain = is_plain and not isinstance(group["lr"], Tensor)
+        if not is_plain:
             super().step(epoch)
             return
         self._step_count += 1
         self.last_epoch = now = self.last_epoch + 1
-        rates = [base_lr * factor(now) for factor, base_lr in zip(self.lr_lambdas, self.base_lrs, strict=True)]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        rates: list[Any] = []
+        for group, factor, base_lr in zip(groups, self.lr_lambdas, self.base_lrs, strict=True):
+            group["lr"] = rate = base_lr * factor(now)
+            rates.append(rate)
         self._last_lr = rates
 
     def state_dict(self) -> dict[str, Any]:
