@@ -238,6 +238,16 @@ def test_many_batches_of_other_shapes_are_told_once(caplog: pytest.LogCaptureFix
     assert caplog.text.count("20 batches in a row are not of the shape") == 1
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products in bfloat16 are rounded otherwise by several threads, where each has a part of the rows."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_bfloat16_autocast_is_in_the_program(caplog: pytest.LogCaptureFixture) -> None:
     def net() -> nn.Module:
         model = Net()

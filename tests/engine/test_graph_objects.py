@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,16 @@ def test_the_losses_and_metrics_are_those_of_eager_steps(
     assert not messages(caplog, "stay eager")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Products in bfloat16 are rounded otherwise by several threads, where each has a part of the rows."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     "settings",
     [

@@ -1,8 +1,10 @@
 """Steps by the kernel itself, beside torch's own step of a twin."""
 
 import copy
+import importlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -78,19 +80,6 @@ def twins(request: pytest.FixtureRequest) -> Twins:
     return Twins(*request.param)
 
 
-def count_calls(optimizer: Optimizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often the optimizer's own step is called from now on."""
-    calls: list[int] = []
-    original = type(optimizer).step
-
-    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        return original(self, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(type(optimizer), "step", step)
-    return calls
-
-
 def test_it_is_torchs_step_to_the_last_bit(twins: Twins) -> None:
     twins.run(5)
 
@@ -102,12 +91,37 @@ def test_in_other_precisions(dtype: torch.dtype) -> None:
 
 def test_the_optimizers_own_step_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     twins = Twins(torch.optim.Adam, {})
-    calls = count_calls(twins.other, monkeypatch)
-    _, updater = twins.updaters
-    for _ in range(3):
-        twins.models[1](torch.randn(5, 4)).sum().backward()
+    calls: list[int] = []
+    adam = importlib.import_module("torch.optim.adam")
+    original = adam.adam
+    monkeypatch.setattr(adam, "adam", lambda *a, **k: (calls.append(1), original(*a, **k)))
+    for optimizer, expected in ((twins.updaters[1], 0), (twins.plain, 6)):  # the plain step calls it for each group
+        for model in twins.models:
+            model(torch.randn(5, 4)).sum().backward()
+        for _ in range(3):
+            optimizer.step()
+        assert len(calls) == expected
+
+
+def test_a_step_that_was_there_before_the_optimizer_is_called() -> None:
+    with mock.patch.object(torch.optim.Adam, "step") as step:
+        updater = direct(torch.optim.Adam(nn.Linear(2, 2).parameters(), fused=True))
         updater.step()
-    assert not calls
+    assert step.call_count == 1
+
+
+@pytest.mark.parametrize("settings", [{}, {"fused": False}], ids=["fused", "not fused"])
+def test_a_step_put_in_place_of_the_classs_is_called(settings: dict[str, Any]) -> None:
+    twins = Twins(torch.optim.Adam, settings)
+    twins.run()
+    with mock.patch.object(torch.optim.Adam, "step") as step:
+        twins.models[1](torch.randn(5, 4)).sum().backward()
+        before = [p.detach().clone() for p in twins.models[1].parameters()]
+        twins.updaters[1].step()
+        twins.updaters[1].zero_grad()
+    assert step.call_count == 1
+    assert all(map(torch.equal, before, twins.models[1].parameters()))
+    twins.run()
 
 
 class TestWhatChangesBetweenSteps:

@@ -1,9 +1,14 @@
 """Graph mode of the configuration door: a whole update as one compiled program."""
 
+import functools
+import importlib
 import logging
+import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +46,9 @@ class GraphBase(nn.Module):
         backend: str = "inductor",
     ) -> None:
         super().__init__()
-        known = [*torch.compiler.list_backends(exclude_tags=()), "eager", "aot_eager"]
+        # Without a compiler the steps are to be eager, whatever the name.
+        is_usable = refusal_of_compiler() is None
+        known = [*torch.compiler.list_backends(exclude_tags=()), "eager", "aot_eager"] if is_usable else [backend]
         if backend not in known:
             raise ConfigError(f"graph.backend: got {backend!r}. {did_you_mean(backend, known)}")
         self.model = model
@@ -81,6 +88,7 @@ class GraphTrainer(EagerTrainer):
             skips=skip_non_finite,
             batch_size=batch_size_of(data_loader),
             on_refusal=self._go_on_eagerly,
+            on_compiled=lambda seconds: self.phases.count_compile(seconds),
         )
         why = self._refusal(grad_scaler, skip_non_finite=skip_non_finite)
         if why is not None:
@@ -142,7 +150,8 @@ class GraphTrainer(EagerTrainer):
         own = [name for name in _OF_THE_STEP if getattr(type(self), name) is not getattr(EagerTrainer, name)]
         if own:
             return f"{type(self).__name__} has its own {' and '.join(own)}"
-        return refusal_of_run(grad_scaler, adds=self.grad_acc_steps > 1, skips=skip_non_finite)
+        why = refusal_of_run(grad_scaler, adds=self.grad_acc_steps > 1, skips=skip_non_finite)
+        return why or refusal_of_compiler()
 
 
 def refusal_of_run(grad_scaler: torch.amp.GradScaler | None, *, adds: bool, skips: bool) -> str | None:
@@ -156,9 +165,23 @@ def refusal_of_run(grad_scaler: torch.amp.GradScaler | None, *, adds: bool, skip
     return None
 
 
+@functools.cache  # what has been imported by half cannot be imported again
+def refusal_of_compiler() -> str | None:
+    """Why torch's compiler cannot be used here; None where it can. It makes its folder while it is imported."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if folder and "torch._dynamo" not in sys.modules:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._inductor.config")
+    except (ImportError, OSError) as error:
+        return f"torch's compiler cannot be imported ({type(error).__name__}: {error})"
+    return None
+
+
 def usable_backend(backend: str, device: torch.device) -> str:
     """``backend``, or "aot_eager" in place of inductor on a CPU without a C++ compiler."""
-    if backend != "inductor" or device.type != "cpu":
+    if backend != "inductor" or device.type != "cpu" or refusal_of_compiler() is not None:
         return backend
     from torch._inductor import config
 

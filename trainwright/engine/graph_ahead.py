@@ -5,6 +5,7 @@ called takes 20 us, where the same kernels called from Python take 30. It is for
 """
 
 import hashlib
+import logging
 import os
 import platform
 import tempfile
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+logger = logging.getLogger("trainwright.engine")
+
 
 def ahead_of_time(
     graph: torch.fx.GraphModule, flat: Sequence[Tensor], options: dict[str, Any]
-) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
-    """The compiled graph, which takes its inputs as a list; None where this way is not for it.
+) -> tuple[Callable[[list[Tensor]], Sequence[Tensor]], bool] | None:
+    """The compiled graph, which takes its inputs as a list, and whether it was on disk; None: this way is not for it.
 
     Raises whatever the compiler raises.
     """
@@ -27,8 +30,17 @@ def ahead_of_time(
     if has_constants or any(tensor.device.type != "cpu" for tensor in flat):
         return None
     kept = _folder() / f"{_key(graph, flat, options)}.pt2"
-    if not kept.exists():
-        _compile(graph, flat, options, kept)
+    if kept.exists():
+        try:
+            return _loaded(kept), True
+        except (OSError, RuntimeError) as error:
+            told = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.info("Graph mode: %s cannot be read, and is made anew: %s", kept, told)
+    _compile(graph, flat, options, kept)
+    return _loaded(kept), False
+
+
+def _loaded(kept: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     loader: Any = torch._inductor.aoti_load_package(str(kept)).loader
     call: Callable[[list[Tensor]], Sequence[Tensor]] = loader.boxed_run
     return call
@@ -39,7 +51,9 @@ def _compile(graph: torch.fx.GraphModule, flat: Sequence[Tensor], options: dict[
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         made = torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(Path(folder) / kept.name), inductor_configs=options
+            exported,
+            package_path=str(Path(folder) / kept.name),
+            inductor_configs={**options},  # it adds to them
         )
         os.replace(made, kept)  # whole or absent, also where two processes make it
 
@@ -55,9 +69,11 @@ def _key(graph: torch.fx.GraphModule, flat: Sequence[Tensor], options: dict[str,
     """Of everything that the library depends on."""
     from torch._inductor import config
 
+    with config.patch({"aot_inductor.metadata": {}}):  # a compilation leaves there what it was made for
+        settings = config.get_hash()
     forms = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in flat]
     parts = (
-        graph.code, forms, sorted(options.items()), torch.__version__, torch.version.git_version, config.get_hash(),
+        graph.code, forms, sorted(options.items()), torch.__version__, torch.version.git_version, settings,
         _processor(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()

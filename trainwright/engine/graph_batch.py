@@ -1,6 +1,6 @@
 """What of a batch goes into a program as tensors, and what stands in it for good."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from torch import Tensor
@@ -37,9 +37,9 @@ def layout_of(batch: Any, names: Iterable[str] | None = None) -> Layout:
         wanted = batch if names is None else {*names}
         fields = {name: value for name, value in batch.items() if name in wanted or isinstance(value, Tensor)}
         if all(isinstance(value, Tensor) for value in fields.values()):
-            return _named(tuple(fields), is_all=len(fields) == len(batch))
-        return _tree(fields, tuple(fields))
-    return _tree(batch, None)
+            return _named(tuple(fields), {*batch}, is_all=len(fields) == len(batch))
+        return _tree(fields, tuple(fields), {*batch})
+    return _tree(batch, None, set())
 
 
 def batch_size_of(loader: Any) -> int | None:
@@ -64,14 +64,18 @@ def _listed(kind: type[Any], length: int) -> Layout:
     return Layout(take, tuple if kind is tuple else list)
 
 
-def _named(names: tuple[str, ...], *, is_all: bool) -> Layout:
+def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
+    """``known``: the fields that a batch may have, if it may have others than ``names``."""
+
     def take_all(batch: Any) -> Sequence[Any] | None:
         return [*batch.values()] if isinstance(batch, Mapping) and tuple(batch) == names else None
 
     def take(batch: Any) -> Sequence[Any] | None:
+        if not isinstance(batch, Mapping) or not batch.keys() <= known:  # one that comes later may be looked at
+            return None
         try:
             return [batch[name] for name in names]
-        except (KeyError, TypeError, IndexError):
+        except KeyError:
             return None
 
     def rebuild(tensors: Sequence[Tensor]) -> Any:
@@ -80,10 +84,11 @@ def _named(names: tuple[str, ...], *, is_all: bool) -> Layout:
     return Layout(take_all if is_all else take, rebuild)
 
 
-def _tree(batch: Any, names: tuple[str, ...] | None) -> Layout:
+def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
     leaves, spec = pytree.tree_flatten(batch)
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     constants = [leaf for leaf, is_one in zip(leaves, is_tensor, strict=True) if not is_one]
+    kinds = [*map(type, constants)]
     for constant in constants:
         if not isinstance(constant, _PLAIN):
             kind = type(constant).__name__
@@ -91,11 +96,12 @@ def _tree(batch: Any, names: tuple[str, ...] | None) -> Layout:
 
     def take(batch: Any) -> Sequence[Any] | None:
         if names is not None:
-            if not isinstance(batch, Mapping) or not all(name in batch for name in names):
+            if not isinstance(batch, Mapping) or not (batch.keys() <= known and all(name in batch for name in names)):
                 return None
             batch = {name: batch[name] for name in names}
         leaves, found = pytree.tree_flatten(batch)
-        if found != spec or constants != [leaf for leaf in leaves if not isinstance(leaf, Tensor)]:
+        fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        if found != spec or constants != fixed or kinds != [*map(type, fixed)]:  # 1 is True, and not the same
             return None
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

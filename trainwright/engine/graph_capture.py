@@ -8,6 +8,7 @@ called past that Python, so the guards are asked before each step.
 import itertools
 import logging
 import operator
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -112,7 +113,7 @@ class Capture:
 
     def _run_in_spite_of(self, sources: list[str], backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
         """Read the forward pass once more, and look whether what it writes to is as before."""
-        told = ", ".join(source.replace("L['loss_of'].", "") for source in sources)
+        told = ", ".join(_short(source) for source in sources)
         try:
             effects = Effects(sources, self._scope, self._forward.__globals__)
         except Exception as error:
@@ -198,6 +199,11 @@ def _returned(graph: torch.fx.GraphModule) -> Sequence[Any]:
     return returned
 
 
+def _short(source: str) -> str:
+    """A source as one would write it: ``model.layers.0`` for what holds the tensors of a module in a module."""
+    return re.sub(r"\._modules\['(\w+)'\]", r".\1", source.replace("L['loss_of'].", "").replace("__self__.", ""))
+
+
 def _sources(graph: torch.fx.GraphModule) -> list[str]:
     """Where the arguments of a graph come from, as Python."""
     names = [node.meta["grapharg"].source.name for node in graph.graph.nodes if node.op == "placeholder"]
@@ -207,3 +213,7 @@ def _sources(graph: torch.fx.GraphModule) -> list[str]:
 def _check_operations(graph: torch.fx.GraphModule) -> None:
     if any("activation_checkpoint" in str(node.target) for node in graph.graph.nodes):
         raise NotCapturable("activation checkpointing would be undone: a program computes everything once")
+    if any(node.target is torch.Tensor.set_ for node in graph.graph.nodes):
+        raise NotCapturable(
+            "the forward pass puts other data into a tensor (x.data = y); x.copy_(y) can be in a program"
+        )

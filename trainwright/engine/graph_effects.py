@@ -24,6 +24,8 @@ class Effects:
         """Raises whatever comes of a source that leads nowhere."""
         within = {"L": scope, "G": _Names(names)}
         self._kept = [(source, found := eval(source, within), _contents(found)) for source in sources]
+        if any(isinstance(found, type) for _, found, _ in self._kept):
+            raise TypeError("what a class has cannot be put back as a whole")
 
     def undo(self, stand_for: Callable[[Any], Any]) -> list[str]:
         """Put everything back; gives the sources of what had changed. ``stand_for`` tells what a value is there for."""

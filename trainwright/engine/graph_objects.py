@@ -1,5 +1,6 @@
 """Graph mode of the objects door: one call in the place of ``train_step``."""
 
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from trainwright.engine.all_gpus import has_all_gpus
 from trainwright.engine.contracts import contract_for, fields_of
-from trainwright.engine.graph import outputs_of, put_figures, refusal_of_run, usable_backend
+from trainwright.engine.graph import outputs_of, put_figures, refusal_of_compiler, refusal_of_run, usable_backend
 from trainwright.engine.graph_batch import batch_size_of
 from trainwright.engine.graph_update import CompiledUpdate, say_refusal
 from trainwright.engine.train_metrics import predictions_of
@@ -73,7 +74,9 @@ class CompiledSteps:
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         """One micro-batch, and at the end of its window the update."""
         if self._compiled is None:
+            start = time.perf_counter()
             self._compiled = self._compiled_for(inputs)
+            self._trainer.phases.count_compile(time.perf_counter() - start)  # the compiler is imported
         trainer = self._trainer
         figures = self._compiled.run(inputs, is_last=trainer._is_window_end, mean=self._mean)
         if figures is None:
@@ -92,7 +95,7 @@ class CompiledSteps:
             loss_of = self._loss_of(contract.compute_loss)
         else:
             loss_of = self._loss_of(self._compute_loss)
-        return CompiledUpdate(
+        compiled = CompiledUpdate(
             loss_of,
             self._trainer.optimizer,
             backend=usable_backend("inductor", self._trainer.device),
@@ -101,7 +104,12 @@ class CompiledSteps:
             names=names,
             batch_size=self._batch_size,
             on_refusal=self._go_on_eagerly,
+            on_compiled=lambda seconds: self._trainer.phases.count_compile(seconds),
         )
+        why = refusal_of_compiler()
+        if why is not None:
+            compiled.refuse(why)
+        return compiled
 
     def _loss_of(self, compute_loss: Callable[[Any, Any], Any]) -> Callable[[Any], tuple[Tensor, Mapping[str, Any]]]:
         model, needs_scores, needs_tokens = self._model, self._note_scores is not None, self._adds

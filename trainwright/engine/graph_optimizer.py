@@ -8,7 +8,8 @@ plain kinds keep, so a run may change between program and eager at any step.
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
+from itertools import chain, repeat
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 
 from trainwright.engine.graph_errors import NotCapturable, NotReady
+from trainwright.optim.without_compiler import is_torchs, steps_as_its_class
+
+_HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+_GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")
 
 # Of a group: what changes along a schedule, or is of no meaning to the step.
 _NOT_SETTINGS = ("params", "lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "param_names", "fused", "foreach")
@@ -29,23 +34,35 @@ def refusal(optimizer: Optimizer) -> str | None:
     torchs: Any = next(base for base in kind.__mro__ if base.__module__.startswith("torch.optim"))
     if torchs is Optimizer or kind.step is not torchs.step:
         return f"the optimizer {kind.__name__} has a step of its own; programs know those of torch.optim"
-    own: Any = optimizer
-    hooks = (own._optimizer_step_pre_hooks, own._optimizer_step_post_hooks)
-    everywhere = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
-    if any(hooks) or any(everywhere):
+    if any(_step_hooks(optimizer)):
         return f"the optimizer {kind.__name__} has hooks around its step"
-    step = vars(optimizer).get("step")
-    if step is not None and getattr(step, "__wrapped__", None) is not kind.step:
+    if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
         return f"somebody has put another step in place of that of the optimizer {kind.__name__}"
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(map(_HOOKS, parameters)) or any(map(_LATE_HOOKS, parameters)):
+        return "a parameter has a hook on its gradient, which exists only inside of a program"
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return f"the step of the optimizer {kind.__name__} needs a closure"
     return None
 
 
+def _step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
+    """Those around the step, of this optimizer and of all; the dictionaries are the same ones for good."""
+    return [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    ]
+
+
 def has_state(optimizer: Optimizer) -> bool:
     """Whether a step has been made, in which the optimizer makes what it keeps; True where it keeps nothing."""
     return bool(optimizer.state) or all(group.get("momentum") == 0 for group in optimizer.param_groups)
+
+
+_Kept = tuple[str, dict[str, Any], Tensor]  # a name, the state of a parameter, and what that has by this name
 
 
 class OptimizerInputs:
@@ -59,31 +76,31 @@ class OptimizerInputs:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._step_hooks, self._class_step = _step_hooks(optimizer), type(optimizer).step
         self._settings_of = [_settings_getter(group) for group in optimizer.param_groups]
         self._settings = self._settings_now()
         device = self.parameters[0].device
         # Rates in double precision: those of a float32 would differ from the eager step's in the last bits.
         self.rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
         self._known_rates: list[Any] = [None for _ in self.rates]
-        self.states, self.keys = self._collect()
+        self._kept: list[_Kept] = []
+        self._owners, self._of_each = list[Any](), list[Any]()
+        self.keys = [[key for key, _, _ in one] for one in self._states_of_each()]
+        self._keep(self._states_of_each())
         self._forms = _forms(self.states)
 
     def tensors(self) -> list[Tensor] | None:
-        """States and rates as they are now; None where the program was made for others."""
+        """States and rates as they are now; None where the program does not stand for the optimizer's step."""
         optimizer = self._optimizer
-        if self._settings_now() != self._settings:
+        if self._settings_now() != self._settings or not self._is_plain():
             return None
-        # A state that was loaded is one of other tensors, for the same program.
-        known = self._kept
-        if (
-            optimizer.state is not self._state
-            or len(self._state) != self._num_states
-            or any(state.get(key) is not tensor for state, key, tensor in known)
-        ):
-            states, keys = self._collect()
-            if keys != self.keys or _forms(states) != self._forms:
+        if not self._has_known_states():
+            # A state that was loaded is one of other tensors, for the same program.
+            found = self._states_of_each()
+            same_keys = [[key for key, _, _ in one] for one in found] == self.keys
+            if not same_keys or _forms(tensor for one in found for _, _, tensor in one) != self._forms:
                 return None
-            self.states = states
+            self._keep(found)
         for index, group in enumerate(optimizer.param_groups):
             rate = group["lr"]
             if isinstance(rate, Tensor):
@@ -93,17 +110,50 @@ class OptimizerInputs:
                 self._known_rates[index] = rate
         return [*self.states, *self.rates]
 
-    def _collect(self) -> tuple[list[Tensor], list[list[str]]]:
+    def has_gradients(self) -> bool:
+        """Whether a parameter has a gradient already, which an eager backward pass would add to."""
+        return not all(map(is_, map(_GRADIENT, self.parameters), repeat(None)))
+
+    def _is_plain(self) -> bool:
+        """Whether nobody has put anything into or around the step since."""
+        optimizer, parameters = self._optimizer, self.parameters
+        return not (
+            any(self._step_hooks)
+            or type(optimizer).step is not self._class_step
+            or not steps_as_its_class(optimizer)
+            or any(map(_HOOKS, parameters))
+            or any(map(_LATE_HOOKS, parameters))
+        )
+
+    def _has_known_states(self) -> bool:
+        """Whether each parameter has the state it had, of the same tensors."""
+        state = self._optimizer.state
+        return (
+            len(state) == len(self._owners)
+            and all(map(is_, state, self._owners))
+            and all(map(is_, state.values(), self._of_each))
+            and not any(one.get(key) is not tensor for key, one, tensor in self._kept)
+        )
+
+    def _keep(self, states: "list[list[_Kept]]") -> None:
         state: Any = self._optimizer.state
-        self._state, self._num_states = state, len(state)
-        of_each = [state.get(p, {}) for p in self.parameters]
-        keys = [[key for key, value in one.items() if isinstance(value, Tensor)] for one in of_each]
-        self._kept = [(one, key, one[key]) for one, names in zip(of_each, keys, strict=True) for key in names]
-        return [tensor for _, _, tensor in self._kept], keys
+        self._owners, self._of_each = [*state], [*state.values()]
+        self._kept = [*chain.from_iterable(states)]
+        self.states = [tensor for _, _, tensor in self._kept]
+
+    def _states_of_each(self) -> "list[list[_Kept]]":
+        state: Any = self._optimizer.state
+        found = []
+        for parameter in self.parameters:
+            one = state.get(parameter, {})
+            found.append([(key, one, value) for key, value in one.items() if isinstance(value, Tensor)])
+        return found
 
     def _settings_now(self) -> list[Any]:
         groups = self._optimizer.param_groups
         if len(groups) != len(self._settings_of):
+            return []
+        if not all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self.parameters)):
             return []
         return [
             (len(group["params"]), settings_of(group))
@@ -220,7 +270,7 @@ def _settings_getter(group: Mapping[str, Any]) -> Any:
 
 
 def _forms(tensors: Iterable[Tensor]) -> list[Any]:
-    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+    return [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
 
 
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:

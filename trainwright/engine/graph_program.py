@@ -5,7 +5,9 @@ change (learning rates, the share of a micro-batch in its window). Parameters, b
 place: they are those of the model and the optimizer, and nothing is copied back.
 """
 
+import importlib
 import logging
+import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from torch.optim import Optimizer
 
 from trainwright.engine.graph_ahead import ahead_of_time
 from trainwright.engine.graph_capture import Capture
-from trainwright.engine.graph_errors import NotCapturable, NotReady, reason
+from trainwright.engine.graph_errors import NotCapturable, NotReady, reason, trace_reason
 from trainwright.engine.graph_optimizer import OptimizerInputs, clipping_groups, step_written_down
 from trainwright.engine.graph_replay import Replayed
 from trainwright.engine.window import TOKENS
@@ -50,7 +52,8 @@ class Program:
     """``run(arguments, sums, share)`` makes one micro-batch's part of an update, and gives its figures by name.
 
     Attributes:
-        num_operations: of the program, before the compiler has fused them.
+        num_operations: of the program, before the compiler has fused them; is_from_disk: it was compiled at an earlier
+            start.
         trainable: the parameters of the optimizer that the forward pass reads, in the order of the ``sums`` of their
             gradients; has_gradient: of each, whether the loss depends on it, where gradients are added up.
     """
@@ -93,7 +96,7 @@ class Program:
         with torch.no_grad(), _quiet():
             written = self._written(flat, backend)
             self.num_operations = sum(node.op == "call_function" for node in written.graph.nodes)
-            self._call = _compiled(written, flat, backend)
+            self._call, self.is_from_disk = _compiled(written, flat, backend)
         if backend == "inductor" and all(tensor.is_cuda for tensor in flat):
             self._call = Replayed(self._call, [place for place, _ in capture.places])
 
@@ -130,11 +133,11 @@ class Program:
                 table = select_decomp_table()
         try:
             writer = make_fx(self._operations, decomposition_table=table, tracing_mode="fake")
-            graph: torch.fx.GraphModule = writer(*flat)
+            graph: torch.fx.GraphModule = _with_what_it_imports(lambda: writer(*flat))
         except (NotReady, NotCapturable):
             raise
         except Exception as error:
-            raise NotCapturable(reason(error)) from error
+            raise NotCapturable(trace_reason(error)) from error
         return graph
 
     def _operations(self, *flat: Tensor) -> list[Tensor]:
@@ -237,9 +240,33 @@ class _WithoutGradient:
     grad = None
 
 
-def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> Compiled:
+def _with_what_it_imports(write: Callable[[], torch.fx.GraphModule]) -> torch.fx.GraphModule:
+    """``write()``, begun again where torch looks for a part of itself that nobody has imported, as max_pool2d does.
+
+    To import all of inductor beforehand would take a second at each start; a program from disk does without.
+    """
+    imported = set[str]()
+    while True:
+        try:
+            return write()
+        except AttributeError as error:
+            package = error.obj
+            if not isinstance(package, types.ModuleType) or package.__name__.partition(".")[0] != "torch":
+                raise
+            name = f"{package.__name__}.{error.name}"
+            if name in imported:
+                raise
+            imported.add(name)
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                raise error from None
+
+
+def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> tuple[Compiled, bool]:
+    """What runs the graph, and whether it was on disk."""
     if backend in ("eager", "aot_eager"):
-        return lambda inputs: graph(*inputs)
+        return lambda inputs: graph(*inputs), False
     try:
         ahead = ahead_of_time(graph, flat, _INDUCTOR) if backend == "inductor" else None
     except Exception as error:  # what cannot be called without Python can with it
@@ -254,7 +281,7 @@ def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str)
             compiled = torch._dynamo.lookup_backend(backend)(graph, [*flat])
     except Exception as error:
         raise NotCapturable(f"the backend {backend!r} refuses it: {reason(error)}") from error
-    return lambda inputs: compiled(*inputs)
+    return lambda inputs: compiled(*inputs), False
 
 
 @contextmanager

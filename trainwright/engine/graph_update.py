@@ -46,9 +46,10 @@ class CompiledUpdate:
         skips: leave updates out whose loss or gradients are not finite.
         batch_size: how many samples a batch has that is no shorter one; None: nobody knows.
         on_refusal: called once if the run is to go on without programs.
+        on_compiled: is told the seconds of each making of programs, also of one that failed.
 
     Attributes:
-        num_captures: how often the forward pass was read; ``compile_s``: seconds that all programs took.
+        num_captures: how often the forward pass was read.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class CompiledUpdate:
         names: Sequence[str] | None = None,
         batch_size: int | None = None,
         on_refusal: Callable[[], object] = lambda: None,
+        on_compiled: Callable[[float], object] = lambda seconds: None,
     ) -> None:
         self._loss_of = loss_of
         self._optimizer = optimizer
@@ -70,13 +72,12 @@ class CompiledUpdate:
         self._batch_size = batch_size
         self._adds = adds
         self._parts = [Part(adds=adds, steps=True, skips=skips)] + ([Part(adds=True, steps=False)] if adds else [])
-        self._on_refusal = on_refusal
+        self._on_refusal, self._on_compiled = on_refusal, on_compiled
         self._programs: _Programs | None = None
         self._others: list[_Programs] = []
         self._is_off = self._has_told = False
         self._misfits = 0
         self.num_captures = 0
-        self.compile_s = 0.0
 
     def run(self, batch: Any, *, is_last: bool = True, mean: WindowMean | None = None) -> dict[str, Any] | None:
         """The part of an update that is this micro-batch's, and its figures; None: make it eagerly.
@@ -85,7 +86,9 @@ class CompiledUpdate:
         knows the beginning of; needed where windows have several.
         """
         found = self._find(batch)
-        return None if found is None else found[0].run(batch, found[1], is_last, mean)
+        if found is None or (not self._adds and found[0].has_gradients()):
+            return None
+        return found[0].run(batch, found[1], is_last, mean)
 
     def _find(self, batch: Any) -> tuple["_Programs", "_Inputs"] | None:
         """The programs of this batch, and what they take."""
@@ -141,18 +144,21 @@ class CompiledUpdate:
         if not has_state(self._optimizer):
             raise NotReady
         start = time.perf_counter()
-        with _randomness_kept():
-            programs = _Programs(self._loss_of, layout_of(batch, self._names), batch, self._optimizer)
-            programs.compile(batch, self._parts, self._backend)
+        try:
+            with _randomness_kept():
+                programs = _Programs(self._loss_of, layout_of(batch, self._names), batch, self._optimizer)
+                programs.compile(batch, self._parts, self._backend)
+        finally:
+            seconds = time.perf_counter() - start
+            self._on_compiled(seconds)
         self.num_captures += 1
-        seconds = time.perf_counter() - start
-        self.compile_s += seconds
         self._others.append(programs)
+        is_kept = all(program.is_from_disk for program in programs.made)
         operations = " and ".join(str(program.num_operations) for program in programs.made)
         logger.info(
-            "Graph mode: forward, backward%s and the step of %s are one program (%s operations, no graph break), made"
-            " by %s in %.1f s.", ", clipping" if programs.clips else "", type(self._optimizer).__name__, operations,
-            self._backend, seconds,
+            "Graph mode: forward, backward%s and the step of %s are one program (%s operations, no graph break), %s"
+            " in %.1f s.", ", clipping" if programs.clips else "", type(self._optimizer).__name__, operations,
+            f"made by {self._backend}" if not is_kept else "taken from disk", seconds,
         )  # fmt: skip
         return programs
 
@@ -201,6 +207,10 @@ class _Programs:
             return None
         states = self._inputs.tensors()
         return None if states is None else (arguments, states)
+
+    def has_gradients(self) -> bool:
+        """Whether somebody has left gradients, to be added to."""
+        return self._inputs.has_gradients()
 
     def fit(self, batch: Any) -> bool:
         """Whether the batch has the shapes of the programs, so that something else has changed."""

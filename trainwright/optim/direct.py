@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from trainwright.optim.without_compiler import PlainUpdate, steps_as_its_class
+from trainwright.optim.without_compiler import PlainUpdate, is_torchs, steps_as_its_class
 
 _ONE = torch.ones((), device="cpu")
 
@@ -33,13 +33,16 @@ class DirectUpdate:
     """Steps of torch's Adam, AdamW, SGD or Adagrad.
 
     What is not plain is left to ``optimizer.step``: hooks on the optimizer, a step that somebody has put in place of
-    its own, a learning rate that is a tensor, parameters on several devices, settings other than fused. What changes
-    between steps, such as groups, frozen parameters, and states that were loaded or reset, is noticed.
+    its own or of its class's, a learning rate that is a tensor, parameters on several devices, settings other than
+    fused. What changes between steps, such as groups, frozen parameters, and states that were loaded or reset, is
+    noticed.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
         self._plain = PlainUpdate(optimizer)
+        class_step = type(optimizer).step
+        self._class_step = class_step if is_torchs(class_step) else None
         self._step_hooks = [
             self._optimizer._optimizer_step_pre_hooks,
             self._optimizer._optimizer_step_post_hooks,
@@ -47,12 +50,13 @@ class DirectUpdate:
             torch_optimizer._global_optimizer_post_hooks,
         ]
         self._parts: list[_Part] = []
-        self._kept: list[Any] = []  # all states as they were when the parts were made
+        self._kept: list[Any] = []  # all states and their owners as they were when the parts were made
 
     def step(self) -> None:
         """Change the weights by their gradients."""
         optimizer = self._optimizer
-        if any(self._step_hooks) or not steps_as_its_class(optimizer):
+        is_own = type(optimizer).step is self._class_step and steps_as_its_class(optimizer)
+        if not is_own or any(self._step_hooks):
             self._plain.step()
             return
         gradients = self._gradients()
@@ -141,7 +145,8 @@ def _is_fused(group: Group) -> bool:
 
 
 def _states(optimizer: Any) -> list[Any]:
-    return [*chain.from_iterable(map(dict.values, optimizer.state.values()))]
+    """What they are made of, and whose they are."""
+    return [*optimizer.state, *chain.from_iterable(map(dict.values, optimizer.state.values()))]
 
 
 def _adam(group: Group, params: list[Tensor], gradients: list[Tensor], states: Sequence[list[Tensor]]) -> None:

@@ -43,13 +43,15 @@ class PlainUpdate:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
+        self._class_step = type(optimizer).step
         self._step = _unguarded_step(type(optimizer))
         self._has_own_zero_grad = type(optimizer).zero_grad is not Optimizer.zero_grad
 
     def step(self) -> Any:
         """Change the weights by their gradients."""
         optimizer = self._optimizer
-        if self._step is None or _COMPILER in sys.modules or not steps_as_its_class(optimizer):
+        is_own = type(optimizer).step is self._class_step and steps_as_its_class(optimizer)
+        if self._step is None or _COMPILER in sys.modules or not is_own:
             return optimizer.step()
         result = self._step(optimizer)
         optimizer._opt_called = True  # by which a schedule sees that the step came before it
@@ -69,6 +71,15 @@ def steps_as_its_class(optimizer: Any) -> bool:
     """Whether ``optimizer.step`` is that of its class, be it with the mark that torch's schedules put around it."""
     own = vars(optimizer).get("step")
     return own is None or getattr(own, "__wrapped__", None) is type(optimizer).step
+
+
+def is_torchs(step: Any) -> bool:
+    """Whether a class's step is one of torch, with nothing of others around it."""
+    while step is not None:
+        if not getattr(step, "__globals__", {}).get("__name__", "").startswith("torch."):
+            return False
+        step = getattr(step, "__wrapped__", None)
+    return True
 
 
 def _unguarded(name: str) -> Any:
