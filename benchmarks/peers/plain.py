@@ -11,7 +11,6 @@ from torch import nn
 
 from benchmarks.job import Job, as_it_is
 
-
 VARIANTS = ("", "fused", "fetch", "compile", "medium")
 
 
