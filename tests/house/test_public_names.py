@@ -15,8 +15,8 @@ ROOMS = {
     "engine": "TrainerBase HookBase EagerTrainer GraphTrainer GraphBase DefaultTrainer Trainer default_setup",
     "hooks": "HookBase CallbackHook IterationTimer ProfileHook Float32MatmulPrecision LRScheduler PeriodicWriter"
     " PeriodicCheckpointer BestCheckpointer EvalHook FiniteCheck NonFiniteError Callback CallbackList TrainerControl"
-    " Logs RunCallbacks EarlyStoppingCallback ModelCheckpointCallback TensorBoardCallback TensorBoardCallBack PrintCallback PrintCallBack"
-    " ProgressBarCallback ProgressBarCallBack",
+    " Logs RunCallbacks EarlyStoppingCallback ModelCheckpointCallback TensorBoardCallback TensorBoardCallBack"
+    " PrintCallback PrintCallBack ProgressBarCallback ProgressBarCallBack",
     "events": "EventStorage get_event_storage HistoryBuffer EventWriter JSONWriter CSVWriter TensorBoardWriter"
     " ConsoleWriter",
     "checkpoint": "Checkpointer verify local_folder upload_folder",
