@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainwright import DefaultTrainer, LazyCall, get_config
+from trainwright.config.errors import ConfigTypeError
 from trainwright.data import build_image_train_loader
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.hooks import HookBase
@@ -223,6 +224,13 @@ def test_a_parameter_without_a_gradient_is_left_alone(accumulation: int, caplog:
     assert len(captures(caplog)) == 1
 
 
+@pytest.mark.parametrize("graph", [None, "aot_eager"])
+def test_a_batch_that_the_model_does_not_take_is_told_in_the_same_words(graph: str | None) -> None:
+    data = [{"inputs": torch.randn(4, 8), "lables": torch.zeros(4, dtype=torch.int64)}]
+    with pytest.raises(ConfigTypeError, match="'lables' is no parameter"):
+        Run(graph, data, updates=1)
+
+
 def test_a_shorter_last_batch_is_made_eagerly_and_nothing_anew(caplog: pytest.LogCaptureFixture) -> None:
     data = [*batches(4), *batches(1, size=5)]
     eager, graph = Run(None, data), Run("aot_eager", data)
@@ -236,15 +244,6 @@ def test_many_batches_of_other_shapes_are_told_once(caplog: pytest.LogCaptureFix
     eager, graph = Run(None, data, updates=64), Run("aot_eager", data, updates=64)
     torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
     assert caplog.text.count("20 batches in a row are not of the shape") == 1
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Products in bfloat16 are rounded otherwise by several threads, where each has a part of the rows."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +114,6 @@ def test_the_losses_and_metrics_are_those_of_eager_steps(
         torch.testing.assert_close(values(graph, name), values(eager, name), rtol=1e-5, atol=1e-5)
     assert len(messages(caplog, "are one program")) == 1  # the last batch of an epoch is short
     assert not messages(caplog, "stay eager")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Products in bfloat16 are rounded otherwise by several threads, where each has a part of the rows."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

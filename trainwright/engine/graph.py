@@ -18,7 +18,7 @@ from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.data.collate import to_batch
 from trainwright.engine.graph_batch import batch_size_of
 from trainwright.engine.graph_update import CompiledUpdate
-from trainwright.engine.objective import sum_losses
+from trainwright.engine.objective import sum_losses, write_forward_help
 from trainwright.engine.steps import EagerTrainer
 from trainwright.engine.window import mean_outputs
 from trainwright.events.storage import get_event_storage, has_event_storage
@@ -132,7 +132,11 @@ class GraphTrainer(EagerTrainer):
         return unwrap_model(self.graph.model)
 
     def _run_eagerly(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        loss_dict: Mapping[str, Any] = self.model(**batch)
+        try:
+            loss_dict: Mapping[str, Any] = self.model(**batch)
+        except TypeError as error:
+            write_forward_help(error, self._plain_model, batch)
+            raise
         self.backward(self._loss_of(loss_dict, batch))
         return loss_dict
 

@@ -270,7 +270,7 @@ def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str)
     try:
         ahead = ahead_of_time(graph, flat, _INDUCTOR) if backend == "inductor" else None
     except Exception as error:  # what cannot be called without Python can with it
-        logger.debug("Not ahead of time: %s", reason(error))
+        logger.info("Graph mode: the program is not compiled ahead of time, and called from Python: %s", reason(error))
         ahead = None
     if ahead is not None:
         return ahead

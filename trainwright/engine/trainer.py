@@ -164,7 +164,8 @@ class Trainer(TrainerLifecycle):
     def add_callback(self, callback: Callback, singleton: bool = True) -> None:
         """Call ``callback`` from now on. ``singleton``: in place of those of its class that are there."""
         self.callbacks.add_callback(callback, singleton)
-        self._after_batch = self._looks_after_batch()
+        if self._is_training:
+            self._after_batch = self._looks_after_batch()
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""

@@ -231,7 +231,6 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),
         )
-        self._after_batch = self._looks_after_batch()
         self._has_graph = False
         if self._is_training:
             self._settle_graph()
