@@ -300,3 +300,15 @@ def test_gradients_are_enabled_again() -> None:
     twins = Twins(torch.optim.Adam, {})
     twins.run(1)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_a_zero_grad_of_somebodys_own_is_called(kind: Any) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = kind([parameter])
+    parameter.grad = torch.ones(2)
+    calls: list[int] = []
+    optimizer.zero_grad = lambda: calls.append(1)
+    direct(optimizer).zero_grad()
+    assert calls == [1]
+    assert parameter.grad is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from trainwright.optim.without_compiler import PlainUpdate, is_torchs, steps_as_its_class
+from trainwright.optim.without_compiler import PlainUpdate, is_torchs
 
 _ONE = torch.ones((), device="cpu")
 
@@ -29,7 +29,7 @@ def direct(optimizer: Optimizer) -> "DirectUpdate | PlainUpdate":
     return DirectUpdate(optimizer) if type(optimizer) in _KERNELS else PlainUpdate(optimizer)
 
 
-class DirectUpdate:
+class DirectUpdate(PlainUpdate):
     """Steps of torch's Adam, AdamW, SGD or Adagrad.
 
     What is not plain is left to ``optimizer.step``: hooks on the optimizer, a step that somebody has put in place of
@@ -39,10 +39,9 @@ class DirectUpdate:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer: Any = optimizer
-        self._plain = PlainUpdate(optimizer)
-        class_step = type(optimizer).step
-        self._class_step = class_step if is_torchs(class_step) else None
+        super().__init__(optimizer)
+        if not is_torchs(self._class_step):
+            self._class_step = None
         self._step_hooks = [
             self._optimizer._optimizer_step_pre_hooks,
             self._optimizer._optimizer_step_post_hooks,
@@ -55,16 +54,15 @@ class DirectUpdate:
     def step(self) -> None:
         """Change the weights by their gradients."""
         optimizer = self._optimizer
-        is_own = type(optimizer).step is self._class_step and steps_as_its_class(optimizer)
-        if not is_own or any(self._step_hooks):
-            self._plain.step()
+        if not self._is_untouched() or any(self._step_hooks):
+            super().step()
             return
         gradients = self._gradients()
         if gradients is None:
             self._prepare()
             gradients = self._gradients()
         if gradients is None:
-            self._plain.step()
+            super().step()
             return
         grad_was_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # torch.no_grad() is the same, and takes as long as a small kernel
@@ -74,12 +72,6 @@ class DirectUpdate:
         finally:
             torch._C._set_grad_enabled(grad_was_enabled)
         optimizer._opt_called = True  # by which a schedule sees that the step came before it
-
-    def zero_grad(self) -> None:
-        """Set all gradients to None."""
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
 
     def _gradients(self) -> list[list[Any]] | None:
         """The gradients of each part; None where torch would not take now what the parts were made of."""

@@ -43,15 +43,14 @@ class PlainUpdate:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
-        self._class_step = type(optimizer).step
+        self._class_step: Any = type(optimizer).step  # None: it is not torch's
         self._step = _unguarded_step(type(optimizer))
         self._has_own_zero_grad = type(optimizer).zero_grad is not Optimizer.zero_grad
 
     def step(self) -> Any:
         """Change the weights by their gradients."""
         optimizer = self._optimizer
-        is_own = type(optimizer).step is self._class_step and steps_as_its_class(optimizer)
-        if self._step is None or _COMPILER in sys.modules or not is_own:
+        if self._step is None or _COMPILER in sys.modules or not self._is_untouched():
             return optimizer.step()
         result = self._step(optimizer)
         optimizer._opt_called = True  # by which a schedule sees that the step came before it
@@ -65,6 +64,10 @@ class PlainUpdate:
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+    def _is_untouched(self) -> bool:
+        """Whether nobody has put another step in place of the one that was there, of the object or of its class."""
+        return type(self._optimizer).step is self._class_step and steps_as_its_class(self._optimizer)
 
 
 def steps_as_its_class(optimizer: Any) -> bool:
