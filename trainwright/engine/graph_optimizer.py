@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 from torch.overrides import TorchFunctionMode
 
 from trainwright.engine.graph_errors import NotCapturable, NotReady
+from trainwright.optim.direct import step_hooks
 from trainwright.optim.without_compiler import is_torchs, steps_as_its_class
 
 _HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
@@ -34,7 +34,7 @@ def refusal(optimizer: Optimizer) -> str | None:
     torchs: Any = next(base for base in kind.__mro__ if base.__module__.startswith("torch.optim"))
     if torchs is Optimizer or kind.step is not torchs.step:
         return f"the optimizer {kind.__name__} has a step of its own; programs know those of torch.optim"
-    if any(_step_hooks(optimizer)):
+    if any(step_hooks(optimizer)):
         return f"the optimizer {kind.__name__} has hooks around its step"
     if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
         return f"somebody has put another step in place of that of the optimizer {kind.__name__}"
@@ -45,16 +45,6 @@ def refusal(optimizer: Optimizer) -> str | None:
     if closure is not None and closure.default is inspect.Parameter.empty:
         return f"the step of the optimizer {kind.__name__} needs a closure"
     return None
-
-
-def _step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
-    """Those around the step, of this optimizer and of all; the dictionaries are the same ones for good."""
-    return [
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks,
-        torch_optimizer._global_optimizer_post_hooks,
-    ]
 
 
 def has_state(optimizer: Optimizer) -> bool:
@@ -76,7 +66,7 @@ class OptimizerInputs:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-        self._step_hooks, self._class_step = _step_hooks(optimizer), type(optimizer).step
+        self._step_hooks, self._class_step = step_hooks(optimizer), type(optimizer).step
         self._settings_of = [_settings_getter(group) for group in optimizer.param_groups]
         self._settings = self._settings_now()
         device = self.parameters[0].device

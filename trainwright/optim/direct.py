@@ -5,7 +5,7 @@ nobody has set, and lists of parameters, gradients and states made anew. Here th
 what torch would make. The kernel and its arguments are torch's, so the result is the same to the last bit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import is_
 from typing import Any
@@ -29,6 +29,16 @@ def direct(optimizer: Optimizer) -> "DirectUpdate | PlainUpdate":
     return DirectUpdate(optimizer) if type(optimizer) in _KERNELS else PlainUpdate(optimizer)
 
 
+def step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
+    """Those around the step, of this optimizer and of all; the dictionaries are the same ones for good."""
+    return [
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    ]
+
+
 class DirectUpdate(PlainUpdate):
     """Steps of torch's Adam, AdamW, SGD or Adagrad.
 
@@ -42,12 +52,7 @@ class DirectUpdate(PlainUpdate):
         super().__init__(optimizer)
         if not is_torchs(self._class_step):
             self._class_step = None
-        self._step_hooks = [
-            self._optimizer._optimizer_step_pre_hooks,
-            self._optimizer._optimizer_step_post_hooks,
-            torch_optimizer._global_optimizer_pre_hooks,
-            torch_optimizer._global_optimizer_post_hooks,
-        ]
+        self._step_hooks = step_hooks(optimizer)
         self._parts: list[_Part] = []
         self._kept: list[Any] = []  # all states and their owners as they were when the parts were made
 
