@@ -148,3 +148,19 @@ def test_a_clock_tells_the_time_between_lines_of_the_log() -> None:
     clock.wall = [step * 1000 + (5000 if step > 25 else 0) for step in range(30)]  # the host waits in step 25
     assert clock.us_between_lines(8) == (16 * 1000 + 5000) / 16 / 1e3
     assert clock.us_between_lines(20) is None
+
+
+def test_fingerprints_of_two_runs_are_equal_and_a_changed_loss_is_reported(
+    run_python: Callable[..., Any], tmp_path: Path
+) -> None:
+    record, cases = tmp_path / "before.json", ("--case", "python", "--case", "config")
+    run_python("-m", "benchmarks.fingerprint", *cases, "--json", record, cwd=REPOSITORY)
+    same = run_python("-m", "benchmarks.fingerprint", *cases, "--compare", record, cwd=REPOSITORY)
+    assert same.stdout.count(" equal") == 2
+
+    changed = json.loads(record.read_text())
+    changed["config"]["losses"][4] += 1e-9
+    record.write_text(json.dumps(changed))
+    other = run_python("-m", "benchmarks.fingerprint", *cases[2:], "--compare", record, cwd=REPOSITORY, code=1)
+    assert "DIFFERS from loss 4 on" in other.stdout
+    assert "Differing: config" in other.stderr
