@@ -142,6 +142,62 @@ def test_the_default_early_stopping_is_no_trouble_where_there_is_no_metric(tmp_p
     assert set(trainer.train()) == {"loss"}
 
 
+def test_the_default_early_stopping_goes_by_what_chooses_the_best_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Constant(Told):
+        losses = (4.0, 3.0, 2.0, 1.0, 0.9, 0.8, 0.7, 0.6)
+
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+            return {**super().evaluate(), "accuracy": 0.5}
+
+    def epochs(folder: str, **settings: Any) -> int:
+        given = TrainingConfig(output_dir=tmp_path / folder, num_epochs=8, progress_bar=False, **settings)
+        trainer = Constant(make(), given, PAIRS, PAIRS)
+        trainer.train()
+        return trainer.epoch
+
+    caplog.set_level("INFO", "trainwright")
+    assert epochs("loss") == 8
+    (start,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Early stopping")]
+    assert start == (
+        "Early stopping: after 4 epochs without a better eval_loss (smaller); early_stopping=None turns it off."
+    )
+    caplog.clear()
+    assert epochs("accuracy", metric_for_best_model="accuracy", early_stopping={"patience": 2}) == 3
+    (_, end) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Early stopping")]
+    for part in ("eval_accuracy was no better", "patience=2", "epoch 3", "early_stopping=None turns it off"):
+        assert part in end
+    assert epochs("named", early_stopping={"monitor": "eval_accuracy", "mode": "max"}) == 5
+
+
+def test_early_stopping_by_the_metric_goes_by_the_loss_where_there_is_no_metric(tmp_path: Path) -> None:
+    class LossAlone(Told):
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+            return {"loss": super().evaluate()["loss"]}
+
+    def run(patience: int, **settings: Any) -> int:
+        stopping = {"monitor": "eval_epoch_metric", "patience": patience, "mode": "max"}
+        trainer = LossAlone(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
+        trainer.train()
+        return trainer.epoch
+
+    assert run(1) == 3  # 2.0 is not better than 1.0
+    assert run(1, resume_from_checkpoint=True) == 3
+    assert run(2, resume_from_checkpoint=True) == 4
+
+
+def test_a_monitor_by_its_plain_name_is_known_to_a_resume(tmp_path: Path) -> None:
+    def run(patience: int, **settings: Any) -> int:
+        stopping = {"monitor": "score", "patience": patience, "mode": "max"}
+        trainer = Told(make(), config(tmp_path, num_epochs=4, early_stopping=stopping, **settings), PAIRS, PAIRS)
+        trainer.train()
+        return trainer.epoch
+
+    assert run(1) == 3
+    assert run(1, resume_from_checkpoint=True) == 3
+
+
 def test_a_callback_of_the_users_stands_in_for_the_configurations(tmp_path: Path) -> None:
     settings = config(tmp_path, num_epochs=4, early_stopping={"monitor": "eval_epoch_loss", "patience": 1})
     trainer = Told(make(), settings, PAIRS, PAIRS)

@@ -80,7 +80,8 @@ class TrainingConfig(CheckedConfig):
     early_stopping: types.EarlyStoppingOrNone = setting(
         {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"},
         "callback",
-        "Stop after patience epochs without a better monitor; the mode 'auto' goes by the monitor's name. None: never.",
+        "Stop after patience epochs without a better monitor, which is metric_for_best_model unless you name one; the"
+        " mode 'auto' goes by the monitor's name. None: never.",
     )
     model_checkpoint: types.ModelCheckpointOrNone = setting(
         {"every_n_epoch": 1}, "callback", "Save every so many epochs, or every so many iterations; None: neither."

@@ -106,20 +106,20 @@ class _Undecided:
     def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Any:
         if self._decided is not None:
             return self._decided(outputs, inputs)
-        loss = self._loss_of_model if _has_losses(outputs) or target_of(inputs) is None else self._loss_of_criterion
+        loss = self._loss_of_model if has_losses(outputs) or target_of(inputs) is None else self._loss_of_criterion
         # In evaluation a model may return less, and a program decides for itself.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided = loss
         return loss(outputs, inputs)
 
     def _loss_of_model(self, outputs: Any, inputs: Mapping[str, Any]) -> Any:
-        if torch.is_grad_enabled() and not _has_losses(outputs):
+        if torch.is_grad_enabled() and not has_losses(outputs):
             raise ConfigError(
                 f"The batch has no target for TrainingConfig.loss: none of {', '.join(_TARGETS)} is among its fields"
                 f" {', '.join(map(str, inputs))}; and the model's forward gives no loss itself (it returned"
                 f" {type(outputs).__name__}). {_OVERRIDE_HELP}"
             )
-        if not torch.is_grad_enabled() and not _has_losses(outputs):
+        if not torch.is_grad_enabled() and not has_losses(outputs):
             return None
         return sum_losses(outputs)
 
@@ -187,7 +187,7 @@ def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tup
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else (*taken, *parameters)
 
 
-def _has_losses(outputs: Any) -> bool:
+def has_losses(outputs: Any) -> bool:
     return isinstance(outputs, Mapping) and ("loss" in outputs or any("loss" in name for name in outputs))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from trainwright.engine.all_gpus import has_all_gpus
+from trainwright.engine.comparison import predictions_of
 from trainwright.engine.contracts import contract_for, fields_of
 from trainwright.engine.graph import outputs_of, put_figures, refusal_of_compiler, refusal_of_run, usable_backend
 from trainwright.engine.graph_batch import batch_size_of
 from trainwright.engine.graph_update import CompiledUpdate, say_refusal
-from trainwright.engine.train_metrics import predictions_of
 from trainwright.engine.trainer_shared import TrainerShared, is_overridden
 from trainwright.engine.update import Update
 from trainwright.engine.window import TOKENS

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright.engine.comparison import predictions_of, shifted
 from trainwright.engine.contracts import target_of
-from trainwright.engine.train_metrics import predictions_of
 from trainwright.parallel.dist import all_gather_object
 
 
@@ -37,8 +37,12 @@ class MeanLoss:
         return {"loss": sum(t for t, _ in shares) / sum(n for _, n in shares)} if shares else {}
 
 
-def weight_of(outputs: Mapping[str, Any], inputs: Any, ignored: int = -100) -> int | Tensor:
+def weight_of(
+    outputs: Mapping[str, Any], inputs: Any, ignored: int = -100, *, is_shifted: bool = False
+) -> int | Tensor:
     """Over how much the loss of a batch is a mean: the ``num_tokens`` that the model tells, or the labels that count.
+
+    ``is_shifted``: the first label of each row is compared with no score.
 
     Where scores and labels are not of the shape of a cross entropy it is the number of samples. B batch, L tokens,
     C classes: labels (B,) or (B, L), scores (B, C), (B, L, C) or (B, C, L).
@@ -46,6 +50,8 @@ def weight_of(outputs: Mapping[str, Any], inputs: Any, ignored: int = -100) -> i
     if "num_tokens" in outputs:
         return torch.as_tensor(outputs["num_tokens"])
     scores, labels = predictions_of(outputs), target_of(inputs)
+    if is_shifted:
+        scores, labels = shifted(scores, labels)
     if isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.dim() == labels.dim() + 1:
         is_of_classes = not labels.is_floating_point() and scores.is_floating_point()
         shapes = scores.shape[:-1], (scores.shape[0], *scores.shape[2:])

@@ -1,13 +1,14 @@
 """The metrics of the batches that are trained on, from what the model gave for them: no second forward pass."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from trainwright.engine.comparison import Comparison, predictions_of, shifted
 from trainwright.engine.contracts import target_of
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
@@ -26,6 +27,7 @@ class TrainMetrics(HookBase):
     Args:
         make_handler: makes what has ``reset``, ``update(predictions, labels)``, ``compute`` and a state; called when
             there is something to count.
+        find_comparison: of a model's outputs, a batch and its loss (None: not known), how they are compared.
         is_borrowed: whether the newest batch does not count; asked where there are several processes.
     """
 
@@ -34,11 +36,14 @@ class TrainMetrics(HookBase):
         make_handler: Callable[[], Any],
         is_due: Callable[[], bool],
         is_epoch_end: Callable[[], bool],
+        find_comparison: Callable[[Any, Any, Any], Comparison],
         is_borrowed: Callable[[], bool],
     ) -> None:
         self._make_handler = make_handler
         self._is_due = is_due
         self._is_epoch_end = is_epoch_end
+        self._find_comparison = find_comparison
+        self._comparison: Comparison | None = None  # None until the first batch
         self._outputs: Any = None
         self._is_epoch_over = False
         self._has_values = False
@@ -75,24 +80,33 @@ class TrainMetrics(HookBase):
         self._is_counted = True
 
     def add(self, step_logs: Any, inputs: Any) -> None:
-        """Count a batch. ``step_logs`` are not looked at."""
+        """Count a batch. Of ``step_logs`` the ``step_loss`` of the first batch is read."""
         if self._is_counted:
             self._is_counted = False
             return
-        outputs, self._outputs = predictions_of(self._outputs), None
+        outputs, self._outputs = self._outputs, None
         if not self.is_on:
             return
-        target = target_of(inputs)
-        if outputs is None or target is None:
-            what = "the model's output holds no scores" if outputs is None else "the batch holds no labels"
-            logger.info("No metric is computed in training: %s.", what)
-            self.is_on = False
+        scores, labels = predictions_of(outputs), target_of(inputs)
+        if scores is None or labels is None:
+            self._turn_off("the model's output holds no scores" if scores is None else "the batch holds no labels")
             return
+        if self._comparison is None:
+            self._comparison = self._find_comparison(outputs, inputs, (step_logs or {}).get("step_loss"))
+            if self._comparison.refusal is not None:
+                self._turn_off(self._comparison.refusal)
+                return
+        if self._comparison.is_shifted:
+            scores, labels = shifted(scores, labels)
         if self._is_epoch_over:
             self._is_epoch_over = False
             self._handler.reset()
-        self._handler.update(outputs, target)
+        self._handler.update(scores, labels)
         self._has_values = True
+
+    def _turn_off(self, why: str) -> None:
+        logger.info("No metric is computed in training: %s.", why)
+        self.is_on = False
 
     def read(self) -> dict[str, float]:
         """The metrics of this epoch so far, by name."""
@@ -149,12 +163,3 @@ class TrainMetrics(HookBase):
         self._has_values = state["handler"] is not None
         if self._has_values:
             self._handler.load_state_dict(state["handler"])
-
-
-def predictions_of(outputs: Any) -> Any:
-    """The scores in what a model returned: the output itself, or its entry ``logits``; None where there are none."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    if isinstance(outputs, Mapping):
-        return outputs.get("logits", outputs.get("prediction_scores"))  # the second is what our evaluators read
-    return None

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_parts as parts
-from trainwright.engine.contracts import target_of
+from trainwright.engine.comparison import Comparison, find_comparison, predictions_of, shifted
+from trainwright.engine.contracts import has_losses, target_of
 from trainwright.engine.replica import share_state
 from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all, weight_of
-from trainwright.engine.train_metrics import predictions_of
-from trainwright.engine.trainer_shared import TrainerShared, is_overridden
+from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared, is_overridden
 from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
 from trainwright.parallel.dist import all_gather_object
 
@@ -26,6 +26,8 @@ class EvaluatingTrainer(TrainerShared):
     """What evaluates."""
 
     _is_watched = False  # by callbacks
+    _is_refusal_logged = False  # why there is no metric
+    _comparison: Comparison | None = None  # of this evaluation; None until its first batch
     _weight: Any = None  # over how much the loss of this batch is a mean, where evaluation_step has found out
 
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
@@ -81,7 +83,10 @@ class EvaluatingTrainer(TrainerShared):
         last = seen[-1] if seen else None
         outputs = dict(last) if isinstance(last, Mapping) else {} if last is None else {"logits": last}
         ignored = getattr(self.loss, "ignore_index", -100)
-        self._weight = weight_of(outputs, batch, ignored)  # of the loss: before other outputs stand there
+        if self._comparison is None:
+            self._comparison = self._find_comparison(last, batch, loss)
+        # Of the loss: before other outputs stand there.
+        self._weight = weight_of(outputs, batch, ignored, is_shifted=self._comparison.is_shifted)
         if self._generates():
             outputs["logits"] = _generated(self.model, batch)
         outputs.pop("loss", None)
@@ -94,7 +99,10 @@ class EvaluatingTrainer(TrainerShared):
         """
         with evaluation_mode(self.model):
             outputs = _forward(model, inputs)
-        self.metrics_handler.update(predictions_of(outputs), target_of(inputs))
+        scores, labels = predictions_of(outputs), target_of(inputs)
+        if self._find_comparison_in_training(outputs, inputs, None).is_shifted:
+            scores, labels = shifted(scores, labels)
+        self.metrics_handler.update(scores, labels)
         return next(iter(self.metrics_handler.compute().values()), float("nan"))
 
     def predict(self, inputs: Any) -> Any:
@@ -147,7 +155,7 @@ class EvaluatingTrainer(TrainerShared):
         return self.evaluate(self.eval_dataset) if needs_data else self.evaluate()
 
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
-        self._mean_loss, self._told, self._num_seen = MeanLoss(), dict[str, Any](), 0
+        self._mean_loss, self._told, self._num_seen, self._comparison = MeanLoss(), dict[str, Any](), 0, None
         self._has_metrics, has_batches = True, False
         self.metrics_handler.reset()
         share_state(self.model, buffers_only=True)  # running statistics differ between processes
@@ -181,9 +189,17 @@ class EvaluatingTrainer(TrainerShared):
             self._told["metric"] = self.compute_metric(self.model, inputs)
             return
         predictions, labels = predictions_of(outputs), target_of(inputs)
+        if self._comparison is None:
+            self._comparison = self._find_comparison(outputs, inputs, outputs.get("loss"))
+        comparison = self._for_handler(self._comparison)
         if predictions is None or labels is None:
             self._has_metrics = False
+        elif comparison.refusal is not None:
+            self._has_metrics = False
+            self._log_refusal(comparison.refusal)
         else:
+            if comparison.is_shifted:
+                predictions, labels = shifted(predictions, labels)
             rest = {**(inputs if isinstance(inputs, Mapping) else {}), **outputs}
             taken = ("logits", "prediction_scores", "labels", "loss", "predictions")
             more = {name: value for name, value in rest.items() if name not in taken}
@@ -196,6 +212,32 @@ class EvaluatingTrainer(TrainerShared):
         self._mean_loss.add(None if loss is None else torch.as_tensor(loss), batch_size(inputs))
         told = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
         self._told |= {name: float(logs[key]) for name, key in told.items() if logs.get(key) is not None}
+
+    def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
+        """How the model's outputs for a batch and its labels are to be compared."""
+        own_code = hasattr(self.model, "compute_loss") or any(is_overridden(self, name) for name in OF_THE_STEP)
+        return find_comparison(
+            self.model, outputs, inputs, loss,
+            criterion=self.loss, has_own_loss=own_code or (isinstance(inputs, Mapping) and has_losses(outputs)),
+        )  # fmt: skip
+
+    def _find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
+        return self._for_handler(self._find_comparison(outputs, inputs, loss))
+
+    def _for_handler(self, comparison: Comparison) -> Comparison:
+        """The part of it that concerns this handler: a metric that was asked for is computed in any case."""
+        handler = self.metrics_handler
+        return Comparison(
+            is_shifted=comparison.is_shifted and getattr(handler, "shifts_labels", False),
+            refusal=comparison.refusal if getattr(handler, "is_default", False) else None,
+        )
+
+    def _log_refusal(self, why: str) -> None:
+        if not self._is_refusal_logged:
+            self._is_refusal_logged = True
+            logger.info(
+                "No accuracy is computed: %s. Name the metrics that fit, for example metrics=['MeanSquaredError'].", why
+            )
 
     def _generates(self) -> bool:
         return bool(self.config.evaluate_with_generate and getattr(self.model, "is_generative", False))

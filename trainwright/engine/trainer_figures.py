@@ -9,14 +9,11 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigTypeError
 from trainwright.engine.train_metrics import TrainMetrics
-from trainwright.engine.trainer_shared import TrainerShared, is_overridden
+from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared, is_overridden
 from trainwright.engine.update import Update
 from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
-
-# Overrides of these see to the loss by themselves.
-OF_THE_STEP = ("train_step", "training_step", "compute_loss")
 
 
 class MeasuredTrainer(TrainerShared):
@@ -32,7 +29,8 @@ class MeasuredTrainer(TrainerShared):
         if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
             return None
         make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
-        metrics = TrainMetrics(make_copy, self._metrics_are_due, self.state.is_epoch_end, self._is_borrowed)
+        is_epoch_end, compare = self.state.is_epoch_end, self._find_comparison_in_training
+        metrics = TrainMetrics(make_copy, self._metrics_are_due, is_epoch_end, compare, self._is_borrowed)
         if any(is_overridden(self, name) for name in OF_THE_STEP):
             metrics.watch(self.model)
         return metrics

@@ -23,7 +23,7 @@ from trainwright.engine.run_folder import OpenRunFolder
 from trainwright.engine.step_plan import batches_from, make_plan
 from trainwright.engine.streams import with_length
 from trainwright.engine.trainer_evaluation import EvaluatingTrainer
-from trainwright.engine.trainer_figures import OF_THE_STEP, MeasuredTrainer, all_of
+from trainwright.engine.trainer_figures import MeasuredTrainer, all_of
 from trainwright.engine.trainer_hooks import (
     AtEnd,
     Evaluate,
@@ -35,7 +35,7 @@ from trainwright.engine.trainer_hooks import (
 )
 from trainwright.engine.trainer_ranks import RankedTrainer
 from trainwright.engine.trainer_saving import SavingTrainer
-from trainwright.engine.trainer_shared import is_overridden
+from trainwright.engine.trainer_shared import OF_THE_STEP, is_overridden
 from trainwright.engine.trainer_state import TrainerState
 from trainwright.engine.update import Update
 from trainwright.events.writers import EventWriter

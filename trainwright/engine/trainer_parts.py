@@ -160,14 +160,10 @@ def log_start(trainer: Any) -> None:
 
 def build_callbacks(trainer: Any) -> list[Callback]:
     """The callbacks that a trainer's configuration asks for."""
-    config, control, loader = trainer.config, trainer.trainercontrol, trainer.train_dataloader
+    config, loader = trainer.config, trainer.train_dataloader
     callbacks: list[Callback] = []
     if config.early_stopping is not None:
-        if config.is_set("early_stopping"):
-            callbacks.append(EarlyStoppingCallback(control, **config.early_stopping))
-        else:
-            settings: dict[str, Any] = {**config.early_stopping, "mode": _better(config, trainer)}
-            callbacks.append(DefaultEarlyStopping(control, **settings))
+        callbacks += _early_stopping(config, trainer)
     if config.print_steps is not None:
         callbacks.append(PrintCallback(config.num_epochs, step_frequency=config.print_steps))
     elif config.progress_bar and sys.stderr.isatty():
@@ -175,29 +171,49 @@ def build_callbacks(trainer: Any) -> list[Callback]:
     return callbacks
 
 
-def _better(config: "TrainingConfig", trainer: Any) -> str:
-    """Which way the first metric is better: "max" or "min"."""
-    if not config.is_set("metrics") or not config.metrics:
-        return "max"  # that of accuracy
-    from trainwright.evaluation import objective_of
+def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
+    """By the monitor that the user names; else by what chooses the best checkpoint."""
+    given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
+    settings = dict(config.early_stopping or {})
+    callback: EarlyStoppingCallback
+    if "monitor" in given:
+        callback = EarlyStoppingCallback(trainer.trainercontrol, **settings)
+    else:
+        evaluates = config.eval_strategy != "no" and trainer.eval_dataloader is not None
+        if not evaluates and not config.is_set("metric_for_best_model"):
+            logger.info("Early stopping: off, because nothing is evaluated.")
+            return []
+        name, mode = metric_for_best(config, trainer, evaluates=evaluates)
+        settings |= {"monitor": _as_callbacks_call_it(name, trainer), "mode": given.get("mode", mode)}
+        callback = DefaultEarlyStopping(trainer.trainercontrol, **settings)
+    callback.turned_off_by = "early_stopping=None turns it off"
+    return [callback]
 
-    handler = trainer.metrics_handler
-    first = next(iter(handler.metrics), "")
-    return "min" if objective_of(first, handler) == "minimize" else "max"
+
+def _as_callbacks_call_it(name: str, trainer: Any) -> str:
+    """What :func:`metric_for_best` gives, as a name in the logs of callbacks."""
+    prefix, _, key = name.rpartition("/")
+    if prefix == "evaluation":
+        return f"eval_{key}"
+    first = getattr(trainer.metrics_handler, "first", None)
+    return {"total_loss": "epoch_loss", getattr(first, "key", None): "epoch_metric"}.get(name, name)
 
 
 class DefaultEarlyStopping(EarlyStoppingCallback):
     """That of the default configuration: a training without its metric has no use for it."""
 
-    def on_epoch_end(self, epochs: int, logs: Logs) -> None:
-        if self.monitor in logs:
-            super().on_epoch_end(epochs, logs)
+    _is_off = False
 
     def on_train_end(self, logs: Logs) -> None:
-        """Nobody asked for it."""
+        """The user did not ask for it."""
 
-    def _require_monitor(self, logs: Logs) -> None:
-        """As above."""
+    def _find_monitor(self, logs: Logs) -> bool:
+        if self.monitor in logs:
+            return True
+        if not self._is_off:
+            self._is_off = True
+            logger.info("Early stopping: off, because the evaluation gives no %s.", self.monitor.removeprefix("eval_"))
+        return False
 
 
 def build_writers(config: "TrainingConfig", folder: Path, num_updates: int, batch_size: int) -> list[EventWriter]:

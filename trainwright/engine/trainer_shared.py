@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.engine.comparison import Comparison
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_folder import RunFolder
 from trainwright.engine.step_plan import StepPlan
@@ -21,6 +22,10 @@ from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, Tr
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
+
+
+# Overrides of these compute the loss by themselves.
+OF_THE_STEP = ("train_step", "training_step", "compute_loss")
 
 
 class TrainerShared(TrainerBase):
@@ -67,6 +72,9 @@ class TrainerShared(TrainerBase):
         return build_metrics_handler(self.config, self)
 
     def _is_borrowed(self) -> bool:
+        raise NotImplementedError
+
+    def _find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
         raise NotImplementedError
 
     def _share_of(self, loader: Any) -> Any:

@@ -32,6 +32,8 @@ class MetricsHandler:
         ConfigError: a metric that is not valid here, or two that give results of the same name.
     """
 
+    is_default = False  # metrics that the user did not ask for
+    shifts_labels = False  # whether a causal language model's scores come with the labels of the next tokens
     valid_metrics: Sequence[str] = ()  # none: any that `build_metric` knows
     default_metrics: Sequence[str] = ()
 

@@ -70,6 +70,8 @@ class SpeechRecognitionMetricsHandler(_TextsMetricsHandler):
 class TextGenerationMetricsHandler(_TextsMetricsHandler):
     """How much of a reference is in a generated text."""
 
+    shifts_labels = True
+
     valid_metrics = ("rouge", "bleu")
     default_metrics = ("rouge",)
 

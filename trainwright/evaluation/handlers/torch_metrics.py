@@ -28,6 +28,7 @@ class TorchMetricsHandler(MetricsHandler):
     """
 
     default_metrics = ("Accuracy",)
+    shifts_labels = True
 
     def __init__(
         self,

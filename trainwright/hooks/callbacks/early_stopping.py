@@ -11,6 +11,8 @@ from trainwright.hooks.callbacks.logs import Logs
 
 logger = logging.getLogger("trainwright.hooks")
 
+# What trainers call the first metric of an evaluation, and what is watched where a run has no metric.
+_FIRST_METRIC, _LOSS = "eval_epoch_metric", "eval_epoch_loss"
 # The last word of a metric's name tells which way is better.
 _SMALLER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "cer", "wer", "ter", "perplexity", "ppl", "nll"}
 _LARGER = {"acc", "accuracy", "acc1", "acc5", "auc", "auroc", "f1", "precision", "recall", "iou", "bleu", "rouge", "r2"}
@@ -21,7 +23,8 @@ class EarlyStoppingCallback(Callback):
 
     Looks at the end of each epoch. NaN and infinity are never better. An epoch without a new evaluation does not count
     if ``monitor`` is a result of evaluation (``eval_…``). The best value and the count of epochs survive a resume: a
-    stopped run that is resumed stays stopped unless ``patience`` is larger now.
+    stopped run that is resumed stays stopped unless ``patience`` is larger now. In a run without a metric
+    ``"eval_epoch_metric"`` is ``"eval_epoch_loss"``, of which less is better.
 
     Args:
         monitor: a name in ``logs``, such as ``"eval_epoch_metric"`` or ``"epoch_loss"``.
@@ -37,7 +40,10 @@ class EarlyStoppingCallback(Callback):
         best: the best value so far, None before the first.
         wait: epochs in a row that were no better.
         stopped_epoch: the epoch after which it stopped, None if it has not.
+        turned_off_by: what messages say about turning it off.
     """
+
+    turned_off_by = "without this callback no epoch is too many"
 
     best: float | None
     wait: int
@@ -59,7 +65,7 @@ class EarlyStoppingCallback(Callback):
         if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
             raise ConfigError(f"EarlyStoppingCallback.patience: got {patience!r}; it must be a whole number >= 0.")
         self.trainercontrol = trainercontrol
-        self.monitor = monitor
+        self.monitor = self._asked_for = monitor
         self.min_delta = min_delta
         self.patience = patience
         self.mode = _settled_mode(mode, monitor)
@@ -74,16 +80,21 @@ class EarlyStoppingCallback(Callback):
 
     def on_train_begin(self, logs: Logs) -> None:
         self._reset()
+        logger.info(
+            "Early stopping: after %d epochs without a better %s (%s); %s.",
+            max(1, self.patience), self.monitor, "larger" if self.mode == "max" else "smaller", self.turned_off_by,
+        )  # fmt: skip
 
     def on_eval_end(self, logs: Logs) -> None:
         self._is_evaluated = True
-        self._require_monitor(logs)
+        self._find_monitor(logs)
 
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:
         is_evaluated, self._is_evaluated = self._is_evaluated, False
         if self.monitor.startswith("eval") and not is_evaluated:
             return
-        self._require_monitor(logs)
+        if not self._find_monitor(logs):
+            return
         value = float(logs[self.monitor])
         self.wait += 1
         if math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
@@ -94,8 +105,10 @@ class EarlyStoppingCallback(Callback):
             self.stopped_epoch = epochs
             self._stop()
             logger.info(
-                "%s was no better than its best, %s, for %d epochs: stopping after epoch %d.",
-                self.monitor, "none yet" if self.best is None else f"{self.best:.5g}", self.wait, epochs,
+                "Early stopping: %s was no better than its best, %s, for %d epochs (patience=%d): stopping after"
+                " epoch %d; %s.",
+                self.monitor, "none yet" if self.best is None else f"{self.best:.5g}", self.wait, self.patience, epochs,
+                self.turned_off_by,
             )  # fmt: skip
 
     def on_train_end(self, logs: Logs) -> None:
@@ -107,7 +120,8 @@ class EarlyStoppingCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "monitor": self.monitor,
+            "monitor": self._asked_for,
+            "watched": self.monitor,
             "best": self.best,
             "wait": self.wait,
             "stopped_epoch": self.stopped_epoch,
@@ -115,9 +129,10 @@ class EarlyStoppingCallback(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["monitor"] != self.monitor:
+        if state["monitor"] not in (self._asked_for, self.monitor):
             logger.warning("Early stopping watched %s, now %s: it begins anew.", state["monitor"], self.monitor)
             return
+        self._watch(state.get("watched", self.monitor))
         self.best, self.wait, self._is_evaluated = state["best"], state["wait"], state["is_evaluated"]
         if self._is_out_of_patience():
             self.stopped_epoch = state["stopped_epoch"]
@@ -140,15 +155,29 @@ class EarlyStoppingCallback(Callback):
             raise ConfigError("EarlyStoppingCallback.trainercontrol: got None; give the trainer's trainercontrol.")
         self.trainercontrol.should_training_stop = True
 
-    def _require_monitor(self, logs: Logs) -> None:
+    def _watch(self, monitor: str) -> None:
+        if monitor == _LOSS and self.monitor == _FIRST_METRIC:
+            self.mode = "min"
+        self.monitor = monitor
+
+    def _find_monitor(self, logs: Logs) -> bool:
+        """Whether there is something to look at.
+
+        Raises:
+            ConfigKeyError: there is no such metric.
+        """
         if self.monitor not in logs and f"eval_{self.monitor}" in logs:
-            self.monitor = f"eval_{self.monitor}"  # as metric_for_best_model calls it
+            self._watch(f"eval_{self.monitor}")  # as metric_for_best_model calls it
+        if self.monitor == _FIRST_METRIC and self.monitor not in logs and _LOSS in logs:
+            logger.info("Early stopping: this run has no metric, so %s counts (smaller is better).", _LOSS)
+            self._watch(_LOSS)
         if self.monitor not in logs:
             near = did_you_mean(self.monitor, list(logs))
             raise ConfigKeyError(
                 f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}. {near}"
                 f" There are: {', '.join(sorted(logs))}."
             )
+        return True
 
 
 def _settled_mode(mode: str, monitor: str) -> str:
