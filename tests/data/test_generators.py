@@ -1,4 +1,4 @@
-"""States of the three global generators, read and put back."""
+"""States of the three global generators: read, set aside, and put back."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainwright.data import generators
-from trainwright.data.generators import is_unmoved, read_state, seed_generators, write_state
+from trainwright.data.generators import SetAside, read_state, seed_generators, seed_numpy, write_state
 
 DRAWS = {
     "random": random.random,
@@ -18,152 +18,104 @@ DRAWS = {
     "torch": lambda: torch.rand(()).item(),
     "torch.normal": lambda: torch.randn(()).item(),
     "torch.perm": lambda: torch.randperm(3).tolist(),
+    "random, 624 words": lambda: random.getrandbits(32 * 624),
+    "numpy, 624 words": lambda: np.random.bytes(4 * 624),
+    "torch, 624 words": lambda: torch.randint(2**31, (624,)).tolist(),
+    "random.seed": lambda: random.seed(3),
+    "random.setstate": lambda: random.setstate(random.Random(3).getstate()),
+    "numpy.seed": lambda: np.random.seed(3),
+    "numpy.set_state": lambda: np.random.set_state(np.random.RandomState(3).get_state()),
+    "torch.manual_seed": lambda: torch.default_generator.manual_seed(3),
+    "torch.set_rng_state": lambda: torch.set_rng_state(torch.Generator().manual_seed(3).get_state()),
 }
 
 
 @pytest.fixture(autouse=True)
 def _kept_generators():
-    states = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    state = read_state()
     yield
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])
+    write_state(state)
 
 
-def _use_public_calls(monkeypatch):
-    monkeypatch.setattr(generators, "_python_words", generators._public_python_words)
-    monkeypatch.setattr(generators, "_torch_words", generators._public_torch_words)
-    monkeypatch.setattr(generators, "_gauss_offset", lambda: None)
-    monkeypatch.setattr(generators, "_numpy", generators._Numpy())
-    monkeypatch.setattr(generators, "_last", None)
+def _keep_second_normal_numbers():
+    for name in ("random.gauss", "numpy.normal", "torch.normal"):
+        DRAWS[name]()
 
 
-@pytest.fixture(params=["memory", "public calls"])
-def _way(request, monkeypatch):
-    """Both ways to read: the words where they lie, and the public calls where they do not lie as expected."""
-    if request.param == "public calls":
-        _use_public_calls(monkeypatch)
-
-
-def test_here_the_words_lie_where_they_are_expected():
-    read_state()
-    assert generators._python_memory() is not None
-    assert generators._torch_memory() is not None
-    assert generators._numpy._words is not None
-
-
-@pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("name", DRAWS)
-def test_any_draw_changes_the_state_and_putting_it_back_repeats_the_draw(name):
-    before = read_state()
-    assert read_state() == before
-    assert is_unmoved(before)
-    drawn = DRAWS[name]()
-    assert not is_unmoved(before)
-    assert read_state() != before
-    write_state(before)
-    assert is_unmoved(before)
-    assert read_state() == before
-    assert DRAWS[name]() == drawn
-
-
-@pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("name", ["random.gauss", "numpy.normal", "torch.normal"])
-def test_the_second_of_two_normal_numbers_is_no_less_a_draw(name):
-    DRAWS[name]()  # keeps a second number, which the next call takes without touching the words
-    before = read_state()
-    drawn = DRAWS[name]()
-    assert not is_unmoved(before)
-    assert read_state() != before
-    write_state(before)
-    assert DRAWS[name]() == drawn
-
-
-@pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("turns", [1, 3])
-def test_whole_turns_of_the_twister_are_seen(turns):
-    """After 624 words, the place in them is what it was."""
-    whole_turns = {
-        "python": lambda: [random.getrandbits(32) for _ in range(624 * turns)],
-        "numpy": lambda: np.random.bytes(4 * 624 * turns),
-        "torch": lambda: torch.randint(2**31, (624 * turns,)),
-    }
-    for name, draw in whole_turns.items():
-        before = read_state()
-        draw()
-        assert not is_unmoved(before), name
-        assert getattr(read_state(), name) != getattr(before, name)
-
-
-MOVES = {
-    "random.seed": lambda: random.seed(3),
-    "random.setstate": lambda: random.setstate(random.Random(3).getstate()),
-    "numpy.seed": lambda: np.random.seed(3),
-    "numpy.set_state": lambda: np.random.set_state(np.random.RandomState(3).get_state()),
-    "torch.manual_seed": lambda: torch.manual_seed(3),
-    "torch.set_rng_state": lambda: torch.set_rng_state(torch.Generator().manual_seed(3).get_state()),
+# How the generators come to be where they are when they are set aside.
+BEGINNINGS = {
+    "numpy as it was seeded": lambda: seed_numpy(7),
+    "numpy after a draw": lambda: (seed_numpy(7), np.random.random()),
+    "numpy at the end of its words": lambda: (seed_numpy(7), np.random.bytes(4 * 624)),
+    "numpy seeded by the user": lambda: np.random.seed(8),
+    "second normal numbers": lambda: (seed_numpy(7), _keep_second_normal_numbers()),
 }
 
 
-@pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("name", MOVES)
-def test_a_generator_that_is_seeded_or_set_has_moved(name):
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("name", [None, *DRAWS])
+def test_what_happens_while_they_are_set_aside_is_noticed_and_undone(name, beginning):
+    BEGINNINGS[beginning]()
     before = read_state()
-    MOVES[name]()
-    assert not is_unmoved(before)
-    after = read_state()
-    assert after != before
-    MOVES[name]()
-    assert is_unmoved(after)
-    write_state(before)
-    assert is_unmoved(before)
+    for _ in range(3):
+        outside = SetAside()
+        if name is not None:
+            DRAWS[name]()
+        assert outside.has_drawn() == (name is not None)
+        outside.put_back()
+        drawn = [draw() for draw in DRAWS.values()]
+        write_state(before)
+        assert drawn == [draw() for draw in DRAWS.values()]
+        write_state(before)
 
 
-@pytest.mark.usefixtures("_way")
-def test_a_kept_number_that_is_exchanged_or_forgotten_is_seen():
-    np.random.normal()
+# At the end of its words numpy may make the next ones before they are asked for: other words, the same numbers.
+@pytest.mark.parametrize("beginning", [name for name in BEGINNINGS if name != "numpy at the end of its words"])
+def test_put_back_restores_each_state(beginning):
+    BEGINNINGS[beginning]()
     before = read_state()
-    name, key, place, has_gauss, gauss = np.random.get_state()
-    for kept in [(has_gauss, gauss + 1), (0, 0.0)]:
-        np.random.set_state((name, key, place, *kept))
-        assert not is_unmoved(before)
-    write_state(before)
-    assert np.random.normal() == gauss
-
-
-@pytest.mark.usefixtures("_way")
-def test_a_torch_state_that_is_set_to_what_it_was_has_not_moved():
-    """What is left where a kept number lay is no part of the state."""
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    before = read_state()
-    torch.randn(())
-    torch.set_rng_state(state)
-    assert is_unmoved(before)
+    SetAside().put_back()
     assert read_state() == before
 
 
-@pytest.mark.usefixtures("_way")
-def test_numpys_generator_may_be_exchanged_meanwhile():
-    twister = np.random.get_bit_generator()
+@pytest.mark.parametrize("name", ["random", "random.gauss", "numpy", "numpy.normal", "torch", "torch.normal"])
+def test_a_state_that_is_written_repeats_the_draw(name):
+    _keep_second_normal_numbers()
     before = read_state()
+    drawn = DRAWS[name]()
+    assert read_state() != before
+    write_state(before)
+    assert read_state() == before
+    assert DRAWS[name]() == drawn
+
+
+def test_numpys_generator_may_be_replaced_meanwhile():
+    twister = np.random.get_bit_generator()
+    for make in (np.random.MT19937, np.random.PCG64):
+        seed_numpy(7)
+        outside = SetAside()
+        try:
+            np.random.set_bit_generator(make(3))
+            assert outside.has_drawn()
+            outside.put_back()
+        finally:
+            np.random.set_bit_generator(twister)
+
+
+def test_another_kind_of_generator_behind_numpy_random_is_left_alone():
+    twister = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
     try:
-        np.random.set_bit_generator(np.random.MT19937(3))
-        assert not is_unmoved(before)
-        first = read_state()
-        np.random.random()
-        assert not is_unmoved(first)
+        before = read_state()
+        outside = SetAside()
+        seed_generators(bytes(20))
+        first = np.random.random()
+        outside.put_back()
+        write_state(before)
+        assert first == np.random.Generator(np.random.PCG64(3)).random()
     finally:
         np.random.set_bit_generator(twister)
-    assert is_unmoved(before)
-
-
-def test_both_ways_read_the_same(monkeypatch):
-    random.gauss(0, 1)
-    np.random.normal()
-    in_memory = read_state()
-    _use_public_calls(monkeypatch)
-    assert read_state() == in_memory
+    assert read_state().numpy is not None
 
 
 def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own():
@@ -177,21 +129,20 @@ def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own(
     assert len({*draws(bytes(20))}) == 3
 
 
+def test_seed_numpy_is_numpys_own_seed():
+    seed_numpy(7)
+    first = np.random.get_state()
+    np.random.seed(7)
+    assert np.array_equal(first[1], np.random.get_state()[1])
+    assert first[2:] == np.random.get_state()[2:]
+
+
 def test_seeding_leaves_the_generators_of_accelerators_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("touched"))
     monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("touched"))
     seed_generators(bytes(20))
 
 
-def test_another_generator_behind_numpy_random_is_left_alone():
-    twister = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(3))
-    try:
-        before = read_state()
-        seed_generators(bytes(20))
-        first = np.random.random()
-        write_state(before)
-        assert first == np.random.Generator(np.random.PCG64(3)).random()
-    finally:
-        np.random.set_bit_generator(twister)
-    assert read_state().numpy is not None
+def test_the_number_that_is_written_out_is_the_one_that_numpy_gives():
+    np.random.seed(generators._NUMPY_MARK.seed)
+    assert np.random.get_bit_generator().random_raw() == generators._NUMPY_MARK.next

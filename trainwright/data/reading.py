@@ -1,8 +1,8 @@
 """BatchReader: from the indices of a batch to the batch. Each sample is read under random numbers of its own.
 
-Seeding three generators takes 7 us a sample, more than many a data set needs to read it. So the first batch is read
-seeded, and if nothing was drawn, the next ones are read as they are: a look at the generators, before and after, tells
-whether a batch has drawn after all. If so, it is read once more, seeded, as are all later ones.
+Seeding three generators takes 7 us a sample, more than many data sets need to read it. So only the first batch is read
+with a seed for each sample. If nothing was drawn, later batches are read without, and `SetAside` tells whether one of
+them has drawn after all. If so, it is read again with seeds, as are all batches after it.
 """
 
 import operator
@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 from trainwright.data.collate import collate
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
-from trainwright.data.generators import State, is_unmoved, read_state, seed_generators, write_state
+from trainwright.data.generators import SetAside, State, read_state, seed_generators
 from trainwright.data.indices import SampleIndices
 from trainwright.data.seeding import SAMPLE_STREAM, stream_key, words_at
 
@@ -48,19 +48,16 @@ class BatchReader:
         """The batch of these indices. Torch's loaders call this where it exists, once for each batch."""
         if self.pick is not None:  # nothing can be drawn there
             return self.pick(indices)
-        before = read_state()
+        outside = SetAside()
         try:
             if self._draws is False:
                 batch = self._read(indices)
-                if is_unmoved(before):
+                if not outside.has_drawn():
                     return batch
                 self._draws = True  # as where one sample in a thousand is changed at random
-            batch = self._read_seeded(indices)
-        except BaseException:
-            write_state(before)
-            raise
-        write_state(before)
-        return batch
+            return self._read_seeded(indices)
+        finally:
+            outside.put_back()
 
     def _read(self, indices: SampleIndices) -> Any:
         if self._reads_batches:
@@ -97,7 +94,7 @@ class BatchReader:
             self._seeded = read_state()
 
     def _note_draws(self) -> None:
-        if self._draws is None and self._seeded is not None and not is_unmoved(self._seeded):
+        if self._draws is None and self._seeded is not None and read_state() != self._seeded:
             self._draws = True
 
     def _sample(self, indices: SampleIndices, number: int, index: int) -> Any:

@@ -6,6 +6,8 @@ import random
 import numpy as np
 import torch
 
+from trainwright.data.generators import seed_numpy
+
 # First number of the path: one per use, so that no two uses ever share a stream.
 ORDER_STREAM = 0
 WORKER_STREAM = 1
@@ -40,5 +42,5 @@ def permutation(length: int, seed: int, epoch: int) -> torch.Tensor:
 def seed_everything_in_this_process(seed: int) -> None:
     """Seed ``random``, ``numpy.random`` and torch's generators."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # the legacy generator, which is the one that transforms draw from, takes 32 bits
+    seed_numpy(seed % 2**32)  # the legacy generator, which is the one that transforms draw from, takes 32 bits
     torch.manual_seed(seed)

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainwright.data.generators import seed_numpy
+
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators (all devices)."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    seed_numpy(seed % 2**32)
     torch.manual_seed(seed)
 
 
