@@ -160,3 +160,17 @@ def test_a_part_of_an_aliased_section_keeps_the_rest():
     cfg = OmegaConf.create({"train": {"activation_checkpoint": {"enabled": False, "own": 1}}})
     LazyConfig.apply_overrides(cfg, ["train.recompute_grad.enabled=true"])
     assert complete(cfg).train.activation_checkpoint == {"enabled": True, "own": 1}
+
+
+@pytest.mark.parametrize("value", ["/data/a b\udc80", '/data/\udc80"q"', "'/data/\udc80'"])
+def test_a_path_with_bytes_that_are_no_utf_8_needs_no_quotes(cfg, value):
+    LazyConfig.apply_overrides(cfg, [f"train.path={value}"])
+    assert cfg.train.path == value.strip("'")
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + ".a" * 5000 + "=1", "x=" + "[" * 5000 + "]" * 5000, "x=" + "{a:" * 150 + "1" + "}" * 150]
+)
+def test_an_override_that_nests_too_deeply_is_refused(cfg, text):
+    with pytest.raises(ConfigError, match="override"):
+        LazyConfig.apply_overrides(cfg, [text])

@@ -9,7 +9,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from trainwright.config.lazy import LazyConfig
 from trainwright.config.lookup import try_get_key
 from trainwright.config.secrets import redact
 from trainwright.config.trust import allow_module, use_project
+from trainwright.config.yaml_file import regular_file
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -105,8 +105,7 @@ def _prepare(
 def _load(args: argparse.Namespace) -> "DictConfig":
     if not args.config_file:
         raise ConfigError("No configuration file. For example: trainwright train examples/mnist/configs/config.py")
-    if not Path(args.config_file).is_file():
-        raise MissingFileError(f"{args.config_file}: no such configuration file.")
+    regular_file(args.config_file)
     for name in args.allow_module:
         allow_module(name)
     use_project(args.config_file)

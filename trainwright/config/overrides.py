@@ -4,6 +4,7 @@ They are parsed, never evaluated. hydra-core's own parser does it; importing it 
 read.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,8 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             else:
                 make_way(cfg, override.key_or_group, override.value())
                 _set(cfg, keys, override.value(), text)
-        except OmegaConfBaseException as error:
-            raise ConfigTypeError(f"override {text!r}: {str(error).splitlines()[0]}") from error
+        except (OmegaConfBaseException, RecursionError) as error:
+            raise ConfigTypeError(f"override {text[:200]!r}: {str(error).splitlines()[0]}") from error
     return cfg
 
 
@@ -64,7 +65,7 @@ def _parse(text: str) -> "Override":
             f"override {text!r}: got {type(text).__name__}; an override is text, such as 'train.seed=1'."
         )
     try:
-        override = OverridesParser.create().parse_overrides([text])[0]
+        override = OverridesParser.create().parse_overrides([_quoted(text)])[0]
     except (HydraException, ValueError, AssertionError, RecursionError) as error:
         reason = str(error).partition("\nSee https")[0]
         raise ConfigError(
@@ -83,6 +84,17 @@ def _parse(text: str) -> "Override":
     if not override.is_delete():
         check_interpolations(override.value(), f"override {text!r}")
     return override
+
+
+def _quoted(text: str) -> str:
+    """``text`` with quotes around a value that has bytes which are no UTF-8, such as the name of a folder.
+
+    Python decodes these to lone surrogates, which hydra's lexer takes in quotes only.
+    """
+    key, equals, value = text.partition("=")
+    if value[:1] in ("'", '"') or not any("\ud800" <= character <= "\udfff" for character in value):
+        return text
+    return f"{key}{equals}" + json.dumps(value, ensure_ascii=False)
 
 
 def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError, MissingFileError
+from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError
+from trainwright.config.yaml_file import regular_file
 
 _PACKAGE = (
     "_trainwright_config_"  # begins the package name of files being run, which is how an import knows its importer
@@ -32,9 +33,7 @@ _PACKAGE = (
 
 def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
     """Run a configuration file and return its globals."""
-    path = Path(os.path.abspath(filename))
-    if not path.is_file():
-        raise MissingFileError(f"{filename}: there is no such configuration file (working folder: {Path.cwd()}).")
+    path = Path(os.path.abspath(regular_file(filename)))
     load = _Load(path.parent)
     try:
         return load.run(path)
@@ -48,7 +47,7 @@ def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
         return value
     try:
         return DictConfig(value, flags={"allow_objects": True})
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigTypeError(
             f"{file}: the dict {name!r} cannot be a section of a configuration: {str(error).splitlines()[0]} "
             f"If it is not meant to be one, call it '_{name}'."

@@ -1,4 +1,4 @@
-"""YAML as data: safe types only, numbers like ``1e-3`` as numbers, a key given twice as an error."""
+"""YAML as data: safe types only, numbers like ``1e-3`` as numbers, a key given twice as an error, bounded in size."""
 
 import os
 import re
@@ -19,11 +19,47 @@ _FLOAT = re.compile(
     r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
 _INT = re.compile(r"^(?:[-+]?0b[0-1_]+|[-+]?0x[0-9a-fA-F_]+|[-+]?(?:0|[1-9][0-9_]*))$")
+MAX_DEPTH = 50  # levels of nesting; the functions that walk a configuration recurse
+MAX_REPEATED = 10_000  # values that aliases repeat; ten lines of ten aliases each stand for 10**10 values
 _REPLACED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
-    """Safe loader with the resolvers of this module."""
+    """Safe loader with the resolvers of this module, which refuses what grows or nests without bounds."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
+        # Of each node that is complete: the values in it, and its levels. Aliases name nodes, so each is measured once.
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
+        self._num_repeated = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
+        self._depth += 1
+        levels = self._depth
+        if levels <= MAX_DEPTH:
+            node = super().compose_node(parent, index)
+            if is_alias and node not in self._sizes:
+                raise yaml.composer.ComposerError(None, None, "an alias stands inside of what it repeats", mark)
+            if not is_alias:
+                self._sizes[node] = self._measure(node)
+            num_values, height = self._sizes[node]
+            levels += height - 1
+            self._num_repeated += num_values if is_alias else 0
+        if levels > MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"more than {MAX_DEPTH} levels of nesting", mark)
+        if self._num_repeated > MAX_REPEATED:
+            raise yaml.composer.ComposerError(None, None, f"aliases repeat more than {MAX_REPEATED} values", mark)
+        self._depth -= 1
+        return node
+
+    def _measure(self, node: yaml.Node) -> tuple[int, int]:
+        if isinstance(node, yaml.ScalarNode):
+            return 1, 1
+        below = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        sizes = [self._sizes[part] for part in below]
+        return 1 + sum(num for num, _ in sizes), 1 + max((height for _, height in sizes), default=0)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -75,14 +111,9 @@ def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
         MissingFileError: there is no such file.
         ConfigError: it is no YAML, or no mapping.
     """
-    path = Path(filename)
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise MissingFileError(
-            f"{filename}: there is no such configuration file (working folder: {Path.cwd()})."
-        ) from error
-    except (UnicodeDecodeError, IsADirectoryError) as error:
+        text = regular_file(filename).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{filename}: not a text file: {error}") from error
     try:
         content = yaml.load(text, Loader=Loader)
@@ -97,3 +128,26 @@ def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
             f"{filename}: the top of a configuration is a mapping of sections, not {type(content).__name__}."
         )
     return content
+
+
+def regular_file(filename: str | os.PathLike[str]) -> Path:
+    """The path of a configuration file, for reading: opening a named pipe or a device could wait without end.
+
+    Raises:
+        MissingFileError: there is no such file.
+        ConfigError: there is something else.
+    """
+    path = Path(filename)
+    if path.is_file():
+        return path
+    if path.exists():
+        kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+        raise ConfigError(f"{filename}: this is {kind}; a configuration is read from a regular file.")
+    raise MissingFileError(f"{filename}: there is no such configuration file (working folder: {_working_folder()}).")
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "deleted"
