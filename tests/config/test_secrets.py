@@ -118,6 +118,28 @@ def test_what_a_call_is_given_and_what_lies_below_a_secret_name_is_secret(tmp_pa
     }
 
 
+def test_secrets_in_lists_tuples_and_dicts_of_them_are_found(tmp_path: Path) -> None:
+    cfg = {
+        "tokens": ["plain words", ["more words", {"deep": "last words"}]],
+        "api_keys": ("plain words", {"a": ["more words"]}),
+        "hub": {"tokens": {"mine": "plain words"}},
+        "model": LazyCall(dict)(tokens=["plain words"], special_tokens=["<s>", "a mark"], stop_tokens=[2, 3]),
+        "ids": {"tokens": [1, 2, None], "rename": {"tokens": "input_ids"}},
+    }
+    assert yaml.safe_load(saved(cfg, tmp_path)) == {
+        "tokens": [MISSING, [MISSING, {"deep": MISSING}]],
+        "api_keys": [MISSING, {"a": [MISSING]}],
+        "hub": {"tokens": {"mine": MISSING}},
+        "model": {
+            "_target_": "builtins.dict",
+            "tokens": [MISSING],
+            "special_tokens": ["<s>", "a mark"],
+            "stop_tokens": [2, 3],
+        },
+        "ids": {"tokens": [1, 2, None], "rename": {"tokens": "input_ids"}},
+    }
+
+
 def test_a_file_with_a_secret_in_it_is_a_path_like_others(tmp_path: Path) -> None:
     (tmp_path / "id_rsa").write_text("-----BEGIN PRIVATE KEY-----")
     written = yaml.safe_load(saved({"part": {"private_key": str(tmp_path / "id_rsa")}}, tmp_path))

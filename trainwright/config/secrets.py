@@ -73,6 +73,7 @@ _PAIR = re.compile(
     r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<plain>[^\s"',;)}\]]+))"""
 )
 _HINTS = ("pass", "secret", "token", "key", "credential", "pwd")  # one is in the name of every pair of interest
+_INDEX = re.compile(r"(?i)tokens?(\.\d+)*$")  # the path of a number that is a token's place in a vocabulary
 _NO_SECRET = re.compile(r"[<\[].*[>\]]|\$\{.*\}|[\d.]*|(?i:none|null|true|false|\?\?\?)")
 
 _of_configs: set[str] = set()  # values that saved configurations had under secret-looking keys
@@ -178,14 +179,14 @@ def _masked(value: Any, path: str, is_secret: bool, found: _Pass) -> Any:
         below = is_secret and "_target_" not in value
         return {
             _masked_key(key, path, found): _masked(
-                child, f"{path}.{key}" if path else str(key), below or is_secret_name(str(key)), found
+                child, f"{path}.{key}" if path else str(key), below or _holds_secrets(str(key), child), found
             )
             for key, child in value.items()
         }
     if isinstance(value, list | tuple):
         return [_masked(child, f"{path}.{index}", is_secret, found) for index, child in enumerate(value)]
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    if is_secret and type(value) in (int, float) and not path.endswith("token"):  # a password of digits, not an index
+    if is_secret and type(value) in (int, float) and not _INDEX.search(path):  # a password of digits
         found.hidden.append(path)
         return MISSING
     if not isinstance(text, str) or not text:
@@ -197,6 +198,11 @@ def _masked(value: Any, path: str, is_secret: bool, found: _Pass) -> Any:
         return value
     found.hidden.append(path)
     return MISSING
+
+
+def _holds_secrets(name: str, value: Any) -> bool:
+    """Whether ``value`` is secret under the key ``name``: a list of ``tokens``, though the word alone is a column's."""
+    return is_secret_name(name) or (name.lower() == "tokens" and not isinstance(value, str))
 
 
 def _masked_key(key: Any, path: str, found: _Pass) -> Any:

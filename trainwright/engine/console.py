@@ -1,9 +1,12 @@
 """Where the log lines of this library are shown."""
 
+import functools
 import logging
 import sys
+import warnings
+from typing import Any
 
-from trainwright.config.secrets import RedactingFormatter
+from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.engine.run_folder import LOG_FORMAT
 from trainwright.events.writers.progress import ProgressAwareHandler
 from trainwright.parallel.dist import get_rank
@@ -24,3 +27,17 @@ def log_to_console() -> None:
     handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)
+    _redact_what_python_shows()
+
+
+@functools.cache  # once in a process
+def _redact_what_python_shows() -> None:
+    """Mask secrets also in warnings, and in log lines of loggers that have no handler, which Python prints itself."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(RedactingFormatter())
+    formatted = warnings.formatwarning
+
+    def formatwarning(*args: Any, **kwargs: Any) -> str:
+        return redact(formatted(*args, **kwargs))
+
+    warnings.formatwarning = formatwarning
