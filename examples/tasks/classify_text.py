@@ -3,6 +3,7 @@
     python examples/tasks/classify_text.py [--quick]
 
 The pieces that it is evaluated on come from other files than those that it is trained on.
+Needs pip install 'trainwright[texts]'.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python examples/tasks/generate_text.py [--quick]
 
 Names with underscores in the sources of Python's standard library tell the words. It is evaluated on other names than
-those that it is trained on. Needs sacrebleu and rouge_score: pip install 'trainwright[metrics]'.
+those that it is trained on. Needs pip install 'trainwright[texts,metrics]'.
 """
 
 import argparse

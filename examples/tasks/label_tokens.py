@@ -3,7 +3,7 @@
     python examples/tasks/label_tokens.py [--quick]
 
 The model sees tokens alone; the labels come from the tree that Python's parser makes of the whole file. It is evaluated
-on lines of other files than those that it is trained on. Needs seqeval: pip install 'trainwright[metrics]'.
+on lines of other files than those that it is trained on. Needs pip install 'trainwright[texts,metrics]'.
 """
 
 import argparse

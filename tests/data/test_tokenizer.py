@@ -1,6 +1,9 @@
 """TextTokenizer and HFTokenizer: ids and back, cutting, words that are split already, saving and loading."""
 
 import json
+import pickle
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import tokenizers
 import torch
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
+from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, UserError
 from trainwright.data import HFTokenizer, Preprocessor, TextTokenizer, TextTokenizerConfig
 
 TEXTS = ["def to_be(x): return x", "to be or not to be", "سلام ۱۲۳"]
@@ -37,6 +40,25 @@ def test_words_and_their_ids() -> None:
     assert tokenizer.decode([2, 4, 6, 1, 3, -100]) == ["a ,"]
     assert tokenizer.decode([[4, 1]], skip_special_tokens=False) == ["a [UNK]"]
     assert tokenizer.vocab_size == 7
+
+
+@pytest.mark.parametrize("level", ["word", "char", "byte"])
+def test_a_special_tokens_spelling_within_a_text_is_text(level: str) -> None:
+    tokenizer = TextTokenizer.train(["[BOS]"], level=level)
+    copy = pickle.loads(pickle.dumps(tokenizer))  # as worker processes get it
+    assert tokenizer.encode("[BOS]")[1:-1] == copy.encode("[BOS]")[1:-1] != [tokenizer.bos_token_id]
+    assert "".join(tokenizer.decode(copy.encode("[BOS]"))).replace(" ", "") == "[BOS]"
+
+
+def test_words_are_those_of_pythons_regular_expressions() -> None:
+    text = "ﬁne ① x² ½ नमस्ते שלום e\u0301 😀 \x1c\x1d\u2028\u00a0z_1 don't"
+    assert TextTokenizer().split(text) == re.findall(r"\w+|[^\w\s]", text)
+
+
+def test_the_package_tokenizers_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UserError, match=r"tokenizers: pip install 'trainwright\[texts\]'"):
+        TextTokenizer()
 
 
 def test_the_vocabulary_may_be_smaller() -> None:

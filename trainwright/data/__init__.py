@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from trainwright.data.dataset import register_dataset as register_dataset
     from trainwright.data.epochs import EpochSampler as EpochSampler
     from trainwright.data.errors import DataError as DataError
-    from trainwright.data.hf_tokenizer import HFTokenizer as HFTokenizer
-    from trainwright.data.hf_tokenizer import HFTokenizerConfig as HFTokenizerConfig
     from trainwright.data.image_processor import ImageProcessor as ImageProcessor
     from trainwright.data.image_processor import ImageProcessorConfig as ImageProcessorConfig
     from trainwright.data.instance import DistTensorData as DistTensorData
@@ -52,6 +50,8 @@ if TYPE_CHECKING:
     from trainwright.data.text_generation import TextGenerationDatasetConfig as TextGenerationDatasetConfig
     from trainwright.data.text_normalizer import TextNormalizer as TextNormalizer
     from trainwright.data.text_normalizer import TextNormalizerConfig as TextNormalizerConfig
+    from trainwright.data.tokenizer import HFTokenizer as HFTokenizer
+    from trainwright.data.tokenizer import HFTokenizerConfig as HFTokenizerConfig
     from trainwright.data.tokenizer import TextTokenizer as TextTokenizer
     from trainwright.data.tokenizer import TextTokenizerConfig as TextTokenizerConfig
     from trainwright.data.tokenizer import Tokenizer as Tokenizer
@@ -70,7 +70,6 @@ _NAMES_OF = {
     "dataset": "Dataset DatasetConfig register_dataset",
     "epochs": "EpochSampler",
     "errors": "DataError",
-    "hf_tokenizer": "HFTokenizer HFTokenizerConfig",
     "image_processor": "ImageProcessor ImageProcessorConfig",
     "instance": "DistTensorData Instance",
     "loaders": (
@@ -87,7 +86,7 @@ _NAMES_OF = {
     ),
     "text_generation": "TextGenerationDataset TextGenerationDatasetConfig",
     "text_normalizer": "TextNormalizer TextNormalizerConfig",
-    "tokenizer": "TextTokenizer TextTokenizerConfig Tokenizer TokenizerConfig",
+    "tokenizer": "HFTokenizer HFTokenizerConfig TextTokenizer TextTokenizerConfig Tokenizer TokenizerConfig",
 }
 
 __all__ = ["collate", "to_batch", *" ".join(_NAMES_OF.values()).split()]

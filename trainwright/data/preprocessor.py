@@ -177,7 +177,7 @@ _OWN = {
     "audio_feature_extractor": "trainwright.data.audio_features",
     "image_processor": "trainwright.data.image_processor",
     "text_tokenizer": "trainwright.data.tokenizer",
-    "hf_tokenizer": "trainwright.data.hf_tokenizer",
+    "hf_tokenizer": "trainwright.data.tokenizer",
     "text_normalizer": "trainwright.data.text_normalizer",
 }
 _registry: Registry[Preprocessor] = Registry("preprocessor", PreprocessorConfig, _OWN)

@@ -1,12 +1,11 @@
-"""Tokenizers: texts to the ids of their tokens, and back.
+"""Tokenizers: texts to the ids of their tokens, and back, by the package tokenizers.
 
-`TextTokenizer` splits into words, characters or bytes and needs nothing else. `HFTokenizer` is what the tokenizers
-library, or transformers, has trained. Both are used alike.
+`TextTokenizer` splits into words, characters or bytes; `HFTokenizer` is one that the tokenizers library, or
+transformers, has trained. Both are used alike.
 """
 
 import collections
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +13,24 @@ from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
+from trainwright.checkpoint.files import PathLike, atomic_write
+from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, UserError
 from trainwright.data.padding import pad, pad_mask
 from trainwright.data.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 VOCABULARY = "vocabulary.json"
-_WORDS = re.compile(r"\w+|[^\w\s]")
+_FILE = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"  # transformers' own
 _LEVELS = ("word", "char", "byte")
+# Python's \w+|[^\w\s] in the terms of the library, whose \w takes combining marks as well.
+_WORDS = r"[\p{L}\p{N}_]+|[^\p{L}\p{N}_\s\x{1c}-\x{1f}]"
+# Names of special tokens in transformers, and their usual texts.
+_USUAL = {
+    "pad_token": (["pad_token"], ["[PAD]", "<pad>", "<|padding|>", "<|endoftext|>"]),
+    "unk_token": (["unk_token"], ["[UNK]", "<unk>"]),
+    "bos_token": (["bos_token", "cls_token"], ["[BOS]", "<s>", "<bos>", "[CLS]", "<|endoftext|>"]),
+    "eos_token": (["eos_token", "sep_token"], ["[EOS]", "</s>", "<eos>", "[SEP]", "<|endoftext|>"]),
+}
 
 
 @dataclass
@@ -45,9 +54,13 @@ class TokenizerConfig(PreprocessorConfig):
 
 
 class Tokenizer(Preprocessor):
-    """Base of tokenizers: ``tokenizer(texts)`` gives ``{"token_ids", "attention_mask"}``, ``decode(ids)`` the texts."""
+    """Base of tokenizers: ``tokenizer(texts)`` gives ``{"token_ids", "attention_mask"}``, ``decode(ids)`` the texts.
+
+    A subclass sets ``_tokenizer``, a `tokenizers.Tokenizer`, or overrides the methods that use it.
+    """
 
     kind = "tokenizer"
+    _tokenizer: Any
 
     def __call__(
         self,
@@ -75,13 +88,15 @@ class Tokenizer(Preprocessor):
 
     def encode(self, text: str, *, max_length: int | None = None, add_special_tokens: bool = True) -> list[int]:
         """The ids of one text."""
-        raise NotImplementedError
+        ids: list[int] = self._encoding(text, max_length, add_special_tokens).ids
+        return ids
 
     def encode_words(
         self, words: Sequence[str], *, max_length: int | None = None
     ) -> tuple[list[int], list[int | None]]:
-        """The ids of a text that is split already, and for each id the number of its word (None: a special token)."""
-        raise NotImplementedError
+        """The ids of a text that is split already, and for each id the index of its word (None: a special token)."""
+        encoding = self._encoding(list(words), max_length, True)
+        return encoding.ids, encoding.word_ids
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> list[str]:
         """The texts of ids (B, L), or of one text's (L,). Negative ids, the padding of labels, are left out."""
@@ -91,16 +106,18 @@ class Tokenizer(Preprocessor):
         return [self.decode_one(row, skip_special_tokens) for row in kept]
 
     def decode_one(self, ids: list[int], skip_special_tokens: bool) -> str:
-        raise NotImplementedError
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     def token_id(self, token: str | None) -> int | None:
-        """The id of a token; None if the vocabulary has it not."""
-        raise NotImplementedError
+        """The id of a token; None if the vocabulary does not have it."""
+        return None if token is None else self._tokenizer.token_to_id(token)
 
     @property
     def vocab_size(self) -> int:
         """Ids are 0 to this, without it."""
-        raise NotImplementedError
+        size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return size
 
     @property
     def pad_token_id(self) -> int:
@@ -118,6 +135,23 @@ class Tokenizer(Preprocessor):
     @property
     def eos_token_id(self) -> int | None:
         return self.token_id(self.config.eos_token)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config!r}, <vocabulary of {self.vocab_size}>)"
+
+    def _limit(self, max_length: int | None, num_special: int) -> int | None:
+        """The number of tokens that fit beside the special ones; None: all."""
+        limit = self.config.max_length if max_length is None else max_length
+        return None if limit is None else max(0, limit - num_special)
+
+    def _encoding(self, text: str | list[str], max_length: int | None, add_special_tokens: bool) -> Any:
+        # encode, not encode_batch: its threads do not survive in forked workers.
+        encoding = self._tokenizer.encode(text, is_pretokenized=isinstance(text, list), add_special_tokens=False)
+        num_special = self._tokenizer.num_special_tokens_to_add(False) if add_special_tokens else 0
+        limit = self._limit(max_length, num_special)
+        if limit is not None:
+            encoding.truncate(limit)
+        return self._tokenizer.post_process(encoding, None, add_special_tokens)
 
 
 @dataclass
@@ -163,14 +197,16 @@ class TextTokenizer(Tokenizer):
         self, config: TextTokenizerConfig | None = None, vocabulary: Sequence[str] = (), **overrides: Any
     ) -> None:
         super().__init__(config, **overrides)
-        special = [getattr(self.config, f"{name}_token") for name in ("pad", "unk", "bos", "eos")]
-        self._special = list(dict.fromkeys(token for token in special if token is not None))
-        if self.config.level == "byte" and vocabulary:
+        level = self.config.level
+        if level == "byte" and vocabulary:
             raise ConfigError("TextTokenizer: bytes need no vocabulary.")
-        self.vocabulary = [] if self.config.level == "byte" else list(vocabulary)
-        self._ids = {token: number for number, token in enumerate([*self._special, *self.vocabulary])}
-        if len(self._ids) != len(self._special) + len(self.vocabulary):
+        self.vocabulary = list(vocabulary)
+        self._special = list(dict.fromkeys(getattr(self.config, name) for name in _USUAL))
+        tokens = [*self._special, *(_byte_characters() if level == "byte" else self.vocabulary)]
+        ids = {token: number for number, token in enumerate(tokens)}
+        if len(ids) != len(tokens):
             raise ConfigError("TextTokenizer.vocabulary: a token occurs twice, or is a special token.")
+        self._tokenizer = _tokenizer_of(level, ids, self.config.unk_token)
 
     @classmethod
     def train(
@@ -184,62 +220,42 @@ class TextTokenizer(Tokenizer):
         """A tokenizer whose vocabulary is the tokens of ``texts``, the most frequent first, ties by code points.
 
         Args:
-            texts: as they are, or as lists of their words, for what will be encoded by ``encode_words``.
-            vocab_size: at most so many, with the special ones; None means all.
-            min_frequency: only those that occur so often.
+            texts: strings, or lists of words, for texts that `encode_words` will encode.
+            vocab_size: the largest vocabulary, special tokens included; None means no limit.
+            min_frequency: tokens that occur less often are left out.
             fields: of `TextTokenizerConfig`, for example ``level="char"``.
         """
         empty = cls(TextTokenizerConfig(**fields))
         if empty.config.level == "byte":
             return empty
         counts = collections.Counter(token for text in texts for token in empty._tokens(text))
-        often = [token for token, count in counts.items() if count >= min_frequency and token not in empty._ids]
+        often = [token for token, count in counts.items() if count >= min_frequency and token not in empty._special]
         often.sort(key=lambda token: (-counts[token], token))
         room = None if vocab_size is None else max(0, vocab_size - len(empty._special))
         return cls(empty.config, often[:room])
 
     def split(self, text: str) -> list[str]:
         """The tokens of a text, known or not; of level "byte" the bytes as characters."""
-        if not isinstance(text, str):
-            raise ConfigTypeError(f"TextTokenizer: got {type(text).__name__}; a text is wanted.")
-        text = text.lower() if self.config.lowercase else text
+        text = self._checked(text)
         if self.config.level == "word":
-            return _WORDS.findall(text)
+            return [token for token, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
         return list(text) if self.config.level == "char" else list(text.encode().decode("latin-1"))
 
     def encode(self, text: str, *, max_length: int | None = None, add_special_tokens: bool = True) -> list[int]:
-        ids = [self._id(token) for token in self.split(text)]
         begin, end = self._frame() if add_special_tokens else ([], [])
-        return [*begin, *self._cut(ids, max_length, len(begin) + len(end)), *end]
+        return [*begin, *self._ids(text)[: self._limit(max_length, len(begin) + len(end))], *end]
 
     def encode_words(
         self, words: Sequence[str], *, max_length: int | None = None
     ) -> tuple[list[int], list[int | None]]:
-        pairs = [(self._id(token), n) for n, word in enumerate(words) for token in self._pieces(word)]
         begin, end = self._frame()
-        pairs = self._cut(pairs, max_length, len(begin) + len(end))
+        pairs = [(number, index) for index, word in enumerate(words) for number in self._ids_of_word(word)]
+        pairs = pairs[: self._limit(max_length, len(begin) + len(end))]
         ids = [*begin, *(number for number, _ in pairs), *end]
-        return ids, [*[None] * len(begin), *(word for _, word in pairs), *[None] * len(end)]
+        return ids, [*[None] * len(begin), *(index for _, index in pairs), *[None] * len(end)]
 
     def decode_one(self, ids: list[int], skip_special_tokens: bool) -> str:
-        first = len(self._special)
-        if self.config.level == "byte":
-            kept = [
-                bytes([i - first]) if i >= first else self._special[i].encode()
-                for i in ids
-                if i >= first or not skip_special_tokens
-            ]
-            return b"".join(kept).decode("utf-8", errors="replace")
-        tokens = [*self._special, *self.vocabulary]
-        kept_tokens = [tokens[i] for i in ids if i < len(tokens) and (i >= first or not skip_special_tokens)]
-        return (" " if self.config.level == "word" else "").join(kept_tokens)
-
-    def token_id(self, token: str | None) -> int | None:
-        return None if token is None else self._ids.get(token)
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._ids) + (256 if self.config.level == "byte" else 0)
+        return super().decode_one([i for i in ids if not skip_special_tokens or i >= len(self._special)], False)
 
     def save_files(self, folder: Path) -> None:
         if self.config.level != "byte":
@@ -249,55 +265,148 @@ class TextTokenizer(Tokenizer):
     def from_files(cls, config: Any, folder: Path) -> Self:
         if config.level == "byte":
             return cls(config)
-        try:
-            vocabulary = json.loads((folder / VOCABULARY).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise MissingFileError(
-                f"{folder / VOCABULARY}: the tokenizer's vocabulary, a JSON list, is missing."
-            ) from error
-        except ValueError as error:
-            raise ConfigError(f"{folder / VOCABULARY}: not valid JSON: {error}") from error
+        vocabulary = _read_json(folder / VOCABULARY)
+        if vocabulary is None:
+            raise MissingFileError(f"{folder / VOCABULARY}: the tokenizer's vocabulary, a JSON list, is missing.")
         return cls(config, vocabulary)
 
-    def __repr__(self) -> str:
-        return f"TextTokenizer({self.config!r}, <vocabulary of {self.vocab_size}>)"
+    def _checked(self, text: str) -> str:
+        if not isinstance(text, str):
+            raise ConfigTypeError(f"TextTokenizer: got {type(text).__name__}; it must be a text.")
+        # Python's lower: the library's knows no final sigma.
+        return text.lower() if self.config.lowercase else text
 
     def _tokens(self, text: str | Sequence[str]) -> list[str]:
-        """The tokens of a text, or of one that is split into words already."""
-        if isinstance(text, list | tuple):
-            return [token for word in text if word for token in self._pieces(word)]
-        return self.split(text)  # type: ignore[arg-type]  # refuses what is no text
+        """The tokens of a text, or of one that is split into words already, which stay as they are."""
+        if not isinstance(text, list | tuple):
+            return self.split(text)  # type: ignore[arg-type]  # refuses what is no text
+        words = [self._checked(word) for word in text if word]
+        return words if self.config.level == "word" else [token for word in words for token in self.split(word)]
 
-    def _pieces(self, word: str) -> list[str]:
-        # A word that is given as one stays one, as `import_module` of Python's tokens; empty ones are unknown.
-        if self.config.level == "word":
-            return [word.lower() if self.config.lowercase else word]
-        return self.split(word) or [""]
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(self._checked(text), add_special_tokens=False).ids
+        return ids
 
-    def _id(self, token: str) -> int:
-        if self.config.level == "byte":
-            return len(self._special) + ord(token) if token else self._unknown()
-        return self._ids[token] if token in self._ids else self._unknown()
-
-    def _unknown(self) -> int:
-        if self.unk_token_id is None:
-            raise ConfigError(
-                "TextTokenizer: a text has tokens that the vocabulary has not, and there is no unk_token."
-            )
-        return self.unk_token_id
+    def _ids_of_word(self, word: str) -> list[int]:
+        unknown = self._special_id("unk_token")
+        if self.config.level != "word":
+            return self._ids(word) or [unknown]
+        number = self.token_id(self._checked(word))
+        return [unknown if number is None else number]
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        begin = [] if self.bos_token_id is None or not self.config.add_bos else [self.bos_token_id]
-        end = [] if self.eos_token_id is None or not self.config.add_eos else [self.eos_token_id]
-        return begin, end
+        """The special tokens before and after a text."""
+        config = self.config
+        return [self._special_id("bos_token")] * config.add_bos, [self._special_id("eos_token")] * config.add_eos
 
-    def _cut(self, items: list[Any], max_length: int | None, num_special: int) -> list[Any]:
-        return cut(items, self.config.max_length if max_length is None else max_length, num_special)
+    def _special_id(self, field: str) -> int:
+        return self._special.index(getattr(self.config, field))  # they come first
 
 
-def cut(items: list[Any], max_length: int | None, num_special: int) -> list[Any]:
-    """As many of ``items`` as fit beside the special tokens."""
-    return items if max_length is None else items[: max(0, max_length - num_special)]
+@dataclass
+class HFTokenizerConfig(TokenizerConfig):
+    """Special tokens that are None are those of transformers' ``tokenizer_config.json``, or the usual ones."""
+
+    name = "hf_tokenizer"
+
+
+@register_preprocessor("hf_tokenizer", config_class=HFTokenizerConfig)
+class HFTokenizer(Tokenizer):
+    """A `tokenizers.Tokenizer`, used as all tokenizers here. ``tokenizer`` may be a transformers' fast one as well.
+
+    Which special tokens begin and end a text is the tokenizer's own affair (its post-processor).
+    """
+
+    def __init__(self, config: HFTokenizerConfig | None = None, tokenizer: Any = None, **overrides: Any) -> None:
+        if tokenizer is None:
+            raise ConfigError("HFTokenizer: tokenizer= is missing; HFTokenizer.from_file('tokenizer.json') reads one.")
+        super().__init__(config, **overrides)
+        inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        # A copy: lengths are this class's business, and the caller's keeps its own settings.
+        self._tokenizer: Any = type(inner).from_str(inner.to_str())
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        for field, (names, usual) in _USUAL.items():
+            if getattr(self.config, field) is None:
+                candidates = [*(getattr(tokenizer, name, None) for name in names), *usual]
+                found = next((c for c in candidates if isinstance(c, str) and self.token_id(c) is not None), None)
+                setattr(self.config, field, found)
+
+    @classmethod
+    def from_file(cls, path: PathLike, **fields: Any) -> Self:
+        """The tokenizer in a ``tokenizer.json``; ``fields`` are those of `HFTokenizerConfig`."""
+        return cls(HFTokenizerConfig(**fields), _read(Path(path)))
+
+    def save_files(self, folder: Path) -> None:
+        atomic_write(folder / _FILE, self._tokenizer.to_str(pretty=True).encode())
+
+    @classmethod
+    def from_files(cls, config: Any, folder: Path) -> Self:
+        fields = {field: getattr(config, field) for field in _USUAL}
+        settings = _special_tokens(folder / _SETTINGS)
+        for field, (names, _) in _USUAL.items():
+            if fields[field] is None:
+                fields[field] = next((settings[name] for name in names if name in settings), None)
+        return cls(config, _read(folder / _FILE), **fields)
+
+
+def _read(path: Path) -> Any:
+    tokenizers = _library()
+    if not path.is_file():
+        raise MissingFileError(f"{path}: there is no such tokenizer file.")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library's own, which is a plain Exception
+        raise ConfigError(f"{path}: is no file of the tokenizers library: {error}") from error
+
+
+def _special_tokens(path: Path) -> dict[str, str]:
+    """Names and texts of special tokens in transformers' settings; a token may be a mapping with its ``content``."""
+    settings = _read_json(path) or {}
+    tokens = {
+        name: v.get("content") if isinstance(v, dict) else v for name, v in settings.items() if name.endswith("_token")
+    }
+    return {name: token for name, token in tokens.items() if isinstance(token, str)}
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise UserError("Tokenizers need the package tokenizers: pip install 'trainwright[texts]'.") from error
+    return tokenizers
+
+
+def _tokenizer_of(level: str, ids: dict[str, int], unk_token: str) -> Any:
+    """A tokenizer that looks tokens up. It knows no special ones: their spelling within a text is text."""
+    library = _library()
+    if level == "word":
+        tokenizer = library.Tokenizer(library.models.WordLevel(ids, unk_token))
+        tokenizer.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_WORDS), "removed", invert=True)
+    else:  # byte pairs without merges are characters
+        tokenizer = library.Tokenizer(library.models.BPE(ids, [], unk_token=unk_token))
+        tokenizer.decoder = library.decoders.Fuse()
+    if level == "byte":
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_characters() -> list[str]:
+    """The characters that stand for bytes 0 to 255 in the library: printable ones themselves, others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _read_json(path: Path) -> Any:
+    """The content of a JSON file; None if there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
 
 
 def check_max_length(config: Any) -> None:
