@@ -1,5 +1,6 @@
-"""BERT, against the one of transformers; its heads for texts and for tokens."""
+"""BERT by transformers: its names, its outputs, its heads for texts and for tokens."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.data.tokenizer import TextTokenizer
 from trainwright.models import (
     Bert,
@@ -148,3 +149,16 @@ def test_a_config_that_makes_no_network_is_an_error(fields: dict[str, Any], mess
 def test_a_text_with_more_tokens_than_positions_is_an_error(classifier: BertTextClassification) -> None:
     with pytest.raises(ConfigError, match=r"13 tokens, the model has positions for 12 .*max_length"):
         classifier(torch.ones(1, 13, dtype=torch.int64))
+
+
+def test_the_package_transformers_is_named_where_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"transformers: pip install 'trainwright\[texts\]'"):
+        Bert(BertConfig(**SMALL))
+
+
+def test_no_mask_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a GPU each such read waits for all that was launched before it."""
+    model = Bert(BertConfig(**SMALL))
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: pytest.fail("a tensor was read on the host"))
+    model(TOKENS, MASK)

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from trainwright.models import vit as vit
     from trainwright.models.bert import Bert as Bert
     from trainwright.models.bert import BertConfig as BertConfig
-    from trainwright.models.bert_tasks import BertSequenceLabeling as BertSequenceLabeling
-    from trainwright.models.bert_tasks import BertSequenceLabelingConfig as BertSequenceLabelingConfig
-    from trainwright.models.bert_tasks import BertTextClassification as BertTextClassification
-    from trainwright.models.bert_tasks import BertTextClassificationConfig as BertTextClassificationConfig
+    from trainwright.models.bert import BertSequenceLabeling as BertSequenceLabeling
+    from trainwright.models.bert import BertSequenceLabelingConfig as BertSequenceLabelingConfig
+    from trainwright.models.bert import BertTextClassification as BertTextClassification
+    from trainwright.models.bert import BertTextClassificationConfig as BertTextClassificationConfig
     from trainwright.models.card import ModelCard as ModelCard
     from trainwright.models.config import ModelConfig as ModelConfig
     from trainwright.models.crnn import CRNNImage2Text as CRNNImage2Text
@@ -35,8 +35,8 @@ _NAMES_OF = {
     "registry": "register_model build_model",
     "folder": "init_weights model_files",
     "crnn": "CRNNImage2Text CRNNImage2TextConfig",
-    "bert": "Bert BertConfig",
-    "bert_tasks": "BertTextClassification BertTextClassificationConfig BertSequenceLabeling BertSequenceLabelingConfig",
+    "bert": "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling"
+    " BertSequenceLabelingConfig",
     "speech": "CTCSpeechRecognition CTCSpeechRecognitionConfig",
     "gpt": "GPTTextGeneration GPTTextGenerationConfig",
     "card": "ModelCard",

@@ -1,27 +1,25 @@
-"""BERT (Devlin et al. 2018), a bidirectional encoder of texts. Its weights have the names that published ones have.
+"""BERT (Devlin et al. 2018), a bidirectional encoder of texts, by transformers; alone, and with a head for tasks.
 
-B batch, L tokens (padded), D hidden_size, N heads, H features of a head.
+B batch, L tokens (padded), D hidden_size, C labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
-from trainwright.models.config import ModelConfig, check_positive, check_share
+from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
+from trainwright.models.config import ModelConfig, check_heads, check_length, check_positive, check_share, settle_labels
 from trainwright.models.model import Model
+from trainwright.models.outputs import ModelOutput
 from trainwright.models.registry import register_model
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu}
 
 
 @dataclass
 class BertConfig(ModelConfig):
-    """What a BERT is made of; the defaults are those of the "base" size.
+    """Sizes of a BERT; the defaults are those of the "base" size.
 
     Args:
         vocab_size: how many tokens there are.
@@ -55,162 +53,159 @@ class BertConfig(ModelConfig):
         check_positive(self, *sizes, "max_position_embeddings", "type_vocab_size")
         check_share(self, "hidden_dropout_prob", "attention_probs_dropout_prob")
         check_heads(self)
-        if self.hidden_act not in _ACTIVATIONS:
+        if self.hidden_act not in ("gelu", "relu"):
             raise ConfigError(f"{type(self).__name__}.hidden_act: got {self.hidden_act!r}; allowed: gelu, relu.")
 
 
-def check_heads(config: ModelConfig) -> None:
-    """Raise ConfigError if the heads do not share the hidden features evenly."""
-    size, heads = config["hidden_size"], config["num_attention_heads"]
-    if size % heads:
-        raise ConfigError(
-            f"{type(config).__name__}: hidden_size {size} is not a multiple of num_attention_heads {heads}."
-        )
+@dataclass
+class BertTextClassificationConfig(BertConfig):
+    """A `BertConfig`, and ``id2label``: the labels by id."""
+
+    name = "bert_text_classification"
+
+    id2label: Mapping[int, str] | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.id2label = settle_labels(self.id2label, type(self).__name__)
 
 
-@register_model("bert", config_class=BertConfig)
-class Bert(Model):
-    """The encoder alone: a base, whose weights others begin with."""
+@dataclass
+class BertSequenceLabelingConfig(BertTextClassificationConfig):
+    """A `BertConfig`, and ``id2label``: the labels of tokens by id, such as "O", "B-PER", "I-PER"."""
+
+    name = "bert_sequence_labeling"
+
+
+class _Bert(Model):
+    """A `transformers.BertModel` as ``bert``: weights have the names of published ones."""
 
     preprocessor_kind = "tokenizer"
     base_model_prefix = "bert"
     skip_keys_on_load = ("bert.embeddings.position_ids",)  # 0, 1, 2, ..., which older files carry
+    has_pooler: ClassVar[bool] = True
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.bert = BertEncoder(self.config)
+        try:
+            import transformers
+        except ImportError as error:
+            raise UserError("BERT needs the package transformers: pip install 'trainwright[texts]'.") from error
+        sizes = {field: getattr(self.config, field) for field in BertConfig.__dataclass_fields__}
+        make_settings: Any = transformers.BertConfig  # whose signature its types do not know in full
+        settings = make_settings(**sizes, attn_implementation="sdpa")
+        self.bert = transformers.BertModel(settings, add_pooling_layer=self.has_pooler)
+
+    def _encode(self, token_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:
+        """Features (B, L, D) of the tokens, and (B, D) of the first one, if there is a pooler.
+
+        Raises:
+            ConfigError: a text has more tokens than positions.
+        """
+        check_length(token_ids.shape[1], self.config.max_position_embeddings)
+        # Of a mask of two dimensions transformers reads on the host whether it hides a token: a GPU would wait.
+        mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+        return self.bert(input_ids=token_ids, attention_mask=mask, token_type_ids=token_type_ids, return_dict=False)
+
+
+@register_model("bert", config_class=BertConfig)
+class Bert(_Bert):
+    """The encoder alone: a base, from whose weights others start."""
 
     def forward(
         self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
         """``hidden_states`` (B, L, D) of the tokens and ``pooled`` (B, D) of the first one."""
-        hidden_BLD, pooled_BD = self.bert(token_ids, attention_mask, token_type_ids)
+        hidden_BLD, pooled_BD = self._encode(token_ids, attention_mask, token_type_ids)
         return {"hidden_states": hidden_BLD, "pooled": pooled_BD}
 
 
-class BertEncoder(nn.Module):
-    """Tokens to features. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding; None means no padding."""
+class _BertWithHead(_Bert):
+    def __init__(self, config: BertTextClassificationConfig, **kwargs: Any) -> None:
+        super().__init__(config, **kwargs)
+        self.dropout = nn.Dropout(self.config.hidden_dropout_prob)
+        self.classifier = nn.Linear(self.config.hidden_size, len(self.config.id2label))
+        nn.init.normal_(self.classifier.weight, std=self.config.initializer_range)
+        nn.init.zeros_(self.classifier.bias)
 
-    def __init__(self, config: BertConfig, *, has_pooler: bool = True) -> None:
-        super().__init__()
-        self.embeddings = _Embeddings(config)
-        self.encoder = _Stack(config)
-        self.pooler = _Dense(config.hidden_size, config.hidden_size, torch.tanh) if has_pooler else None
-        self.apply(lambda module: _init(module, config.initializer_range))
+
+@register_model("bert_text_classification", config_class=BertTextClassificationConfig)
+class BertTextClassification(_BertWithHead):
+    """One label for a text: ``token_ids`` (B, L) to ``logits`` (B, C)."""
 
     def forward(
-        self, token_ids_BL: Tensor, attention_mask_BL: Tensor | None = None, token_type_ids_BL: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Features (B, L, D) of all tokens, and (B, D) of the first one if there is a pooler.
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Scores of the labels. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding."""
+        _, pooled_BD = self._encode(token_ids, attention_mask, token_type_ids)
+        return {"logits": self.classifier(self.dropout(pooled_BD))}
 
-        Raises:
-            ConfigError: a text has more tokens than positions.
+    def post_process(self, outputs: Any) -> list[ModelOutput]:
+        """``label`` and ``score``, its probability, for each text; of ids of labels (B,) the label alone.
+
+        Negative ids, which stand for no label, are left out.
         """
-        mask = None if attention_mask_BL is None else attention_mask_BL[:, None, None, :].bool()
-        hidden_BLD = self.encoder(self.embeddings(token_ids_BL, token_type_ids_BL), mask)
-        return hidden_BLD, None if self.pooler is None else self.pooler(hidden_BLD[:, 0])
+        scores = _scores(outputs, classes_dim=2)
+        if scores is None:
+            return [ModelOutput(label=self.config.id2label[i]) for i in _ids(outputs).flatten().tolist() if i >= 0]
+        best = scores.float().softmax(dim=-1).max(dim=-1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [ModelOutput(label=self.config.id2label[i], score=score) for i, score in pairs]
 
 
-class _Embeddings(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+@register_model("bert_sequence_labeling", config_class=BertSequenceLabelingConfig)
+class BertSequenceLabeling(_BertWithHead):
+    """A label for each token: ``token_ids`` (B, L) to ``logits`` (B, L, C). Labels of -100 do not count."""
 
-    def forward(self, token_ids_BL: Tensor, token_type_ids_BL: Tensor | None) -> Tensor:
-        length = token_ids_BL.shape[1]
-        check_length(length, self.position_embeddings.num_embeddings)
-        if token_type_ids_BL is None:
-            token_type_ids_BL = torch.zeros_like(token_ids_BL)
-        embedded_BLD = self.word_embeddings(token_ids_BL) + self.token_type_embeddings(token_type_ids_BL)
-        x: Tensor = self.dropout(self.LayerNorm(embedded_BLD + self.position_embeddings.weight[:length]))
-        return x
+    has_pooler = False
 
+    def forward(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Scores of the labels. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding."""
+        hidden_BLD, *_ = self._encode(token_ids, attention_mask, token_type_ids)
+        return {"logits": self.classifier(self.dropout(hidden_BLD))}
 
-class _Stack(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.layer = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+    def post_process(
+        self, outputs: Any, attention_mask: Tensor | None = None, token_ids: Tensor | None = None
+    ) -> list[ModelOutput]:
+        """``labels``, a list of a label for each token, for each text: from outputs, or from ids of labels (B, L).
 
-    def forward(self, x_BLD: Tensor, mask: Tensor | None) -> Tensor:
-        for layer in self.layer:
-            x_BLD = layer(x_BLD, mask)
-        return x_BLD
+        Left out are negative ids, padding by ``attention_mask``, and the tokens of ``token_ids`` that begin and end a
+        text, if the model has a tokenizer to tell them by.
+        """
+        scores = _scores(outputs, classes_dim=3)
+        ids_BL = _ids(outputs) if scores is None else scores.argmax(dim=-1)
+        if attention_mask is not None:
+            ids_BL = ids_BL.masked_fill(attention_mask == 0, -100)
+        if token_ids is not None and self.preprocessor is not None:
+            ids_BL = ids_BL.masked_fill(self._is_frame(token_ids), -100)
+        id2label = self.config.id2label
+        return [ModelOutput(labels=[id2label[i] for i in row if i >= 0]) for row in ids_BL.tolist()]
 
-
-class _Layer(nn.Module):
-    """Attention, then two dense layers; each is added to what goes in and normalized after that."""
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        self.attention = _Attention(config)
-        activation = _ACTIVATIONS[config.hidden_act]
-        self.intermediate = _Dense(config.hidden_size, config.intermediate_size, activation)
-        self.output = _Output(config.intermediate_size, config)
-
-    def forward(self, x_BLD: Tensor, mask: Tensor | None) -> Tensor:
-        x_BLD = self.attention(x_BLD, mask)
-        y: Tensor = self.output(self.intermediate(x_BLD), x_BLD)
-        return y
+    def _is_frame(self, token_ids: Tensor) -> Tensor:
+        """Which tokens (B, L) begin or end a text: nobody has written them."""
+        tokenizer = self._part("tokenizer")
+        frame = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")} - {None}
+        return torch.isin(token_ids, torch.tensor(sorted(frame), dtype=token_ids.dtype, device=token_ids.device))
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__()
-        size = config.hidden_size
-        self.self = nn.ModuleDict({name: nn.Linear(size, size) for name in ("query", "key", "value")})
-        self.output = _Output(config.hidden_size, config)
-        self._num_heads = config.num_attention_heads
-        self._dropout = config.attention_probs_dropout_prob
+def _scores(outputs: Any, *, classes_dim: int) -> Tensor | None:
+    """The scores of classes in a model's outputs; None of what is ids.
 
-    def forward(self, x_BLD: Tensor, mask: Tensor | None) -> Tensor:
-        parts = [linear(x_BLD).unflatten(-1, (self._num_heads, -1)) for linear in self.self.values()]
-        q, k, v = (part.transpose(1, 2) for part in parts)
-        dropout = self._dropout if self.training else 0.0
-        y_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        y: Tensor = self.output(y_BNLH.transpose(1, 2).flatten(2), x_BLD)
-        return y
+    Raises:
+        ConfigTypeError: it is neither.
+    """
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits")
+    if isinstance(outputs, Tensor) and outputs.is_floating_point() and outputs.dim() == classes_dim:
+        return outputs
+    if isinstance(outputs, list | tuple) or (isinstance(outputs, Tensor) and not outputs.is_floating_point()):
+        return None
+    got = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+    raise ConfigTypeError(f"post_process: got {got}; it takes the model's outputs with 'logits', or ids of labels.")
 
 
-class _Dense(nn.Module):
-    def __init__(self, in_features: int, out_features: int, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.dense = nn.Linear(in_features, out_features)
-        self._activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._activation(self.dense(x))
-
-
-class _Output(nn.Module):
-    def __init__(self, in_features: int, config: BertConfig) -> None:
-        super().__init__()
-        self.dense = nn.Linear(in_features, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, x: Tensor, residual_BLD: Tensor) -> Tensor:
-        y: Tensor = self.LayerNorm(self.dropout(self.dense(x)) + residual_BLD)
-        return y
-
-
-def check_length(length: int, limit: int) -> None:
-    """Raise ConfigError if a text has more tokens than the model has positions."""
-    if length > limit:
-        raise ConfigError(
-            f"token_ids: a text has {length} tokens, the model has positions for {limit} (max_position_embeddings). "
-            "Give the dataset or the tokenizer a max_length."
-        )
-
-
-def _init(module: nn.Module, deviation: float) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=deviation)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-        with torch.no_grad():
-            module.weight[module.padding_idx].zero_()
+def _ids(outputs: Any) -> Tensor:
+    outputs = outputs["logits"] if isinstance(outputs, Mapping) else outputs
+    return outputs if isinstance(outputs, Tensor) else torch.as_tensor(outputs)

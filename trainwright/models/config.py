@@ -103,3 +103,21 @@ def check_share(config: YamlConfig, *names: str) -> None:
     ]
     if faults:
         raise ConfigError("\n".join(faults))
+
+
+def check_heads(config: ModelConfig) -> None:
+    """Raise ConfigError if the heads do not share the hidden features evenly."""
+    size, heads = config["hidden_size"], config["num_attention_heads"]
+    if size % heads:
+        raise ConfigError(
+            f"{type(config).__name__}: hidden_size {size} is not a multiple of num_attention_heads {heads}."
+        )
+
+
+def check_length(length: int, limit: int) -> None:
+    """Raise ConfigError if a text has more tokens than the model has positions."""
+    if length > limit:
+        raise ConfigError(
+            f"token_ids: a text has {length} tokens, the model has positions for {limit} (max_position_embeddings). "
+            "Give the dataset or the tokenizer a max_length."
+        )

@@ -12,8 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.models.bert import check_heads, check_length
-from trainwright.models.config import ModelConfig, check_positive, check_share, settle_characters
+from trainwright.models.config import (
+    ModelConfig,
+    check_heads,
+    check_length,
+    check_positive,
+    check_share,
+    settle_characters,
+)
 from trainwright.models.model import Model
 from trainwright.models.outputs import ModelOutput
 from trainwright.models.registry import register_model

@@ -14,8 +14,8 @@ M = TypeVar("M", bound="type[Model]")
 _OWN = {
     "crnn_image2text": "trainwright.models.crnn",
     "bert": "trainwright.models.bert",
-    "bert_text_classification": "trainwright.models.bert_tasks",
-    "bert_sequence_labeling": "trainwright.models.bert_tasks",
+    "bert_text_classification": "trainwright.models.bert",
+    "bert_sequence_labeling": "trainwright.models.bert",
     "ctc_speech_recognition": "trainwright.models.speech",
     "gpt_text_generation": "trainwright.models.gpt",
 }
