@@ -1,20 +1,30 @@
 """A run's folder is opened only when nothing can be lost by it."""
 
+import json
 import logging
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from trainwright.checkpoint.files import is_temporary
 from trainwright.config.errors import ConfigError
-from trainwright.engine.run_folder import EARLIER_RUNS, RunFolder, keep_other_version
+from trainwright.engine.run_folder import EARLIER_RUNS, RunFolder
 
 CONFIG = OmegaConf.create({"train": {"resume": True, "seed": 1}})
 logger = logging.getLogger("trainwright.test")
+WRITTEN = {  # by a run of a version that kept no list
+    "config.yaml": "train: {seed: 1, consumed_train_samples: 0}\n",
+    "events.out.tfevents.1.vm.2": "\x18\0\0\0\0\0\0\0....\x09....brain.Event:2",
+    "last_checkpoint": "model_final",
+    "log.txt": "[2025-01-01 00:00:00 trainwright.engine INFO] an earlier line\n",
+    "metrics.json": '{"iteration": 9}\n',
+}
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +41,8 @@ def earlier_run(folder: Path) -> dict[str, str]:
     (folder / "model_0000009").mkdir()
     (folder / "model_0000009" / "manifest.json").write_text("{}")
     (folder / "model_final").symlink_to("model_0000009")
-    for name in ("metrics.json", "log.txt", "config.yaml", "last_checkpoint", "events.out.tfevents.1.vm.2"):
-        (folder / name).write_text(name)
+    for name, content in WRITTEN.items():
+        (folder / name).write_text(content)
     return contents(folder)
 
 
@@ -72,7 +82,9 @@ def test_opening_moves_the_earlier_run_aside_with_its_links_and_nothing_else(tmp
     folder.prepare(CONFIG)
     folder.open()
     folder.close()
-    assert contents(tmp_path / EARLIER_RUNS / "001") == before
+    moved = contents(tmp_path / EARLIER_RUNS / "001")
+    assert json.loads(moved.pop(".trainwright.json"))["files"] == sorted(WRITTEN)
+    assert moved == before
     assert (tmp_path / EARLIER_RUNS / "001" / "model_final" / "manifest.json").is_file()  # the link still leads there
     assert (tmp_path / "notes.md").read_text() == "mine"
     assert (tmp_path / "model_zoo").is_dir()
@@ -97,9 +109,9 @@ def test_a_resumed_run_stays_in_place_and_its_log_goes_on(tmp_path: Path) -> Non
     logger.info("goes on")
     folder.close()
     assert not (tmp_path / EARLIER_RUNS).exists()
-    assert (tmp_path / "metrics.json").read_text() == "metrics.json"
+    assert (tmp_path / "metrics.json").read_text() == WRITTEN["metrics.json"]
     log = (tmp_path / "log.txt").read_text()
-    assert log.startswith("log.txt")
+    assert log.startswith(WRITTEN["log.txt"])
     assert log.rstrip().endswith("goes on")
 
 
@@ -169,26 +181,139 @@ def test_a_worker_that_outlives_its_killed_trainer_does_not_keep_the_folder(tmp_
         RunFolder(tmp_path, resume=True).check_free()
 
 
-def test_a_config_that_a_kill_has_left_half_written_is_known_as_such(tmp_path: Path) -> None:
-    written: list[str] = []
-
-    def save(path: Path) -> None:
-        written.append(path.name)
-        path.write_text("seed: 1\n")
-
-    keep_other_version(tmp_path / "config.yaml", save)
-    assert is_temporary(written[0])  # so the next start removes it
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
-
-
-def test_another_config_of_that_name_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("precious: 1\n")
-    for seed in (1, 1, 2):
+def test_the_config_of_another_start_is_kept(tmp_path: Path) -> None:
+    for seed in (0, 1, 1, 2):
         folder = RunFolder(tmp_path, resume=True)
         folder.prepare(OmegaConf.create({"train": {"seed": seed}}))
         folder.close()
-    texts = {p.name: p.read_text() for p in tmp_path.glob("*.yaml")}
-    assert sorted(texts) == ["config.1.yaml", "config.2.yaml", "config.yaml"]
-    assert texts["config.1.yaml"] == "precious: 1\n"
-    assert OmegaConf.create(texts["config.2.yaml"]).train.seed == 1
-    assert OmegaConf.create(texts["config.yaml"]).train.seed == 2
+    seeds = {p.name: OmegaConf.load(p).train.seed for p in tmp_path.glob("*.yaml")}
+    assert seeds == {"config.1.yaml": 0, "config.2.yaml": 1, "config.yaml": 2}
+    assert json.loads((tmp_path / ".trainwright.json").read_text())["files"][:3] == sorted(seeds)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["config.yaml", "log.txt", "metrics.json", "last_checkpoint"])
+def test_a_file_that_no_run_wrote_is_refused_by_name(tmp_path: Path, name: str, resume: bool) -> None:
+    (tmp_path / name).write_text("precious things: 1\n")
+    folder = RunFolder(tmp_path, resume=resume)
+    with pytest.raises(ConfigError, match=rf"train.output_dir: .*no run wrote.*: {name}\. Move or rename"):
+        folder.prepare(CONFIG)
+    folder.close()
+    assert contents(tmp_path) == {name: "precious things: 1\n"}
+
+
+def test_an_empty_file_is_free_to_use(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").touch()
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    folder.close()
+    assert folder.is_open
+
+
+USERS_OWN = {
+    "model_zoo/a.txt": "1",
+    "model_0000007/weights.txt": "1",
+    "metrics.json.bak": "{}",
+    "log.txt.notes": "1",
+    "config.mine.yaml": "train: {consumed_train_samples: 0}",
+    "profile/me.py": "1",
+    "events.out.tfevents.txt": "1",
+    "README.md": "# mine",
+}
+
+
+@pytest.mark.parametrize("has_list", [False, True])
+def test_what_no_run_wrote_is_not_moved(tmp_path: Path, has_list: bool) -> None:
+    before = earlier_run(tmp_path)
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "rank0.12.pt.trace.json").write_text("{}")
+    before["profile/rank0.12.pt.trace.json"] = "{}"
+    if has_list:
+        folder = RunFolder(tmp_path, resume=True)
+        folder.files.add([])
+        folder.close()
+    for name, text in USERS_OWN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "model_link").symlink_to("model_0000009")
+    (tmp_path / "circle").symlink_to("circle")
+    shutil.copytree(tmp_path / "model_0000009", tmp_path / "model_backup")
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    folder.open()
+    folder.close()
+    moved = contents(tmp_path / EARLIER_RUNS / "001")
+    moved.pop(".trainwright.json")
+    assert moved == before
+    assert (tmp_path / "model_link").is_symlink()
+    assert (tmp_path / "circle").is_symlink()
+    assert (tmp_path / "model_backup" / "manifest.json").is_file()
+    now = contents(tmp_path)
+    assert {name: now[name] for name in USERS_OWN} == USERS_OWN
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", "{", "[" * 100_000, '{"files": ["../escape"]}', "\x00\xff"])
+def test_a_damaged_list_is_none(tmp_path: Path, content: str) -> None:
+    before = earlier_run(tmp_path / "run")
+    (tmp_path / "escape").write_text("1")
+    (tmp_path / "run" / ".trainwright.json").write_text(content)
+    folder = RunFolder(tmp_path / "run", resume=False)
+    folder.prepare(CONFIG)
+    folder.open()
+    folder.close()
+    moved = contents(tmp_path / "run" / EARLIER_RUNS / "001")
+    moved.pop(".trainwright.json")
+    assert moved == before
+    assert (tmp_path / "escape").is_file()
+
+
+MOVE = """
+import os, sys
+left = int(sys.argv[2])
+def counted(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+from trainwright.engine.run_files import RunFiles
+from trainwright.engine.run_folder import RunFolder
+from pathlib import Path
+for name in ("rename", "replace", "mkdir", "rmdir", "fsync", "open", "unlink"):
+    counted(name)
+RunFiles(Path(sys.argv[1]), RunFolder.layout).move_aside()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a process that can be killed at once")
+def test_a_move_that_is_killed_at_any_operation_is_undone_or_completed_by_the_next_start(tmp_path: Path) -> None:
+    ends = set()
+    for operations in count():
+        root = tmp_path / str(operations)
+        before = earlier_run(root)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                sys.argv = ["", str(root), str(operations)]
+                exec(MOVE, {"__name__": "move"})
+            finally:
+                os._exit(1)
+        status = os.waitpid(pid, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        folder = RunFolder(root, resume=True)
+        folder.recover()
+        folder.close()
+        there, moved = contents(root), contents(root / EARLIER_RUNS / "001")
+        moved.pop(".trainwright.json", None)
+        is_moved = moved == before
+        assert is_moved or (moved == {} and {name: there[name] for name in before} == before)
+        assert folder.holds_a_run() is not is_moved
+        ends.add(is_moved)
+        if status == 0:
+            break
+    assert operations > 20
+    assert ends == {False, True}

@@ -1,5 +1,6 @@
 """StoppedError and resumed, a run of the objects door ends where the uninterrupted one does, bit for bit."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -259,3 +260,74 @@ def test_everything_that_a_run_remembers_is_bitwise_the_same(stops: list[int], t
     assert rows[0] == rows[1]
     best = [(tmp_path / name / "checkpoints" / "model_best").resolve().name for name in ("whole", "cut")]
     assert best[0] == best[1]
+
+
+def rows_of(folder: Path) -> list[int]:
+    return [json.loads(line)["iteration"] for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def test_a_checkpoint_of_the_folder_given_to_train_continues_that_run_in_place(tmp_path: Path) -> None:
+    whole = Trainer(net(), config(tmp_path / "whole", log_steps=2), DATA)
+    whole.train()
+    folder = tmp_path / "run"
+    Trainer(net(), config(folder, log_steps=2), DATA).train()
+    for link in ("checkpoints/12", "epoch_2"):
+        resumed = Trainer(net(), config(folder, log_steps=2), DATA)
+        resumed.train(resume_checkpoint_path=folder / link)
+        assert torch.equal(weights(resumed), weights(whole))
+        assert not (folder / "earlier_runs").exists()
+        assert rows_of(folder) == rows_of(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_an_earlier_run_starts_a_run_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        Trainer(net(), config(tmp_path), DATA).train()
+    earlier = tmp_path / "earlier_runs" / "001" / "checkpoints" / "12"
+    Trainer(net(), config(tmp_path), DATA).train(resume_checkpoint_path=earlier)
+    assert (tmp_path / "earlier_runs" / "002" / "checkpoints" / "21").is_dir()
+    assert earlier.is_dir()
+
+
+@pytest.mark.parametrize("name", ["README.md", "training_config.yaml", "metrics.csv", "checkpoints/last_checkpoint"])
+def test_a_file_that_no_run_wrote_is_refused_by_name_before_the_first_step(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("my own notes\n")
+    trainer = Trainer(net(), config(tmp_path), DATA)
+    with pytest.raises(ConfigError, match=rf"TrainingConfig.output_dir: .*no run wrote.*: {name}\."):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert (tmp_path / name).read_text() == "my own notes\n"
+
+
+def test_of_an_earlier_run_its_own_files_are_moved_and_no_others(tmp_path: Path) -> None:
+    def train() -> None:
+        Trainer(net(), config(tmp_path, logs_dir="logs", tensorboard={"comment": "a"}), DATA).train()
+
+    train()
+    first = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    own = [
+        "checkpoints/notes.txt",
+        "logs/mine.csv",
+        "metrics.json.bak",
+        "epoch_notes/a",
+        "logs/a/events.out.tfevents.x",
+    ]
+    for name in own:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    train()
+    moved = {
+        str(path.relative_to(tmp_path / "earlier_runs" / "001")) for path in tmp_path.rglob("earlier_runs/001/**/*")
+    }
+    assert moved == first
+    assert [(tmp_path / name).read_text() for name in own] == ["mine"] * len(own)
+
+
+def test_a_card_of_the_users_that_appears_during_a_run_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class WriteOwn(Callback):
+        def on_train_begin(self, logs: Any) -> None:
+            (tmp_path / "README.md").write_text("mine")
+
+    Trainer(net(), config(tmp_path), DATA, callbacks=[WriteOwn()]).train()
+    assert (tmp_path / "README.md").read_text() == "mine"
+    assert "the model card is not written" in caplog.text

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -132,6 +133,35 @@ def remove_stale(folder: PathLike) -> list[Path]:
             entry.unlink(missing_ok=True)
         removed.append(entry)
     return removed
+
+
+def irregular(path: PathLike) -> str | None:
+    """What is in the place of a regular file, such as "a pipe"; None for a regular file, and where nothing is."""
+    try:
+        mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return "a link in a circle of links" if error.errno == errno.ELOOP else None
+    if stat.S_ISREG(mode):
+        return None
+    kinds = {"a folder": stat.S_ISDIR, "a pipe": stat.S_ISFIFO, "a socket": stat.S_ISSOCK}
+    return next((name for name, is_kind in kinds.items() if is_kind(mode)), "a device")
+
+
+def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, which may be created, and return its descriptor. A pipe is not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    if (kind := irregular(path)) is None:
+        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        kind = "another kind of file"  # since the moment before
+    raise OSError(errno.EINVAL, f"a regular file is needed here, and this is {kind}", str(path))
 
 
 def named(error: OSError, path: PathLike) -> OSError:

@@ -36,14 +36,20 @@ def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.P
     written as a top-level key, relative to the file's folder. What looks secret is written as ``???``, with one warning
     that names the keys (see :mod:`trainwright.config.secrets`).
     """
+    atomic_write(filename, to_yaml(cfg, filename, project_root=project_root))
+
+
+def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> bytes:
+    """What :func:`save` writes into ``filename``; its warnings name that file."""
     plain, left_out = to_plain(cfg)
     plain, hidden = without_secrets(plain)
     path = Path(filename)
     if project_root is not None:
         relative = os.path.relpath(Path(project_root).resolve(), path.resolve().parent)
         plain = {**plain, "project_root": relative.replace(os.sep, "/")}
-    text = yaml.dump(plain, Dumper=Dumper, default_flow_style=None, allow_unicode=True, width=9999, sort_keys=False)
-    atomic_write(path, text.encode())
+    text: str = yaml.dump(
+        plain, Dumper=Dumper, default_flow_style=None, allow_unicode=True, width=9999, sort_keys=False
+    )
     warn_of_hidden(hidden, path)
     if left_out:
         logger.warning(
@@ -52,6 +58,7 @@ def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.P
             filename,
             "; ".join(left_out),
         )
+    return text.encode()
 
 
 def to_plain(cfg: Any) -> tuple[Any, list[str]]:

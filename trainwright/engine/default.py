@@ -78,6 +78,7 @@ class DefaultTrainer(TrainerBase):
         self._settle_batch_sizes(cfg)
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self._folder = RunFolder(cfg.train.output_dir, resume=resume)
+        self._folder.recover()
 
         self.tokenizer = self.build_tokenizer(cfg)
         self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
@@ -275,6 +276,8 @@ class DefaultTrainer(TrainerBase):
         """Continue from the newest checkpoint of the folder, or begin with the weights of ``train.load_weight``."""
         if resume and not self.checkpointer.has_checkpoint():
             logger.warning("%s holds no checkpoint to resume from: beginning anew.", self.cfg.train.output_dir)
+        elif resume:
+            self._folder.resume = True  # also where a program calls this by itself
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
 
     # How they work together.

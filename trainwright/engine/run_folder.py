@@ -10,47 +10,47 @@ import json
 import logging
 import logging.handlers
 import os
+import re
 import weakref
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.files import temporary_sibling
+from trainwright.checkpoint.agreement import raised_together
+from trainwright.checkpoint.files import atomic_write, irregular, open_regular
 from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
+from trainwright.engine.run_files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.events.log_file import LogFile
 from trainwright.hooks.base import HookBase
-from trainwright.parallel.dist import get_rank, is_main_process, synchronize
+from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, synchronize
 
 logger = logging.getLogger("trainwright.engine")
 
-EARLIER_RUNS = "earlier_runs"
-# What a run writes. The folder may hold other things of the user's, and these are not ours to move.
-_WRITTEN_BY_A_RUN = (
-    "config.yaml",
-    "config.*.yaml",
-    "log.txt*",
-    "metrics.json*",
-    "last_checkpoint",
-    "events.out.tfevents.*",
-    "profile",
-)
 _locks: set[int] = set()  # descriptors that this process holds a lock by
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
+_MAX_ROW = 1 << 20  # bytes of the last row that is read
+
+
+def _is_config(head: bytes) -> bool:
+    """Whether this is the beginning of a completed configuration: the key is one that only we write."""
+    return re.search(rb"^train:", head, re.MULTILINE) is not None and b"consumed_train_samples:" in head
 
 
 class RunFolder:
-    """``path`` with a run's ``config.yaml`` and ``log.txt``. ``open`` may be called again and does its work once."""
+    """``path`` with a run's ``config.yaml`` and ``log.txt``. ``open`` may be called again and does its work once.
 
-    signs_of_a_run: tuple[str, ...] = ("metrics.json", "last_checkpoint", "model_*")
-    written_by_a_run: tuple[str, ...] = _WRITTEN_BY_A_RUN
-    checkpoints: tuple[str, ...] = ("model_*", ".model_*")
+    What runs did not write is never replaced or moved (see :mod:`trainwright.engine.run_files`).
+    """
+
+    layout = Layout("config.yaml", _is_config)
+    setting = "train.output_dir"  # in messages
 
     def __init__(self, path: str | Path, *, resume: bool) -> None:
         self.path = Path(path)
         self.resume = resume
         self.is_open = False
+        self.files = RunFiles(self.path, self.layout)
         self._config: Any = None
         self._lock: int | None = None
         self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
@@ -59,26 +59,37 @@ class RunFolder:
 
     def holds_a_run(self) -> bool:
         """Whether an earlier run has left metrics or checkpoints here."""
-        return any(next(self.path.glob(sign), None) is not None for sign in self.signs_of_a_run)
+        metrics = self.path / "metrics.json"
+        return self.files.has_checkpoints() or (metrics.is_file() and self.files.is_own("metrics.json"))
+
+    def contains(self, path: str | Path) -> bool:
+        """Whether ``path``, or what it links to, lies in this folder and is not a part of an earlier run."""
+        path = os.path.abspath(os.path.expanduser(path))
+        inside = [
+            os.path.relpath(path, self.path.absolute()),
+            os.path.relpath(os.path.realpath(path), os.path.realpath(self.path)),
+        ]
+        return any(name.split(os.sep)[0] not in (os.curdir, os.pardir, EARLIER_RUNS) for name in inside)
 
     def has_row(self, iteration: int) -> bool:
         """Whether metrics.json has come to ``iteration``: that of the final evaluation is the last thing written."""
-        path = self.path / "metrics.json"
-        last = path.read_bytes().splitlines()[-1:] if path.is_file() else []
-        try:
-            return bool(last) and json.loads(last[0])["iteration"] >= iteration
-        except (ValueError, LookupError, TypeError):  # torn, or another's file
-            return False
+        at = self._last_row().get("iteration")
+        return isinstance(at, int) and at >= iteration
 
     def last_results(self, prefix: str) -> dict[str, float]:
         """The figures in the last row of metrics.json whose names begin so, by the rest of their names."""
-        path = self.path / "metrics.json"
-        last = path.read_bytes().splitlines()[-1:] if path.is_file() else []
+        return {name.removeprefix(prefix): x for name, x in self._last_row().items() if name.startswith(prefix)}
+
+    def _last_row(self) -> dict[str, Any]:
+        """The last row of metrics.json; empty where there is none, or where it is torn or no row of ours."""
         try:
+            with open(open_regular(self.path / "metrics.json"), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_ROW))
+                last = file.read().splitlines()[-1:]
             row = json.loads(last[0]) if last else {}
-            return {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}
-        except (ValueError, TypeError):  # torn, or another's file
+        except (OSError, ValueError, RecursionError):
             return {}
+        return row if isinstance(row, dict) else {}
 
     def check_free(self) -> None:
         """Raise if another process trains in this folder."""
@@ -101,11 +112,40 @@ class RunFolder:
             unlock_folder(self._lock)
             self._lock = None
 
+    def recover(self) -> None:
+        """Finish moving an earlier run aside, where a start before was ended in the middle of that. For all ranks."""
+        with raised_together():
+            if is_main_process() and self.files.is_moving():
+                self.lock()
+                self.files.complete_move()
+                self._unlock()
+
+    def check_names(self) -> None:
+        """Raise if files that no run wrote have the names of those that this run will write.
+
+        Raises:
+            ConfigError: names them all.
+        """
+        layout, path = self.layout, self.path
+        names = [*layout.names(get_world_size()), *([layout.card] if layout.card else [])]
+        foreign = [name for name in names if irregular(path / name) is None and not self.files.is_own(name)]
+        links = [entry.name for entry in path.iterdir() if entry.is_symlink()] if path.is_dir() else []
+        foreign += [name for name in links if layout.link_name.fullmatch(name) and not self.files.is_own_link(name)]
+        if os.path.lexists(path / EARLIER_RUNS) and not (path / EARLIER_RUNS).is_dir() and not self.resume:
+            foreign.append(EARLIER_RUNS)
+        if foreign:
+            raise ConfigError(
+                f"{self.setting}: {path} holds what no run wrote under names that this run will use:"
+                f" {', '.join(foreign)}. Move or rename it, or give another folder."
+            )
+
     def prepare(self, config: Any) -> None:
         """Take the configuration to be written, and open the folder now if nothing is in it."""
         self._config = config
         remember_secrets(config)
         self.check_free()
+        if is_main_process():
+            self.check_names()
         if not self.holds_a_run():
             self.open()
 
@@ -116,7 +156,11 @@ class RunFolder:
         self.is_open = True
         if is_main_process():
             if not self.resume and self.holds_a_run():
-                self._move_earlier_run_aside()
+                place = self.files.move_aside()
+                logger.info(
+                    "%s held an earlier run, which is now in %s. (Resuming would have continued it.)", self.path, place
+                )
+            self.files.add([*self.layout.names(get_world_size()), *self.files.event_names()])
             if self._config is not None:
                 self.write_config(self._config)
         synchronize()
@@ -126,51 +170,60 @@ class RunFolder:
         """Make the folder and write ``config.yaml`` into it: what was asked for, without whether this start resumed."""
         from omegaconf import open_dict
 
-        from trainwright.config.lazy import LazyConfig
+        from trainwright.config.save import to_yaml
 
-        self.path.mkdir(parents=True, exist_ok=True)
         config = copy.deepcopy(config)  # objects in it are shared, not copied
         with open_dict(config):
             config.train.pop("resume", None)
-        keep_other_version(self.path / "config.yaml", lambda path: LazyConfig.save(config, path))
+        path = self.path / self.layout.config
+        if not is_left_out(path):
+            self._keep_other_version(path, to_yaml(config, path))
+
+    def write_card(self, text: str) -> None:
+        """Write the model card, unless a file that no run wrote has its name by now."""
+        assert self.layout.card is not None
+        path = self.path / self.layout.card
+        if not self.files.is_own(self.layout.card):
+            logger.warning("%s: not written by a run, so it stays, and the model card is not written.", path)
+        elif not is_left_out(path):
+            self.files.add([self.layout.card])
+            atomic_write(path, text.encode())
+
+    def _keep_other_version(self, path: Path, content: bytes) -> None:
+        """Write a file; one of other content that is there is kept as ``name.1.suffix``, ``.2``, …"""
+        self.files.add([path.name])
+        if path.exists() and path.read_bytes() != content:
+            versions = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+            kept = next(version for version in versions if not os.path.lexists(version))
+            self.files.add([kept.name])
+            path.rename(kept)
+        if not path.exists() or path.read_bytes() != content:
+            atomic_write(path, content)
 
     def close(self) -> None:
         """Stop logging here. What was logged before the folder was opened is dropped if it never was."""
         self._unlock()
         _detach(self._early_records)
 
-    def _move_earlier_run_aside(self) -> None:
-        shelf = self.path / EARLIER_RUNS
-        number = 1 + max((int(p.name) for p in shelf.glob("[0-9]*") if p.name.isdigit()), default=0)
-        place = shelf / f"{number:03d}"
-        place.mkdir(parents=True)
-        for entry in self._entries_of_the_run():
-            entry.rename(place / entry.name)  # links among them are relative, so they keep pointing at their neighbours
-        logger.info("%s held an earlier run, which is now in %s. (Resuming would have continued it.)", self.path, place)
-
-    def _entries_of_the_run(self) -> list[Path]:
-        entries = [entry for pattern in self.written_by_a_run for entry in self.path.glob(pattern)]
-        for pattern in self.checkpoints:
-            entries += [e for e in self.path.glob(pattern) if e.is_symlink() or (e / "manifest.json").is_file()]
-        return entries
-
     def _log_to_file(self) -> None:
         rank = get_rank()
-        handler = LogFile(self.path / ("log.txt" if rank == 0 else f"log.txt.rank{rank}"))
+        path = self.path / ("log.txt" if rank == 0 else f"log.txt.rank{rank}")
+        if is_left_out(path):
+            _detach(self._early_records)
+            return
+        handler = LogFile(path)
         handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
         self._early_records.setTarget(handler)
         self._early_records.flush()
         self._early_records.capacity = 1  # each record goes through at once
 
 
-def keep_other_version(path: Path, save: Callable[[Path], object]) -> None:
-    """Save a file whole; one of other content that has the name already is kept as ``name.1.suffix``, ``.2``, …"""
-    written = temporary_sibling(path)
-    save(written)
-    if path.exists() and path.read_bytes() != written.read_bytes():
-        number = next(n for n in count(1) if not path.with_name(f"{path.stem}.{n}{path.suffix}").exists())
-        path.rename(path.with_name(f"{path.stem}.{number}{path.suffix}"))
-    written.replace(path)
+def is_left_out(path: Path) -> bool:
+    """Whether something else than a file has the name, so that the file is not written; a warning says so."""
+    kind = irregular(path)
+    if kind is not None:
+        logger.warning("%s: is %s, so this file is not written; the run goes on without it.", path, kind)
+    return kind is not None
 
 
 def lock_folder(path: Path) -> int | None:

@@ -46,8 +46,10 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     join_ranks(cfg)
     log_to_console()
     folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
-    if is_main_process():
+    folder.recover()
+    if is_main_process() and not getattr(args, "eval_only", False):
         folder.check_free()
+        folder.check_names()
         if not folder.holds_a_run():
             folder.write_config(cfg)
 

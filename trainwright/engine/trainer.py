@@ -129,12 +129,11 @@ class Trainer(TrainerLifecycle):
         self._settle_state()
         self._settle_step()
 
+        self._folder = TrainerFolder(self.output_dir, config)
+        self._folder.recover()
         source = parts.resume(config, self.checkpointer)
-        is_same_run = source is not None and self.output_dir.resolve() in source.resolve().parents
-        self._folder = TrainerFolder(
-            self.output_dir, resume=is_same_run, checkpoints_dir=config.checkpoints_dir, logs_dir=config.logs_dir
-        )
-        if not config.overwrite_output_dir and not is_same_run and self._folder.holds_a_run():
+        self._folder.resume = source is not None and self._folder.contains(source)
+        if not config.overwrite_output_dir and not self._folder.resume and self._folder.holds_a_run():
             raise ConfigError(
                 f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Give"
                 " another folder, or resume_from_checkpoint=True to go on with that run."
@@ -205,6 +204,8 @@ class Trainer(TrainerLifecycle):
         """Train to the end, from where the run is or from a checkpoint; returns the results of the last evaluation."""
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
+            if self._folder.contains(resume_checkpoint_path):
+                self._folder.resume = True
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):

@@ -1,14 +1,18 @@
 """What the objects door does around its steps: as the hooks of the other door, but due by steps and epochs."""
 
 import logging
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainwright.config.errors import ConfigKeyError, did_you_mean
-from trainwright.engine.run_folder import RunFolder
+from trainwright.engine.run_files import Layout
+from trainwright.engine.run_folder import RunFolder, is_left_out
+from trainwright.engine.trainer_parts import CSV_NAME
 from trainwright.events.writers import EventWriter
 from trainwright.events.writers.delivery import Delivery
 from trainwright.hooks.base import HookBase
@@ -16,7 +20,11 @@ from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.writers import PeriodicWriter
+from trainwright.models.card import CARD_NAME
 from trainwright.parallel.dist import get_world_size
+
+if TYPE_CHECKING:
+    from trainwright.config.training_config import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -218,25 +226,33 @@ class WriteSteps(PeriodicWriter):
 
 
 class TrainerFolder(RunFolder):
-    """The run folder of the objects door: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
+    """The run folder of ``Trainer``: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
 
-    checkpoints = ()
+    setting = "TrainingConfig.output_dir"
 
-    def __init__(self, path: str | Path, *, resume: bool, checkpoints_dir: str, logs_dir: str) -> None:
-        self._checkpoints_dir = checkpoints_dir
-        self.signs_of_a_run = ("metrics.json", f"{checkpoints_dir}/*/manifest.json")
-        own = ["training_config.yaml", "metrics.csv*", "epoch_*", "final_epoch", "README.md"]
-        if Path(logs_dir) != Path("."):
-            own.append(logs_dir)
-        self.written_by_a_run = (*RunFolder.written_by_a_run, *own)
-        super().__init__(path, resume=resume)
+    def __init__(self, path: str | Path, config: "TrainingConfig") -> None:
+        events = config.tensorboard or {"log_dir": None, "comment": ""}
+        event_folder = os.path.relpath(events["log_dir"] or Path(path, config.logs_dir, events["comment"]), path)
+        self.layout = Layout(
+            "training_config.yaml",
+            _is_config,
+            tables=("metrics.json", (Path(config.logs_dir) / CSV_NAME).as_posix()),
+            event_folders=() if event_folder.startswith(os.pardir) else (Path(event_folder).as_posix(),),
+            checkpoints=Path(config.checkpoints_dir).as_posix(),
+            checkpoint_name=re.compile(r"\d+|model_best"),
+            link_name=re.compile(r"epoch_\d+|final_epoch"),
+            card=CARD_NAME if config.save_enabled else None,
+        )
+        super().__init__(path, resume=False)
 
     def write_config(self, config: Any) -> None:
         """Make the folder and write ``training_config.yaml`` into it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        config.save_to_yaml(self.path / "training_config.yaml")
+        path = self.path / self.layout.config
+        if not is_left_out(path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            config.save_to_yaml(path)
 
-    def _entries_of_the_run(self) -> list[Path]:
-        entries = super()._entries_of_the_run()
-        has_checkpoints = next(self.path.glob(f"{self._checkpoints_dir}/*/manifest.json"), None) is not None
-        return [*entries, self.path / self._checkpoints_dir] if has_checkpoints else entries
+
+def _is_config(head: bytes) -> bool:
+    """Whether this is the beginning of a file with all settings."""
+    return all(name in head for name in (b"overwrite_output_dir:", b"checkpoints_dir:", b"logs_dir:"))

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.checkpoint.files import atomic_write, replace_link
+from trainwright.checkpoint.files import replace_link
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine import trainer_parts as parts
@@ -168,7 +168,7 @@ class SavingTrainer(TrainerShared):
 
     def _write_card(self) -> None:
         """The card of the whole run, with the results of its last evaluation, beside its checkpoints."""
-        atomic_write(self.output_dir / "README.md", self._card().encode())
+        self._folder.write_card(self._card())
 
     def _results_of_now(self) -> dict[str, Any]:
         """The results of an evaluation of these weights, if there was one."""

@@ -1,0 +1,283 @@
+"""The files that runs wrote into a folder: only these are replaced, or moved aside when a new run starts.
+
+Their names are in the list ``.trainwright.json`` beside them. Checkpoints, links to them and traces are recognized by
+name and content; in a folder without a list, from an older version, so are all other files.
+
+A move aside survives a crash: what is to be moved is written into the list first, and the next start completes it.
+"""
+
+import glob
+import json
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from trainwright.checkpoint.files import atomic_write, open_regular, remove_stale, sync_folder
+from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
+
+LIST_NAME = ".trainwright.json"
+EARLIER_RUNS = "earlier_runs"
+_MAX_READ = 1 << 20  # bytes of a file that are looked at
+_EVENTS = "events.out.tfevents.*"
+_TRACE = re.compile(r"rank\d+\.\d+\.pt\.trace\.json")
+_HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
+_LOG_LINE = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+ [A-Z]+\] ")
+_POINTER = re.compile(rb"[^/\\\s]*(\d|best|final)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the runs of an API write, relative to the output folder with ``/`` between names."""
+
+    config: str
+    is_config: Callable[[bytes], bool]  # of the beginning of a file
+    tables: tuple[str, ...] = ("metrics.json",)
+    event_folders: tuple[str, ...] = (".",)
+    checkpoints: str = "."  # the folder of checkpoints
+    checkpoint_name: re.Pattern[str] = re.compile(r".+_(\d{7,}|best|final)", re.DOTALL)
+    link_name: re.Pattern[str] = re.compile(r".+_(best|final)", re.DOTALL)  # of links in the output folder
+    card: str | None = None  # the file of a model card
+
+    @property
+    def pointer(self) -> str:
+        """The file that names the newest checkpoint."""
+        return _join(self.checkpoints, POINTER_NAME)
+
+    def names(self, world_size: int) -> list[str]:
+        """The files that every run writes."""
+        logs = ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, world_size))]
+        return [self.config, *logs, *self.tables, self.pointer]
+
+
+class RunFiles:
+    """Which files of ``folder`` runs wrote. Names are relative to it, with ``/`` between their parts."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self.folder = folder
+        self.layout = layout
+
+    def is_own(self, name: str) -> bool:
+        """Whether ``name`` is free, empty or was written by a run."""
+        path = self.folder / name
+        if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
+            return True
+        listed = self._listed()
+        return _is_in(name, listed) if listed is not None else self._has_own_content(name)
+
+    def has_checkpoints(self) -> bool:
+        """Whether checkpoints of a run are here."""
+        return next(self._checkpoints(), None) is not None
+
+    def add(self, names: Iterable[str]) -> None:
+        """Record that a run writes ``names``, which may be patterns."""
+        listed = self._listed()
+        old = listed if listed is not None else [name for name in self._candidates() if self._has_own_content(name)]
+        new = sorted({*old, *names})
+        if new != listed:
+            self._write({"files": new})
+
+    def event_names(self) -> list[str]:
+        """The patterns of the TensorBoard files that this process writes."""
+        own = f"events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
+        return [_join(glob.escape(folder), own) for folder in self.layout.event_folders]
+
+    def entries(self) -> list[str]:
+        """What is here and was written by runs: files, links, and checkpoints, which are folders."""
+        listed = self._listed()
+        is_own = self._has_own_content if listed is None else lambda name: _is_in(name, listed)
+        found = {name for name in self._candidates() if is_own(name)}
+        for name in listed or ():
+            if "*" not in name and os.path.lexists(self.folder / name):
+                found.add(name)
+        return [*sorted(found), *self._traces(), *self._checkpoints(), *self._links()]
+
+    # Moving an earlier run aside.
+
+    def move_aside(self) -> Path:
+        """Move all entries into a new folder of ``earlier_runs``; returns it."""
+        shelf = self.folder / EARLIER_RUNS
+        numbers = [int(name) for name in _names_in(shelf) if re.fullmatch(r"[0-9]{1,9}", name)]
+        place = f"{EARLIER_RUNS}/{1 + max(numbers, default=0):03d}"
+        entries = self.entries()
+        files = self._listed() or [name for name in entries if (self.folder / name).is_file()]
+        self._write({"files": files, "moving": {"entries": entries, "to": place}})
+        self.complete_move()
+        return self.folder / place
+
+    def is_moving(self) -> bool:
+        """Whether a move aside has begun and did not come to its end."""
+        return "moving" in self._read()
+
+    def complete_move(self) -> None:
+        """Finish a move that has begun: each entry is at its old place or at its new one."""
+        content = self._read()
+        moving = content.get("moving")
+        if not isinstance(moving, dict):
+            return
+        place = self.folder / moving["to"]
+        touched = {self.folder}
+        for name in moving["entries"]:
+            old, new = self.folder / name, place / name
+            if os.path.lexists(old) and not os.path.lexists(new):
+                new.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(old, new)  # links among them are relative, so they keep pointing at their neighbors
+                touched |= {old.parent, new.parent}
+        for folder in touched:
+            sync_folder(folder)
+        for folder in sorted(touched - {self.folder}, reverse=True):
+            if self.folder in folder.parents and place not in (folder, *folder.parents) and not _names_in(folder):
+                folder.rmdir()
+        place.mkdir(parents=True, exist_ok=True)
+        remove_stale(place)
+        atomic_write(place / LIST_NAME, _encode({"files": content.get("files", [])}))
+        self._write({"files": []})
+
+    # The list.
+
+    def _read(self) -> dict[str, Any]:
+        """The list's content; empty where there is none, or where it is no list of ours."""
+        content = _head(self.folder / LIST_NAME, limit=1 << 26)
+        try:
+            read = json.loads(content) if content else {}
+        except (ValueError, RecursionError):
+            return {}
+        if not isinstance(read, dict) or not _are_names(read.get("files")):
+            return {}
+        moving = read.get("moving")
+        if moving is not None and not (
+            isinstance(moving, dict) and _are_names(moving.get("entries")) and _are_names([moving.get("to")])
+        ):
+            return {}
+        return read
+
+    def _listed(self) -> list[str] | None:
+        files: list[str] | None = self._read().get("files")
+        return files
+
+    def _write(self, content: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(self.folder / LIST_NAME, _encode(content))
+
+    # What is there.
+
+    def _candidates(self) -> Iterator[str]:
+        """Files whose names a run may have given them."""
+        layout = self.layout
+        stem, _, suffix = layout.config.partition(".")
+        exact = [*layout.tables, layout.pointer, *([layout.card] if layout.card else [])]
+        shapes = [
+            rf"{re.escape(stem)}(\.\d+)?\.{re.escape(suffix)}",  # .1, .2 …: of other starts of a run
+            r"log\.txt(\.rank\d+)?",
+            *map(re.escape, exact),
+            *(re.escape(_join(folder, "events.out.tfevents.")) + ".+" for folder in layout.event_folders),
+        ]
+        folders = {".", *layout.event_folders, *(_parent(name) for name in (*layout.tables, layout.pointer))}
+        for folder in sorted(folders):
+            for name in _names_in(self.folder / folder):
+                path = _join(folder, name)
+                if any(re.fullmatch(shape, path) for shape in shapes) and (self.folder / path).is_file():
+                    yield path
+
+    def _has_own_content(self, name: str) -> bool:
+        head, base = _head(self.folder / name), PurePosixPath(name).name
+        if head is None:
+            return False
+        if not head:
+            return True
+        if fnmatchcase(base, _EVENTS):
+            return b"brain.Event:" in head[:64]
+        if base == POINTER_NAME:
+            return _POINTER.fullmatch(head) is not None
+        if name == self.layout.card:
+            return head.startswith(b"---\n") and b"library_name: trainwright" in head
+        if base.startswith("log.txt"):
+            return _LOG_LINE.match(head) is not None
+        if ".csv" in base:
+            return re.match(rb"iteration[,\r\n]", head) is not None
+        if base.startswith("metrics.json"):
+            return any(_is_row(line) for line in head.splitlines())
+        return self.layout.is_config(head)
+
+    def _checkpoints(self) -> Iterator[str]:
+        folder, shape = self.layout.checkpoints, self.layout.checkpoint_name
+        for name in _names_in(self.folder / folder):
+            path = self.folder / folder / name
+            is_named_so = shape.fullmatch(name) or _HIDDEN_CHECKPOINT.fullmatch(name)
+            if is_named_so and not path.is_symlink() and path.is_dir() and is_checkpoint(path):
+                yield _join(folder, name)
+
+    def _links(self) -> Iterator[str]:
+        """Links to checkpoints: those in the output folder, and those beside the checkpoints."""
+        places = dict.fromkeys([(".", self.layout.link_name), (self.layout.checkpoints, self.layout.checkpoint_name)])
+        for folder, shape in places:
+            for name in _names_in(self.folder / folder):
+                if shape.fullmatch(name) and self.is_own_link(_join(folder, name)):
+                    yield _join(folder, name)
+
+    def is_own_link(self, name: str) -> bool:
+        """Whether ``name`` is a link to something in the folder of checkpoints, there or deleted."""
+        path = self.folder / name
+        if not path.is_symlink() or os.path.isabs(os.readlink(path)):
+            return False
+        # No Path.resolve, which raises where links lead in a circle.
+        return os.path.dirname(os.path.realpath(path)) == os.path.realpath(self.folder / self.layout.checkpoints)
+
+    def _traces(self) -> Iterator[str]:
+        for name in _names_in(self.folder / "profile"):
+            if _TRACE.fullmatch(name) and (self.folder / "profile" / name).is_file():
+                yield f"profile/{name}"
+
+
+def _encode(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _is_in(name: str, listed: Iterable[str]) -> bool:
+    return any(name == pattern or ("*" in pattern and fnmatchcase(name, pattern)) for pattern in listed)
+
+
+def _are_names(names: Any) -> bool:
+    """Whether these are paths that stay inside the folder."""
+    return isinstance(names, list) and all(
+        isinstance(name, str) and name and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+        for name in names
+    )
+
+
+def _join(folder: str, name: str) -> str:
+    return name if folder == "." else f"{folder}/{name}"
+
+
+def _parent(name: str) -> str:
+    return str(PurePosixPath(name).parent)
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError:  # links in a circle, a folder that may not be read: nothing of ours
+        return []
+
+
+def _head(path: Path, limit: int = _MAX_READ) -> bytes | None:
+    """The beginning of a regular file; None for anything else."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read(limit)
+    except OSError:
+        return None
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and type(row.get("iteration")) is int
