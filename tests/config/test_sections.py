@@ -6,7 +6,7 @@ import copy
 import pytest
 from omegaconf import OmegaConf
 
-from trainwright.config import ConfigError, ConfigTypeError, LazyCall, get_config, instantiate
+from trainwright.config import ConfigError, ConfigTypeError, LazyCall, LazyConfig, get_config, instantiate
 from trainwright.config.sections import complete
 
 
@@ -25,6 +25,38 @@ def test_missing_sections_are_the_defaults():
     assert whole.optim == get_config("common/optim.py").optim
     assert whole.graph == {"enabled": False, "backend": "inductor"}
     assert complete(run(optim=None, train=None)).train.seed == 1234
+
+
+def test_epochs_that_are_set_go_before_the_default_number_of_iterations():
+    def iterations(cfg):
+        return complete(cfg).train.train_iter
+
+    packaged = get_config("common/train.py").train
+    packaged.update(dict(train_epoch=3))
+    assert iterations(run(train=packaged)) == 0
+    assert iterations({"train": copy.deepcopy(packaged)}) == 0
+    assert iterations({"train": {"train_epoch": 3}}) == 0
+    assert iterations(LazyConfig.apply_overrides(get_config("common/defaults.py"), ["train.train_epoch=3"])) == 0
+    assert iterations({"train": {"train_epoch": 0}}) == 10000
+    assert iterations({}) == 10000
+
+
+def test_iterations_that_are_set_stand_beside_epochs_even_if_they_are_the_default(tmp_path):
+    packaged = get_config("common/train.py").train
+    packaged.train_epoch = 3
+    packaged.train_iter = 10000
+    assert complete({"train": packaged}).train.train_iter == 10000
+    both = ["train.train_epoch=3", "train.train_iter=10000"]
+    assert complete(LazyConfig.apply_overrides(get_config("common/defaults.py"), both)).train.train_iter == 10000
+    (tmp_path / "config.yaml").write_text("train: {train_epoch: 3, train_iter: 10000}")
+    assert complete(LazyConfig.load(tmp_path / "config.yaml")).train.train_iter == 10000
+
+
+def test_a_saved_configuration_trains_as_long_as_the_one_it_is_of(tmp_path):
+    cfg = get_config("common/defaults.py")
+    cfg.train.train_epoch = 3
+    LazyConfig.save(complete(cfg), tmp_path / "config.yaml")
+    assert complete(LazyConfig.load(tmp_path / "config.yaml")).train.train_iter == 0
 
 
 def test_a_partial_section_is_filled_leaf_by_leaf_and_keeps_what_it_has():

@@ -70,6 +70,27 @@ def test_the_configuration_given_is_not_changed(tmp_path: Path) -> None:
     assert (trainer.cfg.train.train_iter, trainer.cfg.train.global_batch_size) == (8, 8)
 
 
+def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    cfg = config(tmp_path)
+    cfg.train = get_config("common/train.py").train
+    cfg.train.update({"output_dir": str(tmp_path), "train_epoch": 3, "train_micro_batch_size": 8})
+    assert DefaultTrainer(cfg).max_iter == 12
+    assert not [r for r in caplog.records if "both set" in r.getMessage()]
+    cfg.train.train_iter = 10
+    assert DefaultTrainer(cfg).max_iter == 12
+    (line,) = [r.getMessage() for r in caplog.records if "both set" in r.getMessage()]
+    assert line == "train.train_iter=10 and train.train_epoch=3 (12 iterations) are both set: the larger counts, 12."
+
+
+def test_a_schedule_that_needs_a_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    cfg = config(tmp_path, scheduler=LazyCall(torch.optim.lr_scheduler.ReduceLROnPlateau)())
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau is stepped with a metric"):
+        DefaultTrainer(cfg).train()
+
+
 def test_every_build_method_may_be_overridden(tmp_path: Path) -> None:
     built: list[str] = []
 

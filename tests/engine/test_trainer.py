@@ -253,9 +253,6 @@ def test_an_own_train_step_and_an_own_loss_take_any_batch(tmp_path: Path) -> Non
 def test_what_cannot_be_trained_is_said_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match=r"(?s)Trainer.model: got int.*Trainer.config: got dict.*train_dataset"):
         Trainer(3, {})
-    optimizer = torch.optim.SGD(make(Net).parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=r"TrainingConfig.learning_rate: got 0.01, but the Trainer was given its own"):
-        Trainer(make(Net), config(tmp_path), PAIRS, optimizer=optimizer)
     with pytest.raises(ConfigError, match="no trainable parameter"):
         Trainer(make(Net).requires_grad_(False), config(tmp_path), PAIRS)
     with pytest.raises(DataError, match="fewer than a batch of 64"):

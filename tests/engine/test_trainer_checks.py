@@ -63,6 +63,72 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
 
 
+def test_settings_beside_a_part_that_is_given_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    settings = config(tmp_path, optimizer="AdamW", lr_scheduler_type="cosine", num_epochs=1)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    trainer = Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    for part in ("optimizer='AdamW'", "learning_rate=0.01", "lr_scheduler_type='cosine'", "SGD", "ConstantLR"):
+        assert part in warning
+    trainer.train()
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+PLATEAU = {"name_": "ReduceLROnPlateau", "patience": 0, "factor": 0.5, "threshold": 10.0, "mode": "min"}  # never better
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluates"),
+    [({}, False), ({"eval_strategy": "no"}, True), ({"metric_for_best_model": "train.loss"}, True)],
+)
+def test_a_plateau_goes_by_the_loss_of_training_where_nothing_is_evaluated(
+    settings: dict[str, Any], evaluates: bool, tmp_path: Path
+) -> None:
+    class Recorder(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
+            seen.append(float(metrics))
+            super().step(metrics)
+
+    seen: list[float] = []
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = Recorder(optimizer, **{name: value for name, value in PLATEAU.items() if name != "name_"})
+    given = {"metric": None, "num_epochs": 3, **settings}
+    config_ = TrainingConfig(output_dir=tmp_path, batch_size=4, progress_bar=False, **given)
+    data = {"eval_dataset": DATA} if evaluates else {}
+    trainer = Trainer(model, config_, DATA, **data, optimizer=optimizer, lr_scheduler=schedule)
+    trainer.train()
+    losses = [value for value, _ in trainer.storage.history("total_loss").values()]
+    assert seen == pytest.approx([sum(losses[at : at + 5]) / 5 for at in (0, 5, 10)])
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 8
+
+
+def test_steps_between_two_steps_of_a_schedule_that_has_moments_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match="lr_scheduling_steps: got 5 with ReduceLROnPlateau"):
+        TrainingConfig(lr_scheduler=PLATEAU, lr_scheduling_steps=5)
+    model = make()
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(model.parameters(), lr=0.1))
+    settings = TrainingConfig(output_dir=tmp_path, lr_scheduling_steps=5)
+    with pytest.raises(ConfigError, match="lr_scheduling_steps: got 5, but the given ReduceLROnPlateau"):
+        Trainer(model, settings, DATA, optimizer=schedule.optimizer, lr_scheduler=schedule)
+    trainer = Trainer(model, settings, DATA)  # linear, to 0 at the last update
+    assert "without effect: lr_scheduling_steps=5" in caplog.text
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.0
+
+
+def test_a_share_of_the_steps_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    trainer = Trainer(make(), config(tmp_path, num_epochs=4, max_steps=0.25), DATA)
+    assert trainer.total_steps == 8  # ceil(0.25 * 5) * 4
+    assert "max_steps=0.25: 8 steps in all, that share of 4 epochs of 5 batches" in caplog.text
+    assert "training ends in epoch 2" in caplog.text
+
+
 def test_a_schedule_is_stepped_alike_by_name_and_as_an_object(tmp_path: Path) -> None:
     rates = []
     for given in (False, True):

@@ -52,30 +52,35 @@ def settle_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tup
 
 
 def total_iterations(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
-    """The iterations of a run: ``train_iter``, or ``train_epoch`` epochs if that is more.
-
-    An epoch has ``iter_per_epoch`` iterations if that is given; else the epochs are counted in samples, so that only
-    the very last global batch is rounded up. ``dataset_length`` is None for data of unknown length.
-    """
+    """The iterations of a run: ``train_iter``, or ``train_epoch`` epochs if that is more."""
     train_iter, train_epoch = try_get_key(train, "train_iter", default=0), try_get_key(train, "train_epoch", default=0)
-    iter_per_epoch = try_get_key(train, "iter_per_epoch")
-    by_epochs = 0
-    if train_epoch and iter_per_epoch is not None:
-        by_epochs = math.ceil(exact(train_epoch) * iter_per_epoch)
-    elif train_epoch:
-        if dataset_length is None:
-            raise ConfigError(
-                f"train.train_epoch: got {train_epoch}, but the training data has no length, so an epoch has no end. "
-                "Give train.iter_per_epoch, or train.train_iter with train_epoch=0."
-            )
-        by_epochs = math.ceil(exact(train_epoch) * dataset_length / global_batch_size)
-    total = max(train_iter or 0, by_epochs)
+    total = max(train_iter or 0, iterations_of_epochs(train, dataset_length, global_batch_size))
     if total < 1:
         raise ConfigError(
             f"train: nothing to do with train_iter={train_iter} and train_epoch={train_epoch}"
             + (" (the training set is empty)." if dataset_length == 0 else ". Give one of them.")
         )
     return int(total)
+
+
+def iterations_of_epochs(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
+    """The iterations of ``train_epoch`` epochs, 0 without any.
+
+    An epoch has ``iter_per_epoch`` iterations if that is given; else the epochs are counted in samples, so that only
+    the very last global batch is rounded up. ``dataset_length`` is None for data of unknown length.
+    """
+    train_epoch = try_get_key(train, "train_epoch", default=0)
+    iter_per_epoch = try_get_key(train, "iter_per_epoch")
+    if not train_epoch:
+        return 0
+    if iter_per_epoch is not None:
+        return math.ceil(exact(train_epoch) * iter_per_epoch)
+    if dataset_length is None:
+        raise ConfigError(
+            f"train.train_epoch: got {train_epoch}, but the training data has no length, so an epoch has no end. "
+            "Give train.iter_per_epoch, or train.train_iter with train_epoch=0."
+        )
+    return math.ceil(exact(train_epoch) * dataset_length / global_batch_size)
 
 
 def warmup_iterations(train_iter: int, warmup_ratio: float) -> int:

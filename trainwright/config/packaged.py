@@ -6,6 +6,7 @@ from omegaconf import DictConfig
 
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.config.lazy import LazyConfig
+from trainwright.config.provenance import mark_default
 
 _FOLDER = Path(__file__).parent / "defaults"
 
@@ -29,4 +30,6 @@ def get_config(name: str) -> DictConfig:
             f"{name!r} is not available in trainwright's configs.{hint} There are: {', '.join(there)}."
         )
     config: DictConfig = LazyConfig.load(_FOLDER / name)
+    if "train" in config:
+        mark_default(config.train, "train_iter")  # train_epoch, where it is set, goes before it
     return config

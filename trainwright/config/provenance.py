@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import AnyNode, DictConfig, ListConfig
 
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
@@ -52,6 +52,38 @@ def shown(origin: str) -> str:
     except ValueError:  # another drive
         return origin
     return origin if relative.startswith(os.pardir) else relative
+
+
+class DefaultNode(AnyNode):
+    """A packaged default, until a value is written into it: also one that is equal."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.__dict__["is_default"] = True
+
+    def _set_value(self, value: Any, flags: dict[str, bool] | None = None) -> None:
+        super()._set_value(value, flags)
+        self.__dict__["is_default"] = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = type(self)(self._value())
+        self._deepcopy_impl(copied, memo)
+        copied.__dict__["is_default"] = self.__dict__["is_default"]
+        return copied
+
+
+def mark_default(section: DictConfig, key: str) -> None:
+    """Remember that the value of ``key`` is a packaged default."""
+    node = DefaultNode(section[key])
+    node._set_parent(section)
+    node._set_key(key)
+    section.__dict__["_content"][key] = node  # an assignment would copy the value alone
+
+
+def is_set(section: DictConfig, key: str) -> bool:
+    """Whether ``key`` has a value that is not just the packaged default."""
+    node = raw_children(section).get(key)
+    return node is not None and not (isinstance(node, DefaultNode) and node.__dict__["is_default"])
 
 
 def trust(node: DictConfig) -> None:

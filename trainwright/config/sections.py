@@ -16,7 +16,7 @@ from trainwright.config.amounts import (
 from trainwright.config.errors import ConfigTypeError
 from trainwright.config.instantiation import TARGET
 from trainwright.config.packaged import get_config
-from trainwright.config.provenance import raw_children
+from trainwright.config.provenance import is_set, raw_children
 from trainwright.config.validate import validate
 
 __all__ = [
@@ -48,8 +48,15 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     train = raw_children(whole).get("train")
     if isinstance(train, DictConfig) and isinstance(train._value(), dict):
         settle_aliases(train, defaults.train)
+        if not is_set(train, "train_iter") and _has_epochs(train):
+            train.train_iter = 0  # what the user sets goes before a default: no iterations beside these epochs
     _fill(whole, defaults)
     return whole
+
+
+def _has_epochs(train: DictConfig) -> bool:
+    epochs = OmegaConf.select(train, "train_epoch", throw_on_resolution_failure=False, throw_on_missing=False)
+    return isinstance(epochs, int | float) and epochs > 0
 
 
 def _fill(node: DictConfig, defaults: DictConfig) -> None:

@@ -65,6 +65,23 @@ def _check_lr_scheduler(draft: Draft) -> None:
         _check_torch_name(draft, "lr_scheduler", "lr_scheduler", arguments)
 
 
+def _check_scheduling_steps(draft: Draft) -> None:
+    """A schedule that looks at a metric is stepped when there is a new value of it."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    steps, schedule = draft.settings["lr_scheduling_steps"], draft.settings["lr_scheduler"]
+    if (
+        steps is not None
+        and schedule is not None
+        and find_torch_class("lr_scheduler", schedule)[0] is ReduceLROnPlateau
+    ):
+        draft.refuse(
+            "lr_scheduling_steps",
+            f"got {steps} with ReduceLROnPlateau, which is stepped after each evaluation, or without one at the end of"
+            " each epoch. Leave it out; eval_strategy='step' with eval_steps evaluates more often.",
+        )
+
+
 def _check_one_schedule(draft: Draft) -> None:
     """A schedule of torch's takes the place of the default warm-up schedule, and not of one that was asked for."""
     if draft.settings["lr_scheduler"] is None:
@@ -153,6 +170,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("optimizer",), _check_optimizer),
     (("loss",), _check_loss),
     (("lr_scheduler", "lr_scheduler_kwargs"), _check_lr_scheduler),
+    (("lr_scheduler", "lr_scheduling_steps"), _check_scheduling_steps),
     (("lr_scheduler", "lr_scheduler_type"), _check_one_schedule),
     (("lr_scheduler_type",), _check_lr_scheduler_type),
     (("lr_scheduler_type", "warmup_steps", "warmup_ratio"), _check_warmup),

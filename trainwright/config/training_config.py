@@ -106,7 +106,7 @@ class TrainingConfig(CheckedConfig):
     # The rest is shown where it differs from the default.
     task: types.TaskOrNone = setting(None, "train", "What the model is for: decides its metrics.")
     max_steps: types.StepsOrShare = setting(
-        None, "train", "Steps after which training ends, if the epochs have not ended by then; a share: of each epoch."
+        None, "train", "Steps after which training ends, if the epochs have not ended by then; a share: of all batches."
     )
     dataloader_shuffle: types.YesNo = setting(True, "train", "Shuffle the training data, anew in each epoch.")
     evaluate_with_generate: types.YesNo = setting(
@@ -134,7 +134,10 @@ class TrainingConfig(CheckedConfig):
     )
     lr_scheduler_kwargs: types.Arguments = setting(None, "learning", "The arguments of lr_scheduler.")
     lr_scheduling_steps: types.CountOrNone = setting(
-        None, "learning", "Steps between two steps of lr_scheduler; None: one step at the end of each epoch."
+        None,
+        "learning",
+        "Steps between two steps of lr_scheduler; None: one step at the end of each epoch. Not for"
+        " ReduceLROnPlateau, nor for lr_scheduler_type.",
     )
     non_finite: types.NonFinite = setting(
         "stop", "learning", "What to do where a loss or the gradients become NaN or infinite."

@@ -1,15 +1,19 @@
 """Settle what depends on the data: iterations, warm-up, milestones, periods given in epochs."""
 
 import inspect
+import logging
 from typing import Any
 
 from omegaconf import DictConfig
 
+from trainwright.config.amounts import iterations_of_epochs
 from trainwright.config.errors import ConfigError
 from trainwright.config.instantiation import locate_target
 from trainwright.config.lookup import try_get_key
 from trainwright.config.sections import milestone_iterations, total_iterations, warmup_iterations
 from trainwright.parallel.dist import get_data_parallel_size
+
+logger = logging.getLogger("trainwright.engine")
 
 
 def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
@@ -26,7 +30,13 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
             f" must be at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
             f" {train.num_accumulation_steps} num_accumulation_steps x {get_data_parallel_size()} processes)"
         )
+    asked_for, by_epochs = train.train_iter, iterations_of_epochs(train, length, train.global_batch_size)
     train.train_iter = total_iterations(train, length, train.global_batch_size)
+    if asked_for and by_epochs:
+        logger.info(
+            "train.train_iter=%d and train.train_epoch=%g (%d iterations) are both set: the larger counts, %d.",
+            asked_for, train.train_epoch, by_epochs, train.train_iter,
+        )  # fmt: skip
     train.warmup_iter = warmup_iterations(train.train_iter, train.warmup_ratio)
     _scale_scheduler(train)
     if length is not None:

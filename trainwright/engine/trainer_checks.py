@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -111,18 +111,29 @@ def check_optimizer(optimizer: Any, model: nn.Module, lr_scheduler: Any = None) 
 
 
 def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
-    """Refuse settings that a part given to the Trainer would leave without effect."""
-    unused = []
-    if optimizer is not None:
-        unused += [("optimizer", name) for name in ("optimizer", "learning_rate", "weight_decay")]
-    if lr_scheduler is not None:
-        names = ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps")
-        unused += [("lr_scheduler", name) for name in names]
-    faults = [
-        f"TrainingConfig.{name}: got {getattr(config, name)!r}, but the Trainer was given its own {part}. Set one of"
-        " them."
-        for part, name in unused
-        if getattr(config, name) != type(config).model_fields[name].default
+    """Warn once of the settings that have no effect because of a part that the Trainer is given.
+
+    Raises:
+        ConfigError: a given ReduceLROnPlateau is to be stepped every so many steps.
+    """
+    names = {
+        "optimizer": ("optimizer", "learning_rate", "weight_decay"),
+        "lr_scheduler": ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
+    }
+    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+    unused = [
+        f"{name}={getattr(config, name)!r} (the Trainer was given its own {part}, {type(given).__name__})"
+        for part, given in parts.items()
+        for name in names[part]
+        if given is not None and getattr(config, name) != type(config).model_fields[name].default
     ]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    steps = config.lr_scheduling_steps
+    if steps is not None and lr_scheduler is None and config.lr_scheduler is None:
+        unused.append(f"lr_scheduling_steps={steps} (lr_scheduler_type is stepped at each update)")
+    if unused:
+        logger.warning("TrainingConfig: without effect: %s. Leave these settings out.", "; ".join(unused))
+    if steps is not None and isinstance(lr_scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            f"TrainingConfig.lr_scheduling_steps: got {steps}, but the given ReduceLROnPlateau is stepped after each"
+            " evaluation, or without one at the end of each epoch. Leave it out."
+        )

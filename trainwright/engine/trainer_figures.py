@@ -11,7 +11,7 @@ from trainwright.config.errors import ConfigTypeError
 from trainwright.engine.train_metrics import TrainMetrics
 from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared, is_overridden
 from trainwright.engine.update import Update
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import all_gather_object, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -87,6 +87,11 @@ class MeasuredTrainer(TrainerShared):
     def _metrics_are_due(self) -> bool:
         printed = self.config.print_steps if get_world_size() > 1 else None  # printed are those of all processes
         return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
+
+    def _mean_epoch_loss(self) -> float:
+        """Over the updates of this epoch on all processes, so that all of them see one value."""
+        losses = all_gather_object(self._run_callbacks.epoch_loss())
+        return float(sum(losses) / len(losses))
 
     def _latest(self, name: str) -> float | None:
         value, _ = self.storage.latest().get(name, (None, 0))

@@ -57,6 +57,8 @@ class ScheduleSteps(LRScheduler):
     Not if the step has done so by itself. Where the trainer has no schedule there is nothing to do.
     """
 
+    _leaves_plateaus = True
+
     def __init__(self, due_for_this: Callable[[], IsDue | None]) -> None:
         """``due_for_this`` tells when the trainer's schedule of now is due, None for after each update."""
         super().__init__()
@@ -90,22 +92,24 @@ class ScheduleSteps(LRScheduler):
 
 
 class ReduceOnPlateau(HookBase):
-    """Step a schedule that looks at a metric (``ReduceLROnPlateau``) behind each evaluation, by ``read_metric``."""
+    """Step a ``ReduceLROnPlateau`` by ``read_metric`` after each evaluation; with ``is_due``, whenever that is True."""
 
-    def __init__(self, read_metric: Callable[[], float | None]) -> None:
+    def __init__(self, read_metric: Callable[[], float | None], is_due: IsDue | None = None) -> None:
         self._read_metric = read_metric
+        self._is_due = self._has_new_results if is_due is None else is_due
         self._seen: object = None
 
     def before_train(self) -> None:
         self._seen = self.trainer.last_eval_results
 
     def after_step(self) -> None:
-        results = self.trainer.last_eval_results
-        if results is not self._seen:
-            self._seen = results
-            scheduler, value = self.trainer.lr_scheduler, self._read_metric()
-            if isinstance(scheduler, ReduceLROnPlateau) and value is not None:
-                scheduler.step(value)
+        scheduler = self.trainer.lr_scheduler
+        if self._is_due() and isinstance(scheduler, ReduceLROnPlateau) and (value := self._read_metric()) is not None:
+            scheduler.step(value)
+
+    def _has_new_results(self) -> bool:
+        seen, self._seen = self._seen, self.trainer.last_eval_results
+        return self._seen is not seen
 
 
 class SaveSteps(HookBase):

@@ -71,7 +71,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             # Before the last evaluation, which may take long.
             SaveSteps(self.checkpointer, self._save_is_due, self._save_step, self._saves_before_end) if saves else None,
             evaluate if evaluates else None,
-            ReduceOnPlateau(partial(self._latest, metric)) if evaluates else None,
+            self._plateau_hook(metric),
             best if evaluates and saves else None,
             self._run_callbacks,
             profile_hook(config.profile, self.output_dir),
@@ -86,10 +86,19 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
 
         return optim.build_lr_scheduler(self.config, self.optimizer, num_updates, plateau_mode)
 
+    def _plateau_hook(self, metric: str) -> HookBase:
+        """By a result of evaluation after each of these, by one of training at the end of each epoch."""
+        if metric.startswith("evaluation/"):
+            return ReduceOnPlateau(partial(self._latest, metric))
+        return ReduceOnPlateau(
+            self._mean_epoch_loss if metric == "total_loss" else partial(self._latest, metric), self.state.is_epoch_end
+        )
+
     def _schedule_is_due(self) -> Callable[[], bool] | None:
-        """When to step the schedule: one with warm-up after each update (None), others of torch's once an epoch."""
-        is_warm_up = self.config.lr_scheduler is None and not self._is_given_schedule
-        is_by_updates = is_warm_up or isinstance(self.lr_scheduler, FormulaLR)
+        """When to step the schedule: by lr_scheduler_type after each update (None), others of torch's once an epoch."""
+        if self.config.lr_scheduler is None and not self._is_given_schedule:
+            return None
+        is_by_updates = isinstance(self.lr_scheduler, FormulaLR)
         every = self.config.lr_scheduling_steps or (None if is_by_updates else self._plan.steps_per_epoch)
         return partial(self.state.has_passed, every) if every else None
 
@@ -146,8 +155,14 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         config = self.config
         max_steps = config.max_steps
         self.train_dataloader = with_length(self.train_dataloader, max_steps)
-        if isinstance(max_steps, float):  # a part of each epoch
-            max_steps = math.ceil(max_steps * len(self.train_dataloader)) * config.num_epochs
+        if isinstance(max_steps, float):
+            share, max_steps = max_steps, _steps_of(max_steps, len(self.train_dataloader)) * config.num_epochs
+            logger.info(
+                "TrainingConfig.max_steps=%g: %d steps in all, that share of %d epochs of %d batches. No epoch is cut:"
+                " training ends in epoch %d.",
+                share, max_steps, config.num_epochs, len(self.train_dataloader),
+                -(-max_steps // len(self.train_dataloader)),
+            )  # fmt: skip
         self._plan = make_plan(
             self.train_dataloader,
             num_epochs=config.num_epochs,

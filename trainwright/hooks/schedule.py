@@ -4,6 +4,7 @@ from collections import Counter
 
 import torch
 
+from trainwright.config.errors import ConfigError
 from trainwright.hooks.base import HookBase
 
 
@@ -12,7 +13,12 @@ class LRScheduler(HookBase):
 
     With several parameter groups it is the rate of the largest one. Without arguments the hook takes the trainer's
     ``optimizer`` and ``lr_scheduler``.
+
+    Raises:
+        ConfigError: before the training: the schedule is a ReduceLROnPlateau.
     """
+
+    _leaves_plateaus = False  # to another hook
 
     def __init__(
         self,
@@ -26,6 +32,11 @@ class LRScheduler(HookBase):
     def before_train(self) -> None:
         optimizer = self._optimizer or self.trainer.optimizer
         self._scheduler = self._scheduler or self.trainer.lr_scheduler
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and not self._leaves_plateaus:
+            raise ConfigError(
+                "LRScheduler: ReduceLROnPlateau is stepped with a metric, and this hook steps a schedule after each"
+                " iteration. Give another schedule, or leave this hook out and step it in a hook of your own."
+            )
         self._group = _telling_group(optimizer)
 
     def after_step(self) -> None:

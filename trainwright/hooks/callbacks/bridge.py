@@ -117,6 +117,10 @@ class RunCallbacks(HookBase):
         self.logs.update(step_logs)
         return step_logs
 
+    def epoch_loss(self) -> float:
+        """The mean loss of the epoch so far."""
+        return self._mean_loss.read(self.trainer.storage)
+
     def epoch_loss_with(self, step_loss: float) -> float:
         """The mean loss of the epoch so far, with that of a step which is not over."""
         return self._mean_loss.read_with(self.trainer.storage, step_loss)

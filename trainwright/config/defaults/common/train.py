@@ -11,7 +11,7 @@ train = dict(
     train_micro_batch_size=32,
     global_batch_size=None,
     num_accumulation_steps=None,
-    # The run is the longer of train_iter iterations and train_epoch epochs.
+    # How long the run is. train_epoch goes before the default of train_iter; where both are set, the longer counts.
     train_iter=10000,
     train_epoch=0,
     # Counted by the run itself.
