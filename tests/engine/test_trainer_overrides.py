@@ -266,3 +266,38 @@ def test_model_and_config_in_either_order_and_by_either_name(tmp_path: Path) -> 
     ):
         assert trainer.config is trainer.configs is settings
         assert isinstance(trainer.model, nn.Sequential)
+
+
+@pytest.mark.parametrize("name", ["mine", "Adam", None])
+def test_a_given_optimizer_and_loss_have_any_name_and_leave_the_config_alone(name: str | None, tmp_path: Path) -> None:
+    settings = config(tmp_path / "first", num_epochs=1, max_grad_norm=0.5)
+    before = repr(settings)
+    trainer = Trainer(make(), settings, PAIRS)
+    trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.1), optimizer_name=name)
+    trainer.set_loss(nn.CrossEntropyLoss(label_smoothing=0.1), loss_name=name)
+    assert trainer.config is trainer.configs
+    assert (trainer.configs.optimizer, trainer.configs.loss) == (name or "custom_", name or "custom_")
+    assert repr(settings) == before
+    trainer.train()
+    assert repr(settings) == before
+    assert TrainingConfig.load_from_yaml(tmp_path / "first" / "training_config.yaml").optimizer == "custom_"
+    second = Trainer(make(), settings, PAIRS)  # trains as a first one does
+    assert type(second.optimizer) is torch.optim.Adam
+    assert type(second.loss) is nn.CrossEntropyLoss
+
+
+def test_a_given_optimizer_is_not_written_to(tmp_path: Path) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys = set(optimizer.param_groups[0])
+    norms = []
+    for limit in (1e-3, 1e-4):
+        trainer = Trainer(
+            model, config(tmp_path, num_epochs=1, max_grad_norm=limit, learning_rate=5e-5), PAIRS, optimizer=optimizer
+        )
+        before = [p.detach().clone() for p in model.parameters()]
+        trainer.train()
+        moved = torch.cat([(p - q).flatten() for p, q in zip(model.parameters(), before, strict=True)])
+        norms.append(float(moved.detach().norm()))
+    assert set(optimizer.param_groups[0]) == keys
+    assert norms[1] < 0.11 * 7 * 1e-4 < norms[0]  # 7 updates with a rate of 0.1: the second limit counts

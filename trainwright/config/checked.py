@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from trainwright.config.draft import Draft
+from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigKeyError, did_you_mean
 from trainwright.config.read_only import plain, read_only
 from trainwright.config.resolve import resolved
@@ -131,7 +132,7 @@ class CheckedConfig(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name, as plain values: ``TrainingConfig(**config.to_dict())`` is this one again."""
         found: dict[str, Any] = plain(self._as_set)
-        return found
+        return {field: CUSTOM if isinstance(value, GivenName) else value for field, value in found.items()}
 
     def to_json_string(self) -> str:
         """:meth:`to_dict` as JSON; what it has no form for as text."""

@@ -7,6 +7,10 @@ from trainwright.config.errors import ConfigError, did_you_mean
 CUSTOM = "custom_"  # the name of an optimizer or a loss that is an object of the user's
 
 
+class GivenName(str):
+    """What the user calls an optimizer or a loss that is an object: any text. Files have ``custom_`` in its place."""
+
+
 class _Word(StrEnum):
     """A string from a list. An unknown one is a ConfigError with the nearest; known misspellings are understood."""
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from trainwright.config.enums import GivenName
 from trainwright.config.errors import ConfigTypeError
 
 
@@ -63,7 +64,7 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in (bool, int, float, str, GivenName):
         return value
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from trainwright.config.draft import Draft
-from trainwright.config.enums import CUSTOM, TaskType
+from trainwright.config.enums import CUSTOM, GivenName, TaskType
 from trainwright.config.errors import did_you_mean
 from trainwright.config.torch_names import arguments_fault, find_torch_class
 
@@ -42,7 +42,10 @@ def _check_loss(draft: Draft) -> None:
 
 
 def _check_torch_name(draft: Draft, field: str, kind: str, also: dict[str, Any] | None = None) -> None:
-    value = draft.settings[field]
+    given, value = draft.given.get(field), draft.settings[field]
+    if isinstance(given, GivenName):
+        draft.settings[field] = given  # pydantic has made a plain text of it
+        return
     if value == CUSTOM:
         return
     _, fault = find_torch_class(kind, value)

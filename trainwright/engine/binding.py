@@ -16,6 +16,8 @@ def bind_step(stepper: Any, get_batch: Callable[..., Any], device: Any) -> tuple
     It may take ``(get_batch, input_placement_device)``, ``(get_batch)`` or none.
     A partial of the method itself: no Python frame is added to the way of a batch.
     """
+    if hasattr(stepper, "refuse_overrides"):  # of graph mode
+        stepper.refuse_overrides()
     run_step = stepper.run_step
     parameters = inspect.signature(run_step).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

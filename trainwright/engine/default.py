@@ -45,6 +45,7 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
+from trainwright.hooks.overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.parallel.data_parallel import wrap_data_parallel
@@ -55,6 +56,7 @@ from trainwright.parallel.recompute import recompute_blocks
 logger = logging.getLogger("trainwright.engine")
 
 
+@overridable
 class DefaultTrainer(TrainerBase):
     """Train what a configuration describes: ``DefaultTrainer(cfg).train()``.
 
@@ -94,8 +96,7 @@ class DefaultTrainer(TrainerBase):
         seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws its own numbers
 
         self._trainer: Any = self._build_stepper(cfg, grad_scaler)
-        # Not with a user's own: it may draw, or want what the loader gave.
-        self._trainer.reads_ahead = {self.get_batch.__module__, self.run_step.__module__} == {__name__}
+        self._built_stepper = self._trainer
         states: dict[str, Any] = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
         if grad_scaler is not None:
             states["grad_scaler"] = grad_scaler
@@ -289,9 +290,11 @@ class DefaultTrainer(TrainerBase):
         step()
 
     def _bind_run_step(self) -> tuple[Any, Any]:
+        has_own_step, has_own_batch = is_overridden(self, "run_step"), is_overridden(self, "get_batch")
+        has_own = has_own_step or has_own_batch or is_overridden(self._built_stepper, "run_step")
+        self._built_stepper.reads_ahead = not has_own  # a user's own may draw, or want what the loader gave
         stepper, step = bind_step(self._trainer, self._get_batch, self.device)
-        is_overridden = type(self).run_step is not DefaultTrainer.run_step
-        return stepper, self.run_step if is_overridden else step
+        return stepper, self.run_step if has_own_step else step
 
     def _has_end_to_do(self) -> bool:
         evaluates = self.cfg.train.evaluation.enabled and bool(self.test_loader)
@@ -313,8 +316,7 @@ class DefaultTrainer(TrainerBase):
 
     def _save(self) -> None:
         """Save what is trained so far, as the checkpoint of the last iteration done."""
-        iteration = self.iterations_done - 1
-        self.checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+        self.checkpointer.save(f"model_{self.iterations_done - 1:07d}", iteration=self.iterations_done - 1)
 
     def _get_batch(self, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
         """``get_batch`` with what this run knows: its device, and the mixing that the loader carries."""

@@ -49,6 +49,11 @@ def plain_backward(loss: Tensor, batch: Any = None) -> None:
         _run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
+def scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor) -> None:
+    """The backward pass of a loss times the scale that gradients in float16 need."""
+    grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+
 def noted(
     skip: Any, begin: Callable[[int], None] | None, backward: Callable[[Tensor, Any], None]
 ) -> tuple[Callable[[int], None], Callable[[Tensor, Any], None]]:

@@ -22,6 +22,7 @@ from trainwright.engine.objective import sum_losses, write_forward_help
 from trainwright.engine.steps import EagerTrainer
 from trainwright.engine.window import mean_outputs
 from trainwright.events.storage import get_event_storage, has_event_storage
+from trainwright.hooks.overrides import is_overridden, overridable
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_world_size
 
@@ -59,6 +60,7 @@ class GraphBase(nn.Module):
         return self.model(**batch)
 
 
+@overridable
 class GraphTrainer(EagerTrainer):
     """Steps that are programs: forward, backward, clipping and optimizer in one call.
 
@@ -90,9 +92,20 @@ class GraphTrainer(EagerTrainer):
             on_refusal=self._go_on_eagerly,
             on_compiled=lambda seconds: self.phases.count_compile(seconds),
         )
-        why = self._refusal(grad_scaler, skip_non_finite=skip_non_finite)
+        why = refusal_of_run(grad_scaler, adds=grad_acc_steps > 1, skips=skip_non_finite) or refusal_of_compiler()
         if why is not None:
             self._compiled.refuse(why)
+        self.refuse_overrides()
+
+    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        self.refuse_overrides()
+        return super()._bind_run_step()
+
+    def refuse_overrides(self) -> None:
+        """Before the first step: where the user has overridden a part of it, all steps are eager."""
+        own = [name for name in _OF_THE_STEP if is_overridden(self, name)]
+        if own and self._compiled is not None:
+            self._compiled.refuse(f"{type(self).__name__} has its own {' and '.join(own)}")
 
     def run_step(
         self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
@@ -149,13 +162,6 @@ class GraphTrainer(EagerTrainer):
 
     def _go_on_eagerly(self) -> None:
         self._compiled = None
-
-    def _refusal(self, grad_scaler: torch.amp.GradScaler | None, *, skip_non_finite: bool) -> str | None:
-        own = [name for name in _OF_THE_STEP if getattr(type(self), name) is not getattr(EagerTrainer, name)]
-        if own:
-            return f"{type(self).__name__} has its own {' and '.join(own)}"
-        why = refusal_of_run(grad_scaler, adds=self.grad_acc_steps > 1, skips=skip_non_finite)
-        return why or refusal_of_compiler()
 
 
 def refusal_of_run(grad_scaler: torch.amp.GradScaler | None, *, adds: bool, skips: bool) -> str | None:

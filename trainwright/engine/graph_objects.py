@@ -13,9 +13,10 @@ from trainwright.engine.contracts import contract_for, fields_of
 from trainwright.engine.graph import outputs_of, put_figures, refusal_of_compiler, refusal_of_run, usable_backend
 from trainwright.engine.graph_batch import batch_size_of
 from trainwright.engine.graph_update import CompiledUpdate, say_refusal
-from trainwright.engine.trainer_shared import TrainerShared, is_overridden
+from trainwright.engine.trainer_shared import TrainerShared
 from trainwright.engine.update import Update
 from trainwright.engine.window import TOKENS
+from trainwright.hooks.overrides import install, is_overridden, uninstall
 
 _OF_THE_STEP = ("train_step", "training_step", "optimization_step", "run_step")
 _SCORES = "scores"
@@ -45,7 +46,7 @@ def compile_steps(
         say_refusal(why)
         return
     steps = CompiledSteps(trainer, update, criterion, own_loss, note_scores)
-    trainer.train_step = steps.train_step  # type: ignore[attr-defined]
+    install(trainer, "train_step", steps.train_step)
 
 
 class CompiledSteps:
@@ -101,6 +102,7 @@ class CompiledSteps:
             backend=usable_backend("inductor", self._trainer.device),
             adds=self._adds,
             skips=self._skips,
+            max_norm=self._trainer.config.max_grad_norm,
             names=names,
             batch_size=self._batch_size,
             on_refusal=self._go_on_eagerly,
@@ -130,7 +132,7 @@ class CompiledSteps:
 
     def _go_on_eagerly(self) -> None:
         if getattr(vars(self._trainer).get("train_step"), "__self__", None) is self:
-            del self._trainer.train_step
+            uninstall(self._trainer, "train_step")
 
 
 class _Noting:

@@ -40,12 +40,14 @@ class Part:
     """Which part of an update a program is: with one micro-batch, all of it.
 
     ``adds``: gradients are added up with those of other micro-batches; ``steps``: the last one, which uses them.
-    ``skips``: an update whose loss or gradients are not finite changes nothing.
+    ``skips``: an update whose loss or gradients are not finite changes nothing. ``max_norm``: as ``gradient_clipper``
+    takes it.
     """
 
     adds: bool
     steps: bool
     skips: bool = False
+    max_norm: float | None = None
 
 
 class Program:
@@ -207,7 +209,8 @@ class Program:
         for stand_in, gradient in zip(trained, gradients, strict=True):
             stand_in.grad = gradient
         groups = clipping_groups(self._optimizer, stand_ins)
-        clip = gradient_norm(groups) if self._part.skips else gradient_clipper(groups)
+        norm = self._part.max_norm
+        clip = gradient_norm(groups, norm) if self._part.skips else gradient_clipper(groups, norm)
         if clip is not None:
             figures["grad_norm"] = clip().clone()
         step_written_down(self._optimizer, self._inputs, stand_ins, states, rates)

@@ -21,6 +21,7 @@ from trainwright.engine.graph_errors import NotCapturable, NotReady
 from trainwright.engine.graph_optimizer import OptimizerInputs, has_state, refusal
 from trainwright.engine.graph_program import Part, Program
 from trainwright.engine.window import TOKENS, WindowMean, count_samples
+from trainwright.optim.clip import gradient_clipper
 
 _Inputs = tuple[list[Any], list[Tensor]]  # arguments of the forward pass, and states of the optimizer
 
@@ -44,6 +45,7 @@ class CompiledUpdate:
         names: the fields of a batch that ``loss_of`` looks at; None: all.
         adds: whether windows have several micro-batches.
         skips: leave updates out whose loss or gradients are not finite.
+        max_norm: as ``gradient_clipper`` takes it.
         batch_size: how many samples a batch has that is no shorter one; None: nobody knows.
         on_refusal: called once if the run is to go on without programs.
         on_compiled: is told the seconds of each making of programs, also of one that failed.
@@ -60,6 +62,7 @@ class CompiledUpdate:
         backend: str,
         adds: bool = False,
         skips: bool = False,
+        max_norm: float | None = None,
         names: Sequence[str] | None = None,
         batch_size: int | None = None,
         on_refusal: Callable[[], object] = lambda: None,
@@ -71,7 +74,9 @@ class CompiledUpdate:
         self._names = names
         self._batch_size = batch_size
         self._adds = adds
-        self._parts = [Part(adds=adds, steps=True, skips=skips)] + ([Part(adds=True, steps=False)] if adds else [])
+        self._parts = [Part(adds=adds, steps=True, skips=skips, max_norm=max_norm)] + (
+            [Part(adds=True, steps=False)] if adds else []
+        )
         self._on_refusal, self._on_compiled = on_refusal, on_compiled
         self._programs: _Programs | None = None
         self._others: list[_Programs] = []
@@ -155,9 +160,10 @@ class CompiledUpdate:
         self._others.append(programs)
         is_kept = all(program.is_from_disk for program in programs.made)
         operations = " and ".join(str(program.num_operations) for program in programs.made)
+        clipping = ", clipping" if gradient_clipper(self._optimizer, self._parts[0].max_norm) else ""
         logger.info(
             "Graph mode: forward, backward%s and the step of %s are one program (%s operations, no graph break), %s"
-            " in %.1f s.", ", clipping" if programs.clips else "", type(self._optimizer).__name__, operations,
+            " in %.1f s.", clipping, type(self._optimizer).__name__, operations,
             f"made by {self._backend}" if not is_kept else "taken from disk", seconds,
         )  # fmt: skip
         return programs
@@ -179,7 +185,6 @@ class _Programs:
         self._optimizer = optimizer
         self._capture = Capture(loss_of, layout, tensors)
         self._inputs = OptimizerInputs(optimizer)
-        self.clips = any(group.get("clip_grad_max_norm") is not None for group in optimizer.param_groups)
         self.made: list[Program] = []
 
     def compile(self, batch: Any, parts: Sequence[Part], backend: str) -> None:

@@ -11,12 +11,14 @@ from trainwright.config.errors import ConfigTypeError, UserError
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.overrides import is_overridden, overridable
 
 logger = logging.getLogger("trainwright.engine")
 
 FILE_ONLY = {"file_only": True}  # of a log record: not for the console
 
 
+@overridable
 class TrainerBase:
     """Iterations with hooks around them. A subclass says in ``run_step`` what an iteration does.
 
@@ -178,11 +180,9 @@ class TrainerBase:
 
     def _calls_of(self, moment: str) -> list[Callable[[], None]]:
         """What is called at a moment of each step: only hooks that override it, so an absent hook costs nothing."""
-        if getattr(type(self), moment) is not getattr(TrainerBase, moment):
+        if is_overridden(self, moment):
             return [getattr(self, moment)]  # the user's own method decides
-        calls = [getattr(hook, moment) for hook in self._hooks]
-        unused = getattr(HookBase, moment)
-        return [call for call in calls if getattr(call, "__func__", None) is not unused]
+        return [getattr(hook, moment) for hook in self._hooks if is_overridden(hook, moment)]
 
     def _after_failure(self, error: BaseException) -> None:
         # For log.txt alone: whoever catches the error shows it.

@@ -19,25 +19,25 @@ _PRECISIONS = ("no", "bf16", "fp16")
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
-def join(config: "TrainingConfig", accelerator: Any = None) -> torch.device:
-    """Join the processes that a launcher started, if there are any, and return this one's device.
+def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingConfig, torch.device]":
+    """Join the processes that a launcher started, if there are any; returns the settings and this one's device.
 
-    With an ``accelerator`` both are what that one has settled, and ``config`` takes over what only that one says.
+    With an ``accelerator`` the processes are its own, and the returned settings, a copy then, have what only it says.
 
     Raises:
         ConfigError: the two contradict each other, or several processes shall share one GPU.
     """
     if accelerator is not None:
-        _agree(config, accelerator)
+        config = _agreed(config, accelerator)
         leave_at_exit()
-        return torch.device(accelerator.device)
+        return config, torch.device(accelerator.device)
     asked = config.device_str
     if asked is not None and ":" in asked and not asked.startswith("cpu") and _num_launched() > 1:
         raise ConfigError(
             f"TrainingConfig.device_str: got {asked!r}, one device, for {_num_launched()} processes; give"
             f" {asked.partition(':')[0]!r}, of which each takes its own, or None."
         )
-    return setup_dist_util({"device_type": asked})
+    return config, setup_dist_util({"device_type": asked})
 
 
 def tell(config: "TrainingConfig", accelerator: Any = None) -> None:
@@ -66,7 +66,7 @@ def _warn_unused(config: "TrainingConfig") -> None:
         )  # fmt: skip
 
 
-def _agree(config: "TrainingConfig", accelerator: Any) -> None:
+def _agreed(config: "TrainingConfig", accelerator: Any) -> "TrainingConfig":
     missing = [name for name in ("device", "prepare_model", "backward") if not hasattr(accelerator, name)]
     if missing:
         raise ConfigTypeError(
@@ -80,10 +80,12 @@ def _agree(config: "TrainingConfig", accelerator: Any) -> None:
         faults.append(_contradiction("gradient_accumulation_steps", config.gradient_accumulation_steps, steps))
     if faults:
         raise ConfigError("\n".join(faults))
+    changes: dict[str, Any] = {}
     if _precision_of(config) != precision:
-        config.mixed_precision = precision
+        changes["mixed_precision"] = precision
     if config.gradient_accumulation_steps != steps:
-        config.gradient_accumulation_steps = steps
+        changes["gradient_accumulation_steps"] = steps
+    return config.copy_with(**changes) if changes else config
 
 
 def _precision_of(config: "TrainingConfig") -> str:

@@ -10,6 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 from trainwright.data.columns import ColumnDataset
 from trainwright.hooks.advice import Facts, SettingNames
 from trainwright.hooks.callbacks import Callback
+from trainwright.hooks.overrides import is_overridden
 
 _OF_ALL_HOOKS = {
     "ProfileHook": "the profiler, which is there for a few iterations: leave it out otherwise",
@@ -112,7 +113,7 @@ def _evaluations_of(config: Any) -> str:
 
 def _about_callbacks(callbacks: list[Callback], print_steps: int | None) -> str:
     """Those that do something at each step, and the settings of ours."""
-    at_each_step = [each for each in callbacks if any(_overrides(each, name) for name in _OF_EACH_BATCH)]
+    at_each_step = [each for each in callbacks if any(is_overridden(each, name) for name in _OF_EACH_BATCH)]
     names = list(dict.fromkeys(type(each).__name__ for each in at_each_step or callbacks))
     cures = list(_cures_of(names, print_steps))
     if any(name not in ("PrintCallback", "ProgressBarCallback") for name in names):
@@ -125,10 +126,6 @@ def _cures_of(names: list[str], print_steps: int | None) -> Iterator[str]:
         yield f"a larger print_steps (now {print_steps}) prints fewer lines"
     if "ProgressBarCallback" in names:
         yield "progress_bar=False leaves the bar out"
-
-
-def _overrides(callback: Callback, name: str) -> bool:
-    return getattr(type(callback), name) is not getattr(Callback, name)
 
 
 # What the parts are.

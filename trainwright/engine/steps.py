@@ -11,11 +11,19 @@ from torch import Tensor, nn
 from trainwright.data.ahead import ahead
 from trainwright.data.collate import to_batch
 from trainwright.data.endless import endless
-from trainwright.engine.gradients import plain_backward, recorded_norm, recorded_step, scaled_step, unscaled
+from trainwright.engine.gradients import (
+    plain_backward,
+    recorded_norm,
+    recorded_step,
+    scaled_backward,
+    scaled_step,
+    unscaled,
+)
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.objective import sum_losses, write_forward_help
 from trainwright.engine.window import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.events.storage import get_event_storage
+from trainwright.hooks.overrides import overridable
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.direct import direct
 from trainwright.optim.skip import SkipNonFinite
@@ -23,6 +31,7 @@ from trainwright.parallel.data_parallel import accumulation_window, unwrap_model
 from trainwright.parallel.dist import get_world_size
 
 
+@overridable
 class EagerTrainer(TrainerBase):
     """Steps in plain PyTorch.
 
@@ -79,8 +88,9 @@ class EagerTrainer(TrainerBase):
         self._grad_scaler = grad_scaler
         self._note_loss: Callable[[Any], object] = _nothing
         self._clip_gradients = recorded_norm(gradient_clipper(optimizer), is_scaled=is_scaled)
+        self._differentiate: Callable[[Tensor], None] = plain_backward
         if grad_scaler is not None:
-            self.backward = self._scaled_backward  # type: ignore[method-assign]
+            self._differentiate = partial(scaled_backward, grad_scaler)
             self._finish_gradients = unscaled(grad_scaler, optimizer, self._finish_gradients)
             self._step_optimizer = scaled_step(grad_scaler, optimizer)  # type: ignore[method-assign, assignment]
         if skip_non_finite:
@@ -135,7 +145,7 @@ class EagerTrainer(TrainerBase):
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of ``loss``."""
-        plain_backward(loss)
+        self._differentiate(loss)
 
     def update(self) -> None:
         """Use the gradients: clip them, step the optimizer, and set them to None."""
@@ -176,10 +186,6 @@ class EagerTrainer(TrainerBase):
     def _step_optimizer(self, norm: Any) -> None:
         """Change the weights. ``norm`` is that of the gradients, where it is known."""
         self._updater.step()
-
-    def _scaled_backward(self, loss: Tensor) -> None:
-        assert self._grad_scaler is not None
-        self._grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 
 def _nothing(*_: object) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from trainwright.engine.comparison import Comparison, predictions_of, shifted
 from trainwright.engine.contracts import target_of
@@ -51,6 +52,7 @@ class TrainMetrics(HookBase):
         self.is_on = True
         self._of_all: dict[str, float] = {}  # over the batches of all processes, after
         self._read_at = -1  # so many updates
+        self._watching: RemovableHandle | None = None
         if get_world_size() > 1:
             self._is_borrowed = is_borrowed
             self.add = self._add_unless_borrowed  # type: ignore[method-assign]
@@ -65,14 +67,19 @@ class TrainMetrics(HookBase):
         self._outputs = outputs
 
     def watch(self, model: nn.Module) -> None:
-        """Note each output of ``model`` in training, for steps of the user's own."""
+        """Note each output of ``model`` in training, for steps of the user's own; until the training ends."""
 
         def note(module: nn.Module, _: Any, outputs: Any) -> None:
             # A program gives the outputs by itself.
             if module.training and not torch.compiler.is_compiling():
                 self._outputs = outputs
 
-        model.register_forward_hook(note)
+        self._watching = model.register_forward_hook(note)
+
+    def after_train(self) -> None:
+        if self._watching is not None:
+            self._watching.remove()
+            self._watching = None
 
     def add_now(self, inputs: Any) -> None:
         """Count a batch before its step is over; the ``add`` that follows finds it counted."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainwright.config.enums import CUSTOM
+from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
 from trainwright.engine import trainer_checks as checks
@@ -22,9 +22,9 @@ from trainwright.engine.console import log_to_console
 from trainwright.engine.processes import join, tell
 from trainwright.engine.trainer_hooks import TrainerFolder
 from trainwright.engine.trainer_lifecycle import TrainerLifecycle
-from trainwright.engine.trainer_shared import is_overridden
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
+from trainwright.hooks.overrides import is_overridden, overridable
 from trainwright.optim.formula import FormulaLR
 from trainwright.optim.freeze import freeze_bn
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
 
 
+@overridable
 class Trainer(TrainerLifecycle):
     """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
 
@@ -86,9 +87,9 @@ class Trainer(TrainerLifecycle):
         checks.check_given(config, optimizer, lr_scheduler)
         checks.check_kinds(data_collator=data_collator, metrics_handler=metrics_handler, model_card=model_card)
         checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
-        self.config: TrainingConfig = config
         self.accelerator = accelerator
-        self.device = join(config, accelerator)
+        config, self.device = join(config, accelerator)
+        self.config: TrainingConfig = config
         log_to_console()
         self.output_dir = Path(os.path.abspath(config.output_dir))
         tell(config, accelerator)
@@ -106,7 +107,6 @@ class Trainer(TrainerLifecycle):
         self._autocast = optim.autocast_for(config, self.device)
         self._settle_model()
         self.optimizer = optimizer or optim.build_optimizer(config, model)
-        optim.clip_by(self.optimizer, config.max_grad_norm)
         checks.check_optimizer(self.optimizer, model, lr_scheduler)
         self.lr_scheduler = lr_scheduler or self._build_lr_scheduler(self.max_iter)
         self._is_given_schedule = lr_scheduler is not None
@@ -169,9 +169,8 @@ class Trainer(TrainerLifecycle):
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""
         checks.check_optimizer(optimizer, self.model)
-        self.config.optimizer = optimizer_name or CUSTOM
+        self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # not in the user's object
         self.optimizer = optimizer
-        optim.clip_by(optimizer, self.config.max_grad_norm)
         left = self._plan.num_updates - self.state.updates_done
         self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
         self._settle_parts()
@@ -183,7 +182,7 @@ class Trainer(TrainerLifecycle):
             raise ConfigTypeError(
                 f"Trainer.set_loss: got {loss!r}; it must be a module or a function of (outputs, target)."
             )
-        self.config.loss = loss_name or CUSTOM
+        self.config = self.config.copy_with(loss=GivenName(loss_name or CUSTOM))
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
         self._settle_step()
 

@@ -15,8 +15,9 @@ from trainwright.engine.comparison import Comparison, find_comparison, predictio
 from trainwright.engine.contracts import has_losses, target_of
 from trainwright.engine.replica import share_state
 from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all, weight_of
-from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared, is_overridden
+from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared
 from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
+from trainwright.hooks.overrides import is_overridden
 from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.engine")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigTypeError
 from trainwright.engine.train_metrics import TrainMetrics
-from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared, is_overridden
+from trainwright.engine.trainer_shared import TrainerShared
 from trainwright.engine.update import Update
+from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -30,10 +31,7 @@ class MeasuredTrainer(TrainerShared):
             return None
         make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
         is_epoch_end, compare = self.state.is_epoch_end, self._find_comparison_in_training
-        metrics = TrainMetrics(make_copy, self._metrics_are_due, is_epoch_end, compare, self._is_borrowed)
-        if any(is_overridden(self, name) for name in OF_THE_STEP):
-            metrics.watch(self.model)
-        return metrics
+        return TrainMetrics(make_copy, self._metrics_are_due, is_epoch_end, compare, self._is_borrowed)
 
     def _looks_after_batch(self) -> Any:
         """What is done with the logs of each micro-batch: as little as can be, None for nothing."""
@@ -55,10 +53,10 @@ class MeasuredTrainer(TrainerShared):
         checks = {"compute_loss": _check_loss, "training_step": _check_step, "train_step": _check_logs}
         for name, check in checks.items():
             if is_overridden(self, name):
-                setattr(self, name, partial(self._checked, name, check))
+                install(self, name, partial(self._checked, name, check))
 
     def _checked(self, name: str, check: Any, *arguments: Any) -> Any:
-        vars(self).pop(name, None)  # from the second time on the method itself is called
+        uninstall(self, name)  # from the second time on the method itself is called
         result = getattr(self, name)(*arguments)
         check(f"{type(self).__name__}.{name}", result)
         return result

@@ -35,12 +35,13 @@ from trainwright.engine.trainer_hooks import (
 )
 from trainwright.engine.trainer_ranks import RankedTrainer
 from trainwright.engine.trainer_saving import SavingTrainer
-from trainwright.engine.trainer_shared import OF_THE_STEP, is_overridden
+from trainwright.engine.trainer_shared import OF_THE_STEP
 from trainwright.engine.trainer_state import TrainerState
 from trainwright.engine.update import Update
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions, IterationTimer
 from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.formula import FormulaLR
 from trainwright.optim.without_compiler import without_compiler
@@ -62,7 +63,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         load_best = config.load_best_model_at_end
         best = SaveBest(eval_is_due, self.checkpointer, metric, mode, is_needed=load_best)
         evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
-        write = WriteSteps(self._log_is_due, self.build_writers)
+        write = WriteSteps(self._log_is_due, lambda: self.build_writers())  # by then another may be assigned
         self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
         return [
             IterationTimer(facts=facts_of_objects),
@@ -233,15 +234,16 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         """What a step needs to know of the configuration, settled once."""
         config = self.config
         self._contract: Contract | None = None
-        vars(self).pop("compute_loss", None)
-        vars(self).pop("train_step", None)
-        self._criterion, self._own_loss = optim.losses(self.loss, self.model, self._autocast)
+        uninstall(self, *OF_THE_STEP)
+        self._loss_of_model = getattr(self.model, "compute_loss", None)
+        self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
         self._is_window_end = True
         self._update = Update(
             self.optimizer,
             self.model,
             *optim.step_of(self.optimizer, self.accelerator),
             accumulates=config.gradient_accumulation_steps > 1,
+            max_norm=config.max_grad_norm,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),
@@ -269,6 +271,8 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()
+        if getattr(self.model, "compute_loss", None) != self._loss_of_model:
+            self._settle_step()  # the model has got another one since
         self._after_batch = self._looks_after_batch()  # by now all callbacks are there
         self._set_batches()
 
@@ -291,9 +295,11 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         first = next(prepared)
         self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))
         if not any(is_overridden(self, name) for name in OF_THE_STEP):  # else the user's own decide
-            self.compute_loss = self._settled(first).compute_loss  # type: ignore[method-assign]
-        else:
-            self._check_first_step()
+            install(self, "compute_loss", self._settled(first).compute_loss)
+            return
+        self._check_first_step()
+        if self._train_metrics is not None:
+            self._train_metrics.watch(self.model)
 
     def _close_loaders(self) -> None:
         self._batches = iter(())

@@ -97,14 +97,6 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def clip_by(optimizer: Optimizer, max_norm: float | None) -> None:
-    """Have the gradients of all groups clipped to a global norm; groups that say one by themselves keep theirs."""
-    if max_norm is not None:
-        for group in optimizer.param_groups:
-            group.setdefault("clip_grad_max_norm", max_norm)
-            group.setdefault("clip_grad_norm_type", 2.0)
-
-
 def step_of(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """What makes a step, and what sets the gradients to None. A step that must be given a closure is given None."""
     if accelerator is not None:
@@ -182,10 +174,9 @@ def _torch_scheduler(
 
 
 def losses(
-    criterion: Callable[..., Tensor] | None, model: nn.Module, autocast: Autocast | None
+    criterion: Callable[..., Tensor] | None, own_loss: Callable[..., Tensor] | None, autocast: Autocast | None
 ) -> tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]:
     """The criterion, and the model's own ``compute_loss`` if it has one, in the precision of the run."""
-    own_loss = getattr(model, "compute_loss", None)
     if autocast is None:
         return criterion, own_loss
     return criterion and autocast()(criterion), own_loss and autocast()(own_loss)

@@ -97,8 +97,3 @@ class TrainerShared(TrainerBase):
 
     def set_train_mode(self, model: nn.Module | None = None) -> None:
         raise NotImplementedError
-
-
-def is_overridden(trainer: object, name: str) -> bool:
-    """Whether a method is a user's own, and not one of the engine's."""
-    return not str(getattr(type(trainer), name).__module__).startswith("trainwright.engine.")

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainwright.engine.gradients import noted, plain_backward, recorded_norm, recorded_step, scaled_step, unscaled
+from trainwright.engine.gradients import (
+    noted,
+    plain_backward,
+    recorded_norm,
+    recorded_step,
+    scaled_backward,
+    scaled_step,
+    unscaled,
+)
 from trainwright.engine.rank_mean import RankMean, SkipTogether, mean_over_ranks
 from trainwright.engine.replica import Replica
 from trainwright.engine.window import WindowMean, weighted_mean
@@ -22,6 +30,7 @@ class Update:
     Args:
         step, zero_grad: what makes the optimizer's step, and what sets its gradients to None.
         accumulates: whether windows have more than one micro-batch.
+        max_norm: to which the gradients of groups are clipped that say no norm by themselves; None: they are not.
         skip_non_finite: leave an update out whose loss or gradients are not finite.
         grad_scaler: for gradients in float16.
         count: the samples of a batch, where somebody knows better than its tensors.
@@ -44,6 +53,7 @@ class Update:
         *,
         accumulates: bool,
         skip_non_finite: bool,
+        max_norm: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         count: Callable[[Any], int] | None = None,
         differentiate: Callable[[Tensor], None] | None = None,
@@ -59,7 +69,7 @@ class Update:
         if replica is not None:
             self._prepare = replica.finish
         if grad_scaler is not None:
-            differentiate = differentiate or partial(_scaled_backward, grad_scaler)
+            differentiate = differentiate or partial(scaled_backward, grad_scaler)
             self._prepare = unscaled(grad_scaler, optimizer, self._prepare)
             self._step = scaled_step(grad_scaler, optimizer)
         differentiate = differentiate or plain_backward
@@ -70,13 +80,13 @@ class Update:
         self.note = self._mean.note if is_weighed else None
         self.begin: Callable[[int], None] | None = self._mean.begin if is_weighed else None
         self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self._mean.backward
-        clipper = gradient_clipper(optimizer)
+        clipper = gradient_clipper(optimizer, max_norm)
         self._clip = recorded_norm(clipper, is_scaled=is_scaled)
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
             together = skip if replica is None else SkipTogether(skip)
             self.begin, self.backward = noted(together, self.begin, self.backward)
-            self._clip = recorded_norm(gradient_norm(optimizer), is_scaled=is_scaled)
+            self._clip = recorded_norm(gradient_norm(optimizer, max_norm), is_scaled=is_scaled)
             self._step = recorded_step(skip)
         is_simple = clipper is None and replica is None and grad_scaler is None and not skip_non_finite
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
@@ -102,10 +112,6 @@ class Update:
         self._prepare()
         self._step(self._clip())
         self._zero_grad()
-
-
-def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor) -> None:
-    grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 
 def _unknown() -> int:

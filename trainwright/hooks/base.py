@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from trainwright.hooks.overrides import overridable
 
+
+@overridable
 class HookBase:
     """Override the moments you need; a moment that a hook leaves alone costs nothing.
 

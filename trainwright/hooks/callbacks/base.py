@@ -5,8 +5,10 @@ from typing import Any
 
 from trainwright.hooks.callbacks.control import TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
+from trainwright.hooks.overrides import overridable
 
 
+@overridable
 class Callback:
     """Override the methods you need; one that is left alone costs nothing.
 

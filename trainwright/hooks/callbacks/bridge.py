@@ -145,6 +145,7 @@ class RunCallbacks(HookBase):
         self.callbacks.set_trainercontrol(control)
         self._is_alone = get_world_size() == 1
         self._is_train_begun = True
+        self.callbacks.collect()
         self.callbacks.on_train_begin(self.logs)
 
     def before_step(self) -> None:

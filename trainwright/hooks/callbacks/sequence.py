@@ -8,6 +8,7 @@ from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.control import TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
+from trainwright.hooks.overrides import is_overridden
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -39,7 +40,7 @@ class CallbackList:
         self._given: dict[str, Any] = {}  # what set_* has given, for callbacks that come later
         for callback in callbacks or ():
             self.add_callback(callback, singleton=False)
-        self._collect()
+        self.collect()
 
     def __len__(self) -> int:
         return len(self._callbacks)
@@ -73,7 +74,7 @@ class CallbackList:
         for setter, value in self._given.items():
             getattr(callback, setter)(value)
         self._callbacks.append(callback)
-        self._collect()
+        self.collect()
 
     def pop_callback(self, callback: Callback | type[Callback]) -> Callback:
         """Take out a callback, or the first one of a class, and return it.
@@ -84,11 +85,19 @@ class CallbackList:
         for place, other in enumerate(self._callbacks):
             if other is callback or (isinstance(callback, type) and isinstance(other, callback)):
                 del self._callbacks[place]
-                self._collect()
+                self.collect()
                 return other
         there = ", ".join(map(_name, self._callbacks)) or "none"
         name = callback.__name__ if isinstance(callback, type) else repr(callback)
         raise ConfigKeyError(f"pop_callback: {name:.80} is not in the list. There: {there}.")
+
+    def collect(self) -> None:
+        """Note what is called at each moment: only methods that are overridden, by now also on the callback itself."""
+        # New tuples: a callback that changes the list while it is called leaves this round as it is.
+        self._calls = {
+            moment: tuple(call for callback in self._callbacks for call in _overridden(callback, methods))
+            for moment, methods in _METHODS.items()
+        }
 
     def set_model(self, model: Any) -> None:
         self._give("set_model", model)
@@ -183,20 +192,11 @@ class CallbackList:
         for callback in self._callbacks:
             getattr(callback, setter)(value)
 
-    def _collect(self) -> None:
-        """Note what is called at each moment: only methods that are overridden."""
-        # New tuples: a callback that changes the list while it is called leaves this round as it is.
-        self._calls = {
-            moment: tuple(call for callback in self._callbacks for call in _overridden(callback, methods))
-            for moment, methods in _METHODS.items()
-        }
-
 
 def _overridden(callback: Callback, methods: Iterable[str]) -> Iterator[Callable[..., None]]:
     for method in methods:
-        call = getattr(callback, method)
-        if getattr(call, "__func__", None) is not getattr(Callback, method):
-            yield call
+        if is_overridden(callback, method):
+            yield getattr(callback, method)
 
 
 def _name(callback: Callback) -> str:

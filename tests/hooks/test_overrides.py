@@ -1,0 +1,294 @@
+"""An override counts in whichever way Python lets a user make one: for every method that the documents name."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import build_image_train_loader
+from trainwright.engine import EagerTrainer, HookBase
+from trainwright.hooks import Callback
+from trainwright.models import Model, ModelConfig
+
+# B batch, F features, C classes.
+PAIRS = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
+
+
+class Log:
+    """What was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Another function that calls ``method``."""
+
+        def logged(*arguments: Any, **named: Any) -> Any:
+            self.calls.append(method.__name__)
+            return method(*arguments, **named)
+
+        return logged
+
+    def decorated(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, with the name and the module of ``method``, as decorators commonly give them."""
+        return functools.wraps(method)(self.around(method))
+
+
+# Each makes an object of a class like ``base`` in which the method ``name`` is logged.
+def in_a_subclass(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
+    return type("Sub", (base,), {name: log.around(getattr(base, name))}), None
+
+
+def decorated(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
+    return type("Sub", (base,), {name: log.decorated(getattr(base, name))}), None
+
+
+def inherited(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
+    parent = type("Parent", (base,), {name: log.decorated(getattr(base, name))})
+    return type("Sub", (parent,), {}), None
+
+
+def from_a_mixin(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
+    mixin = type("Mixin", (), {name: log.decorated(getattr(base, name))})
+    return type("Sub", (mixin, base), {}), None
+
+
+def partial_method(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
+    return type("Sub", (base,), {name: functools.partialmethod(log.decorated(getattr(base, name)))}), None
+
+
+def on_the_object(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
+    return base, lambda made: setattr(made, name, log.decorated(getattr(made, name)))
+
+
+def on_the_class(base: type, name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> tuple[type, Any]:
+    monkeypatch.setattr(base, name, log.decorated(getattr(base, name)))
+    return base, None
+
+
+WAYS = [in_a_subclass, decorated, inherited, from_a_mixin, partial_method, on_the_object, on_the_class]
+BUILT_WITH = ("create_train_dataloader", "create_eval_dataloader", "build_hooks", "build_writers")
+
+TRAINER_METHODS = [
+    "train_step", "training_step", "optimization_step", "compute_loss", "evaluate", "evaluate_step", "evaluation_step",
+    "compute_metric", "update_metrics", "prepare_input_batch", "inner_training_loop", "set_train_mode", "run_step",
+    "before_train", "before_step", "after_step", "after_train", *BUILT_WITH,
+]  # fmt: skip
+
+
+def objects_config(folder: Path, **settings: Any) -> TrainingConfig:
+    given: dict[str, Any] = {"num_epochs": 2, "batch_size": 4, "learning_rate": 0.1, "save_enabled": False}
+    given |= {"early_stopping": None, "progress_bar": False, "tensorboard": None}
+    return TrainingConfig(output_dir=folder, **{**given, **settings})
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", TRAINER_METHODS)
+def test_every_documented_method_of_the_trainer(
+    name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way is on_the_object and name in ("create_train_dataloader", "create_eval_dataloader", "build_hooks"):
+        pytest.skip("called while the object is made")
+    log = Log()
+    kind, change = way(Trainer, name, log, monkeypatch)
+    trainer = kind(nn.Linear(4, 2), objects_config(tmp_path), PAIRS, PAIRS)
+    if change is not None:
+        change(trainer)
+    trainer.train()
+    times = {"train_step": 8, "training_step": 8, "optimization_step": 8, "inner_training_loop": 2, "run_step": 8}
+    assert len(log.calls) >= times.get(name, 1)
+    assert trainer.last_eval_results
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_training_has_its_metrics_with_any_override(
+    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    kind, change = way(Trainer, "compute_loss", log, monkeypatch)
+    trainer = kind(nn.Linear(4, 2), objects_config(tmp_path, metrics=["Accuracy"]), PAIRS, PAIRS)
+    if change is not None:
+        change(trainer)
+    trainer.train()
+    assert "accuracy" in trainer.storage.latest()
+    assert not trainer.model._forward_hooks  # the user's model is as it was
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_an_override_counts_with_graph_mode(way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    kind, change = way(Trainer, "train_step", log, monkeypatch)
+    trainer = kind(nn.Linear(4, 2), objects_config(tmp_path, graph=True), PAIRS)
+    if change is not None:
+        change(trainer)
+    trainer.train()
+    assert len(log.calls) == 8
+
+
+def test_what_is_assigned_to_the_object_is_still_there_afterwards(tmp_path: Path) -> None:
+    trainer = Trainer(nn.Linear(4, 2), objects_config(tmp_path), PAIRS)
+
+    def mine(model: Any, inputs: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(inputs[0]), inputs[1]) * 2
+
+    trainer.compute_loss = mine  # type: ignore[method-assign]
+    trainer.set_loss(nn.MSELoss())
+    trainer.train()
+    assert trainer.compute_loss is mine
+
+
+class Points(Dataset[dict[str, Any]]):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": torch.full((4,), float(index)), "labels": index % 2}
+
+    def __len__(self) -> int:
+        return 16
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.cross_entropy(self.layer(inputs), labels)}
+
+
+def files_config(folder: Path, **train: Any) -> Any:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Named)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+    cfg.train.update({"output_dir": str(folder), "train_iter": 4, "train_micro_batch_size": 4, **train})
+    return cfg
+
+
+DEFAULT_METHODS = [
+    "run_step", "before_train", "before_step", "after_step", "after_train", "resume_or_load", "build_hooks",
+    "build_writers",
+]  # fmt: skip
+OF_THE_CLASS = [
+    "get_batch", "build_model", "build_optimizer", "build_lr_scheduler", "build_train_loader", "build_test_loader",
+    "build_tokenizer", "auto_scale_hyperparams",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", DEFAULT_METHODS)
+def test_every_method_of_the_default_trainer(
+    name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way is on_the_object and name.startswith(("build", "resume")):
+        pytest.skip("called while the object is made")
+    log = Log()
+    kind, change = way(DefaultTrainer, name, log, monkeypatch)
+    trainer = kind(files_config(tmp_path))
+    if change is not None:
+        change(trainer)
+    trainer.train()
+    assert log.calls
+
+
+@pytest.mark.parametrize("name", OF_THE_CLASS)
+def test_every_class_method_of_the_default_trainer(name: str, tmp_path: Path) -> None:
+    log = Log()
+    inner = getattr(DefaultTrainer, name)
+    decorated = staticmethod(log.decorated(inner))
+    kind = type("Sub", (DefaultTrainer,), {name: decorated})
+    trainer = kind(files_config(tmp_path))
+    trainer.train()
+    assert log.calls
+    assert trainer._trainer.reads_ahead == (name != "get_batch")  # an own one wants what the loader gave
+
+
+@pytest.mark.parametrize("amp", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", ["run_step", "backward", "update", "write_metrics"])
+def test_every_method_of_the_eager_trainer(name: str, way: Any, amp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    kind, change = way(EagerTrainer, name, log, monkeypatch)
+    model = Named()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0) if amp else None
+    loader = [{"inputs": torch.ones(4, 4), "labels": torch.ones(4, dtype=torch.long)}]
+    stepper = kind(model, loader, torch.optim.SGD(model.parameters(), lr=0.1), grad_scaler=scaler)
+    if change is not None:
+        change(stepper)
+    stepper.train(0, 3)
+    assert len(log.calls) == 3
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", ["before_train", "before_step", "after_step", "after_train"])
+def test_every_moment_of_a_hook(name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(HookBase):
+        pass
+
+    log = Log()
+    kind, change = way(Mine, name, log, monkeypatch)
+    hook = kind()
+    trainer = DefaultTrainer(files_config(tmp_path))
+    trainer.register_hooks([hook])
+    if change is not None:
+        change(hook)
+    trainer.train()
+    assert len(log.calls) == (4 if name.endswith("step") else 1)
+
+
+CALLBACK_METHODS = [name for name in dir(Callback) if name.startswith("on_")]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", CALLBACK_METHODS)
+def test_every_moment_of_a_callback(name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+    kind, change = way(Callback, name, log, monkeypatch)
+    callback = kind()
+    trainer = Trainer(nn.Linear(4, 2), objects_config(tmp_path), PAIRS, PAIRS)
+    trainer.add_callback(callback)
+    if change is not None:
+        change(callback)
+    trainer.train()
+    assert log.calls
+
+
+@pytest.fixture
+def scored() -> type[Model]:
+    class Scored(Model):
+        def __init__(self, config: ModelConfig | None = None) -> None:
+            super().__init__(config or ModelConfig())
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.layer(inputs)}
+
+        def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(logits, labels)
+
+    return Scored
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("way", WAYS[1:], ids=lambda way: way.__name__)  # the first takes everything
+def test_the_loss_of_a_model(
+    way: Any, late: bool, scored: type[Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    if late and way is on_the_class:
+        model = scored()
+        trainer = Trainer(model, objects_config(tmp_path), Points())
+        way(scored, "compute_loss", log, monkeypatch)
+    else:
+        kind, change = way(scored, "compute_loss", log, monkeypatch)
+        model = kind()
+        if change is not None and not late:
+            change(model)
+        trainer = Trainer(model, objects_config(tmp_path), Points())
+        if change is not None and late:
+            change(model)
+    trainer.train()
+    assert len(log.calls) >= 8

@@ -1,0 +1,52 @@
+"""Which methods of an object the user has overridden: found by identity, in every way that Python has for it."""
+
+from inspect import getattr_static
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound=type)
+
+# What each class that users extend defines itself, as it was when the class was made: a method that is replaced on the
+# class later differs from it. Static: looked up without binding, so that class methods and partial methods compare.
+_DEFINED: dict[type, dict[str, Any]] = {}
+_MISSING = object()
+
+
+def overridable(kind: Kind) -> Kind:
+    """Class decorator: :func:`is_overridden` compares with the methods that ``kind`` has now."""
+    _DEFINED[kind] = {name: getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
+    return kind
+
+
+def is_overridden(owner: object, name: str) -> bool:
+    """Whether ``owner.name`` is the user's and not that of the nearest :func:`overridable` class.
+
+    It is the user's if a subclass or a mixin defines it (decorated, a ``functools.partialmethod`` …), or if it was
+    assigned to the object or to one of its classes.
+    """
+    own = vars(owner)
+    installed, replaced = own.get("_installed", {}).get(name, (_MISSING, _MISSING))
+    if replaced is not _MISSING or own.get(name, installed) is not installed:
+        return True
+    base = next(kind for kind in type(owner).__mro__ if kind in _DEFINED)
+    return getattr_static(type(owner), name) is not _DEFINED[base][name]
+
+
+def install(owner: object, name: str, call: Any) -> None:
+    """Let ``owner.name`` be ``call``, which does not count as an override, until :func:`uninstall`."""
+    uninstall(owner, name)
+    own = vars(owner)
+    own.setdefault("_installed", {})[name] = (call, own.get(name, _MISSING))
+    own[name] = call
+
+
+def uninstall(owner: object, *names: str) -> None:
+    """Undo :func:`install`: what the user assigned before, or since, is there again."""
+    own = vars(owner)
+    for name in names:
+        call, replaced = own.get("_installed", {}).pop(name, (_MISSING, _MISSING))
+        if own.get(name, _MISSING) is not call or call is _MISSING:
+            continue
+        if replaced is _MISSING:
+            del own[name]
+        else:
+            own[name] = replaced
