@@ -1,13 +1,15 @@
 """Building what a configuration describes."""
 # ruff: noqa: C408 - configurations are written with dict(...), as users write them
 
+import copy
 import functools
+import re
 from dataclasses import dataclass
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError, LazyCall, instantiate
+from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError, LazyCall, LazyConfig, instantiate
 
 
 class Part:
@@ -126,18 +128,52 @@ def test_a_missing_argument_is_named():
         instantiate(LazyCall(strict)(momentum=1))
 
 
-def test_an_error_of_the_target_keeps_its_type_and_gets_one_note_of_the_place():
+def test_an_error_of_a_target_names_path_target_and_cause_once_and_keeps_its_type():
     cfg = OmegaConf.create({"a": LazyCall(Part)(inner=[LazyCall(fails)(value=1)])}, flags={"allow_objects": True})
-    with pytest.raises(RuntimeError, match="cannot use 1") as caught:
+    with pytest.raises(RuntimeError) as caught:
         instantiate(cfg.a)
-    (note,) = caught.value.__notes__
-    assert note.startswith("while building a.inner.0: ")
-    assert "fails(...) [set in " in note
+    text = str(caught.value)
+    assert text.startswith("a.inner.0: error while calling ")
+    assert "fails(...) [set in " in text
+    assert text.endswith("RuntimeError: cannot use 1")
+    assert str(caught.value.__cause__) == "cannot use 1"
 
     with pytest.raises(RuntimeError) as caught:
         instantiate(LazyCall(builds_inside)(node=LazyCall(fails)(value=2), _recursive_=False))
-    assert len(caught.value.__notes__) == 1
-    assert "fails" in caught.value.__notes__[0]
+    assert str(caught.value).count("error while calling") == 1
+    assert "fails" in str(caught.value)
+
+
+def test_plain_containers_know_the_path_of_what_is_in_them():
+    node = {"_target_": Part, "inner": {"heads": [1, {"_target_": fails, "value": 3}]}}
+    for cfg, path in [
+        (node, "inner.heads.1"),
+        ([0, node], "1.inner.heads.1"),
+        ({"model": node}, "model.inner.heads.1"),
+    ]:
+        with pytest.raises(RuntimeError, match=f"^{path}: error while calling"):
+            instantiate(cfg)
+
+
+def test_an_error_that_is_no_plain_message_is_the_original_with_a_note():
+    class UnusualError(Exception):
+        def __init__(self, code, reason):
+            super().__init__(reason)
+            self.code = code
+
+    def refuses(error):
+        raise error
+
+    cfg = OmegaConf.create({"model": LazyCall(refuses)()}, flags={"allow_objects": True})
+    for original in (UnusualError(7, "no"), OSError(28, "No space left")):
+        with pytest.raises(type(original)) as caught:
+            instantiate(cfg.model, error=original)
+        assert caught.value is original
+        (note,) = caught.value.__notes__
+        assert note.startswith("model: error while calling ")
+    with pytest.raises(KeyError) as caught:
+        instantiate(cfg.model, error=KeyError("width"))
+    assert "KeyError: 'width'" in str(caught.value)
 
 
 def test_a_value_that_cannot_be_had_names_its_key():
@@ -150,10 +186,18 @@ def test_a_value_that_cannot_be_had_names_its_key():
         instantiate({"_target_": 5})
 
 
-def test_a_user_error_of_a_target_is_noted_too():
+def test_a_user_error_of_a_target_names_its_place_too():
     def refuses():
         raise ConfigError("no")
 
-    with pytest.raises(ConfigError, match="no") as caught:
+    with pytest.raises(ConfigError, match=r"error while calling .*refuses\(\.\.\.\) .*: ConfigError: no") as caught:
         instantiate(LazyCall(refuses)())
-    assert len(caught.value.__notes__) == 1
+    assert str(caught.value.__cause__) == "no"
+
+
+def test_an_error_names_the_overrides_that_set_an_argument_or_the_node():
+    cfg = OmegaConf.create({"model": LazyCall(Part)(inner=LazyCall(fails)(value=1))}, flags={"allow_objects": True})
+    for text in ("model.inner.value=5", "model.inner={value:6}"):
+        changed = LazyConfig.apply_overrides(copy.deepcopy(cfg), [text])
+        with pytest.raises(RuntimeError, match=rf"model\.inner: .*override '{re.escape(text)}'\]"):
+            instantiate(copy.deepcopy(changed).model)

@@ -225,3 +225,21 @@ def test_a_rate_that_is_no_number_is_told_with_the_override_that_set_it(name):
         ConfigTypeError, match=rf"optim\.{name} .*'optim\.{name}=abc'.*got 'abc' \(str\); it must be a number"
     ):
         validate(cfg, overrides=[f"optim.{name}=abc"])
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+def test_a_negative_rate_is_a_fault_of_the_override_that_set_it(name):
+    cfg = complete(LazyConfig.apply_overrides(whole(), [f"optim.{name}=-1e-3"]))
+    for overrides in ([], [f"optim.{name}=-1e-3"]):
+        with pytest.raises(
+            ConfigError, match=rf"optim.{name} \(set by an override on the command line: .*must be a number >= 0"
+        ):
+            validate(cfg, overrides=overrides)
+
+
+def test_an_override_is_named_without_the_list_of_them_also_above_and_in_lists():
+    texts = ["train.seed=0", "train.dist={device_type:7}", "dataloader.test.0.num_workerss=2"]
+    cfg = complete(LazyConfig.apply_overrides(whole(), texts))
+    message = str(fault(cfg))
+    for text in texts:
+        assert f"set by an override on the command line: {text!r}" in message

@@ -16,6 +16,7 @@ from trainwright.config.provenance import (
     is_trusted,
     origin_file,
     origin_of,
+    overrides_of,
     raw_children,
     shown,
 )
@@ -27,7 +28,7 @@ RECURSIVE = "_recursive_"
 PARTIAL = "_partial_"
 SPECIAL_KEYS = (TARGET, RECURSIVE, PARTIAL)
 
-_NOTE = "while building "
+_CALLING = "error while calling "
 
 
 def instantiate(cfg: Any, /, **kwargs: Any) -> Any:
@@ -43,14 +44,16 @@ def instantiate(cfg: Any, /, **kwargs: Any) -> Any:
 
     Raises:
         ConfigError: a target that does not exist, may not be called, or does not take an argument it is given. What the
-            target itself raises is passed on with a note of the key path.
+            target itself raises is raised as an error of its own class that names the key path, the target and the
+            cause (``model.backbone: error while calling Net(...): ...``), from the original. An error that takes more
+            than a message is the original, with this as its note.
     """
     if kwargs and _is_node(cfg):
-        return _call(cfg, kwargs)
-    return _build(cfg)
+        return _call(cfg, kwargs, "")
+    return _build(cfg, "")
 
 
-def locate_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
+def locate_target(node: Mapping[str, Any] | DictConfig, path: str = "") -> Callable[..., Any]:
     """The callable that ``node`` names, under the rule for strings that are data.
 
     A lazy call of a callable is built.
@@ -58,7 +61,7 @@ def locate_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
     try:
         return find_target(node)
     except (ConfigError, ConfigImportError) as error:
-        raise type(error)(f"{_place(node, TARGET)}: {error}") from error
+        raise type(error)(f"{_place(node, TARGET, path)}: {error}") from error
 
 
 def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
@@ -73,7 +76,7 @@ def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
             partial = bool(node.get(PARTIAL, False))
             target = locate_untrusted(target, config_file=origin_file(node), partial=partial)
     elif isinstance(target, Mapping | DictConfig):
-        target = _build(target)
+        target = _build(target, TARGET)
     if not callable(target):
         raise ConfigTypeError(
             f"got {target!r} ({type(target).__name__}); a target is a callable, or the dotted path of one."
@@ -82,37 +85,39 @@ def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
     return found
 
 
-def _build(value: Any) -> Any:
+def _build(value: Any, path: str) -> Any:
+    """``path`` is the key of ``value`` below what :func:`instantiate` got: plain containers do not know theirs."""
     if isinstance(value, DictConfig):
-        return _build_mapping(value)
+        return _build_mapping(value, path)
     if isinstance(value, ListConfig):
         if value._is_none() or value._is_missing():
             return None
-        return [_build(_child(value, index)) for index in range(len(value))]
+        return [_build(_child(value, index), _join(path, index)) for index in range(len(value))]
     if _is_node(value):
-        return _call(value, {})
+        return _call(value, {}, path)
     if type(value) is dict:
-        return {key: _build(child) for key, child in value.items()} if _holds_node(value) else value
+        return {key: _build(child, _join(path, key)) for key, child in value.items()} if _holds_node(value) else value
     if type(value) in (list, tuple):
-        return type(value)(_build(child) for child in value) if _holds_node(value) else value
+        built = (_build(child, _join(path, index)) for index, child in enumerate(value))
+        return type(value)(built) if _holds_node(value) else value
     return value
 
 
-def _build_mapping(cfg: DictConfig) -> Any:
+def _build_mapping(cfg: DictConfig, path: str) -> Any:
     if cfg._is_none() or cfg._is_missing():
         return None
     if _is_node(cfg):
-        return _call(cfg, {})
+        return _call(cfg, {}, path)
     if dataclasses.is_dataclass(cfg._metadata.object_type):
         return OmegaConf.to_object(cfg)
     if not _holds_node(cfg):
         return cfg
     # A plain dict, since a config would take built dataclasses and lists apart.
-    return {key: _build(_child(cfg, key)) for key in cfg}
+    return {key: _build(_child(cfg, key), _join(path, key)) for key in cfg}
 
 
-def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any]) -> Any:
-    target = locate_target(node)
+def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], path: str) -> Any:
+    target = locate_target(node, path)
     recursive = replaced.get(RECURSIVE, node.get(RECURSIVE, True))
     kwargs: dict[str, Any] = {}
     is_data = not is_trusted(node)
@@ -120,13 +125,13 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any]) -> 
         for key in node:
             if key not in SPECIAL_KEYS and key not in replaced:
                 child = _child(node, key)
-                kwargs[str(key)] = _build(child) if recursive else child
+                kwargs[str(key)] = _build(child, _join(path, key)) if recursive else child
     kwargs.update({key: value for key, value in replaced.items() if key not in SPECIAL_KEYS})
 
     partial = bool(node.get(PARTIAL, False))
     fault = argument_fault(target, kwargs, partial=partial)
     if fault is not None:
-        raise ConfigTypeError(f"{_place(node)}: {fault}")
+        raise ConfigTypeError(f"{_place(node, path=path)}: {fault}")
     if partial:
         return functools.partial(target, **kwargs) if kwargs else target
     try:
@@ -134,10 +139,29 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any]) -> 
         with building_data(is_data or holds_data(node)):
             return target(**kwargs)
     except Exception as error:
-        if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
-            where = f"{path}: " if (path := _path(node)) else ""
-            error.add_note(f"{_NOTE}{where}{short_name(target)}(...){_set_in(node)}")
-        raise
+        if _CALLING in "\n".join([str(error), *getattr(error, "__notes__", ())]):  # by a target that builds others
+            raise
+        where = _path(node) or path
+        said = f"{where}: {_CALLING}" if where else _CALLING
+        said += f"{short_name(target)}(...){_set_in(node)}: {type(error).__name__}: {error}"
+        named = _with_message(error, said)
+        if named is None:
+            error.add_note(said)
+            raise
+        raise named from error
+
+
+def _with_message(error: Exception, message: str) -> Exception | None:
+    """An error of the same class with another message; None where the class may want more than a message."""
+    module = type(error).__module__
+    if len(error.args) > 1 or not (module == "builtins" or module.startswith("trainwright.")):
+        return None
+    # A KeyError shows the repr of its message.
+    return ConfigKeyError(message) if type(error) is KeyError else type(error)(message)
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def _child(node: Any, key: Any) -> Any:
@@ -180,11 +204,13 @@ def _path(node: Any) -> str:
     return ".".join(reversed(keys))
 
 
-def _place(node: Any, key: Any = None) -> str:
-    parts = [part for part in (_path(node), "" if key is None else str(key)) if part]
+def _place(node: Any, key: Any = None, path: str = "") -> str:
+    parts = [part for part in (_path(node) or path, "" if key is None else str(key)) if part]
     return (".".join(parts) or "config") + _set_in(node)
 
 
 def _set_in(node: Any) -> str:
     origin = origin_of(node)
-    return f" [set in {shown(origin)}]" if origin else ""
+    places = [f"set in {shown(origin)}"] if origin else []
+    places += [f"override {text!r}" for text in overrides_of(node)]
+    return f" [{', '.join(places)}]" if places else ""

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.config.aliases import make_way
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.interpolation import check_interpolations
-from trainwright.config.provenance import distrust, distrust_only, raw_children
+from trainwright.config.provenance import distrust, distrust_only, raw_children, set_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -105,8 +105,11 @@ def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:
         if isinstance(value, dict) and isinstance(there, DictConfig) and isinstance(there._value(), dict):
             there.merge_with(value)
             _distrust_what_was_set(there, value)
+            for name in value:
+                set_override(there, name, text)
             return
         parent[key] = value
+    set_override(parent, key, text)
     if key == _TARGET:
         distrust_only(parent)
     distrust(raw_children(parent)[key])

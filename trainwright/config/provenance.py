@@ -18,6 +18,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig
 
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
+_OVERRIDES = "overrides"
 _building_data: ContextVar[bool] = ContextVar("trainwright_building_data", default=False)  # one for each thread
 _LINE_NUMBER = re.compile(r":\d+$")
 
@@ -34,6 +35,34 @@ def origin_of(node: Any) -> str | None:
         if origin is not None:
             return str(origin)
         node = node._get_parent()
+    return None
+
+
+def set_override(node: DictConfig | ListConfig, key: Any, text: str) -> None:
+    """Remember that the override ``text`` set ``key`` of ``node``."""
+    vars(node._metadata)[_OVERRIDES] = {**vars(node._metadata).get(_OVERRIDES, {}), key: text}
+
+
+def overrides_of(node: Any) -> list[str]:
+    """The overrides that set values of ``node``, or ``node`` itself or what it is in."""
+    found = list(vars(node._metadata).get(_OVERRIDES, {}).values()) if isinstance(node, DictConfig | ListConfig) else []
+    while isinstance(node, DictConfig | ListConfig) and (above := node._get_parent()) is not None:
+        text = vars(above._metadata).get(_OVERRIDES, {}).get(node._key())
+        found += [] if text is None else [text]
+        node = above
+    return found
+
+
+def override_at(cfg: Any, path: str) -> str | None:
+    """The override that set the value at a dotted path of ``cfg``, or a container above it."""
+    for key in path.split("."):
+        if not isinstance(cfg, DictConfig | ListConfig):
+            return None
+        index = int(key) if isinstance(cfg, ListConfig) and key.isdigit() else key
+        text = vars(cfg._metadata).get(_OVERRIDES, {}).get(index)
+        if text is not None:
+            return str(text)
+        cfg = raw_children(cfg).get(index)
     return None
 
 

@@ -15,7 +15,7 @@ from trainwright.config.amounts import milestone_fault
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
 from trainwright.config.instantiation import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.overrides import override_key
-from trainwright.config.provenance import is_trusted, origin_of, raw_children, shown
+from trainwright.config.provenance import is_trusted, origin_of, override_at, raw_children, shown
 from trainwright.config.secrets import is_secret_name
 from trainwright.config.section_values import SECTIONS, section_fault
 from trainwright.config.signatures import unknown_arguments
@@ -54,7 +54,7 @@ def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[
     if not faults:
         return
     source = source or origin_of(cfg)
-    lines = [_line(fault, source, overrides) for fault in faults]
+    lines = [_line(cfg, fault, source, overrides) for fault in faults]
     kinds = {fault.kind for fault in faults}
     error = kinds.pop() if len(kinds) == 1 else ConfigError
     if len(lines) == 1:
@@ -62,8 +62,10 @@ def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[
     raise error(f"{len(lines)} faults in the configuration:\n" + "\n".join(f"  {line}" for line in lines))
 
 
-def _line(fault: Fault, source: str | None, overrides: Sequence[str]) -> str:
+def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence[str]) -> str:
     by = [text for text in overrides if _touches(canonical_key(override_key(text)), fault.path)]
+    if not by and (text := override_at(cfg, fault.path)) is not None:
+        by = [text]
     if by:
         place = f" (set by an override on the command line: {by[-1]!r})"
     else:
@@ -206,12 +208,14 @@ def _is_of_wrong_type(rule: Rule, value: Any) -> bool:
 
 
 def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
-    """Text where an optimizer takes a number: it would be told only when the optimizer compares it."""
+    """Text where an optimizer takes a number, or a negative rate, before the optimizer reports it without the place."""
     optim = _get(cfg, "optim")
     for name in _NUMBERS_OF_OPTIMIZERS:
         value = _get(optim, name)
         if isinstance(value, str | bool | ListConfig | DictConfig):
             yield Fault(f"optim.{name}", f"{_came(value)}; it must be a number.", kind=ConfigTypeError)
+        elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
+            yield Fault(f"optim.{name}", f"{_came(value)}; it must be a number >= 0.")
 
 
 def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
