@@ -1,4 +1,6 @@
 import logging
+import os
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
@@ -6,7 +8,7 @@ import torch
 from torch import nn
 
 from trainwright import checkpoint
-from trainwright.checkpoint import CheckpointError
+from trainwright.checkpoint import CheckpointError, saving
 
 # A save is on disk when it returns.
 Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)
@@ -149,3 +151,96 @@ def test_an_older_run_in_the_same_folder_is_not_preferred_for_its_higher_numbers
         checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
     truncate(run / "model_0000005" / "model.safetensors")
     assert resume(run) == 4
+
+
+def save_all(folder, iterations, **options):
+    model = nn.Linear(1, 1)
+    checkpointer = Checkpointer(model, folder)
+    for iteration in iterations:
+        with torch.no_grad():
+            model.weight.fill_(iteration)
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration, **options)
+    return checkpointer
+
+
+def test_a_clock_that_jumps_back_changes_no_order(tmp_path, monkeypatch):
+    for year, iterations in ((2030, [9, 19]), (2020, [29, 39])):
+
+        class Clock:
+            @staticmethod
+            def now(_):
+                return datetime(year, 1, 1, tzinfo=UTC)  # noqa: B023 - used before the next year begins
+
+        monkeypatch.setattr(saving, "datetime", Clock)
+        save_all(tmp_path, iterations)
+    flip(tmp_path / "model_0000039" / "model.safetensors")
+    assert resume(tmp_path) == 29
+
+
+def test_a_complete_checkpoint_that_a_kill_kept_from_being_named_is_taken(run):
+    (run / "last_checkpoint").write_text("model_0000019")
+    assert Checkpointer(nn.Linear(1, 1), run).get_checkpoint_file() == str(run / "model_0000029")
+    assert resume(run) == 29
+
+
+def test_one_that_is_damaged_is_not(run):
+    (run / "last_checkpoint").write_text("model_0000019")
+    truncate(run / "model_0000029" / "model.safetensors")
+    assert resume(run) == 19
+
+
+def test_what_was_not_saved_to_resume_from_is_never_taken_before_the_last(run):
+    save_all(run, [39], tag_last=False)
+    Checkpointer(nn.Linear(1, 1), run).save("model_best", iteration=49)
+    assert resume(run) == 29
+
+
+def test_a_hidden_folder_that_no_link_leads_to_is_not_the_newest(run):
+    save_all(run, [29]).save("model_final", iteration=39)
+    (run / "model_final").unlink()  # as after a kill before the link was made
+    (run / "last_checkpoint").write_text("model_0000029")
+    assert resume(run) == 29
+
+
+@pytest.mark.parametrize("name", ["model_0000009", "model_0000019"])
+def test_an_older_one_that_is_chosen_is_taken(run, name):
+    Checkpointer(nn.Linear(1, 1), run).tag_last_checkpoint(name)
+    assert (run / "last_checkpoint").read_text() == name
+    assert f"model_{resume(run):07d}" == name
+
+
+def test_an_older_one_that_is_written_into_the_pointer_is_taken(run):
+    (run / "last_checkpoint").write_text("model_0000009\n")
+    assert resume(run) == 9
+
+
+def test_what_a_return_to_an_older_one_has_superseded_does_not_come_back(run):
+    save_all(run, [14]).save("model_best", iteration=14)  # as a run that was resumed from 9
+    (run / "last_checkpoint").unlink()
+    assert resume(run) == 14
+    flip(run / "model_0000014" / "extra.json")
+    assert resume(run) == 9
+
+
+def test_the_one_before_a_chosen_one_is_the_next_when_it_is_damaged(run):
+    Checkpointer(nn.Linear(1, 1), run).tag_last_checkpoint("model_0000019")
+    flip(run / "model_0000019" / "extra.json")
+    assert resume(run) == 9
+
+
+def test_a_damaged_manifest_of_the_last_one_does_not_bring_back_later_ones(run):
+    save_all(run, [39])
+    (run / "last_checkpoint").write_text("model_0000019")
+    truncate(run / "model_0000019" / "manifest.json")
+    assert resume(run) == 9
+
+
+def test_checkpoints_that_do_not_count_saves_are_ordered_by_iteration(run):
+    for year, iteration in ((2022, 9), (2021, 19), (2020, 29)):
+        as_before = checkpoint.verify(run / f"model_{iteration:07d}")
+        manifest = type(as_before)(as_before.files, iteration, 1, f"{year}-01-01T00:00:00+00:00")
+        (run / f"model_{iteration:07d}" / "manifest.json").write_bytes(manifest.to_bytes())
+    truncate(run / "model_0000029" / "model.safetensors")
+    assert resume(run) == 19
+    os.unlink(run / "last_checkpoint")
+    assert resume(run) == 19

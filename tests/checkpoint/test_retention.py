@@ -1,11 +1,12 @@
 import os
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
 from torch import nn
 
 from trainwright import checkpoint
-from trainwright.checkpoint import CheckpointError, files, keep_newest, verify
+from trainwright.checkpoint import CheckpointError, files, keep_newest, saving, verify
 
 # A save is on disk when it returns.
 Checkpointer = partial(checkpoint.Checkpointer, asynchronous=False)
@@ -87,3 +88,24 @@ def test_a_name_goes_before_its_content(tmp_path, monkeypatch):
 def test_a_limit_that_is_no_count_is_refused(tmp_path, max_to_keep):
     with pytest.raises(CheckpointError, match="max_to_keep: got"):
         keep_newest(tmp_path, "model", max_to_keep)
+
+
+def test_a_clock_that_jumps_back_does_not_delete_the_newest(tmp_path, monkeypatch):
+    save_steps(tmp_path, [0, 1])
+
+    class Clock:
+        @staticmethod
+        def now(_):
+            return datetime(2001, 1, 1, tzinfo=UTC)
+
+    monkeypatch.setattr(saving, "datetime", Clock)
+    save_steps(tmp_path, [2, 3, 4])
+    keep_newest(tmp_path, "model", 3)
+    assert visible(tmp_path) == ["last_checkpoint", "model_0000002", "model_0000003", "model_0000004"]
+
+
+def test_what_a_return_to_an_older_one_has_superseded_goes_first(tmp_path):
+    save_steps(tmp_path, [1, 2, 3])
+    checkpointer = checkpoint.Checkpointer(nn.Linear(1, 1), tmp_path)
+    checkpointer.tag_last_checkpoint("model_0000001")
+    assert keep_newest(tmp_path, "model", 1) == ["model_0000003", "model_0000002"]

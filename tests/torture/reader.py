@@ -58,17 +58,30 @@ def look(folder: Path) -> Snapshot:
 
 
 def _committed(folder: Path, found: Snapshot, manifests: dict[str, dict[str, Any]]) -> tuple[str, int]:
-    """What last_checkpoint names; before there is one, the last one saved."""
+    """What last_checkpoint names, or a newer one that a kill kept from being named there."""
     pointer = folder / "last_checkpoint"
+    names = {real: name for name, real in found.links.items()}
+    numbered = [
+        (manifest.get("sequence", 0), names.get(real, real), manifest)
+        for real, manifest in manifests.items()
+        if real in names or real in found.steps
+    ]
     if pointer.exists():
         name = pointer.read_text()
         real = found.links.get(name, name)
         if real not in manifests:
             found.faults.append(f"last_checkpoint names {name!r}, which is no checkpoint here")
             return name, -1
-        return name, manifests[real].get("iteration", -1)
-    by_age = sorted((manifest.get("saved_at", ""), name) for name, manifest in manifests.items())
-    return (by_age[-1][1], manifests[by_age[-1][1]].get("iteration", -1)) if by_age else ("", -1)
+        last = (manifests[real].get("sequence", 0), name, manifests[real])
+        newer = [
+            entry
+            for entry in numbered
+            if entry[0] > last[0] and entry[2].get("previous") == name and entry[2].get("tag_last")
+        ]
+    else:
+        last, newer = (-1, "", {}), [entry for entry in numbered if entry[2].get("tag_last")]
+    _, name, manifest = max([last, *newer], key=lambda entry: entry[0])
+    return name, manifest.get("iteration", -1)
 
 
 def read_checkpoint(path: Path, faults: list[str]) -> dict[str, Any]:

@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, read_pointer
+from trainwright.checkpoint.folder import POINTER_NAME, read_pointer
 from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.order import order_of, resume_order
 from trainwright.checkpoint.verify import verify
 from trainwright.config.errors import MissingFileError
 
@@ -13,20 +14,17 @@ logger = logging.getLogger("trainwright.checkpoint")
 
 
 def resume_candidates(save_dir: Path) -> list[Path]:
-    """What a resume tries, in this order: what ``last_checkpoint`` names, then from the latest saved to the first.
+    """What a resume tries, in this order: the newest complete one, then from the latest saved to the first.
 
+    The newest is what ``last_checkpoint`` names, or one that a killed run has completed and not named there any more.
     A pointer that names nothing is listed too: where there was a checkpoint, a fresh start needs the user's word.
     """
-    folders = checkpoint_folders(save_dir)
     try:
         name = read_pointer(save_dir)
         Path(save_dir, name or "").is_dir()
     except (CheckpointError, OSError):  # the second: it is a folder, may not be read, or has a name too long for any
-        return [save_dir / POINTER_NAME, *folders]
-    if name is None:
-        return folders
-    last = save_dir / name
-    return [last, *(folder for folder in folders if folder.resolve() != last.resolve())]
+        return [save_dir / POINTER_NAME, *(entry.path for entry in order_of(save_dir))]
+    return [entry.path for entry in order_of(save_dir)] if name is None else resume_order(save_dir, name)
 
 
 def newest_good(save_dir: Path) -> tuple[Path, Manifest]:

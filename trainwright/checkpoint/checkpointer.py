@@ -28,8 +28,9 @@ from trainwright.checkpoint.contents import (
 )
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
-from trainwright.checkpoint.folder import check_name, checkpoint_names, write_pointer
+from trainwright.checkpoint.folder import check_name, checkpoint_names
 from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.order import make_last
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.verify import verify
 from trainwright.checkpoint.weights import load_weights, read_weights
@@ -219,7 +220,7 @@ class Checkpointer:
         return self._load_folder(*chosen, list(self.checkpointables), strict=True)
 
     def tag_last_checkpoint(self, name: str) -> None:
-        """Make the saved checkpoint ``name`` the one to resume from.
+        """Make the saved checkpoint ``name`` the one to resume from, and superseded what was saved after it.
 
         Raises:
             MissingFileError: there is none of that name.
@@ -229,7 +230,7 @@ class Checkpointer:
             self._writer.settle()
             if self._is_writer:
                 _check_exists(Path(self.save_dir, name))
-                write_pointer(Path(self.save_dir), name)
+                make_last(Path(self.save_dir), name)
 
     def wait(self, *, alone: bool = False) -> None:
         """Return when every checkpoint saved so far is on disk, and raise what failed, on all ranks.

@@ -99,7 +99,7 @@ def replace_link(link: PathLike, target: PathLike) -> None:
     temporary = temporary_sibling(link)
     try:
         # Both as they really are: the way to the folder may lead over other links.
-        os.symlink(os.path.relpath(target.resolve(), link.parent.resolve()), temporary)
+        os.symlink(os.path.relpath(real_path(target), real_path(link.parent)), temporary)
         os.replace(temporary, link)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -162,6 +162,11 @@ def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         kind = "another kind of file"  # since the moment before
     raise OSError(errno.EINVAL, f"a regular file is needed here, and this is {kind}", str(path))
+
+
+def real_path(path: PathLike) -> Path:
+    """``path`` without links; of links in a loop as much as can be followed, where `Path.resolve` raises."""
+    return Path(os.path.realpath(path))
 
 
 def named(error: OSError, path: PathLike) -> OSError:

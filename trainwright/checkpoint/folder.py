@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from trainwright.checkpoint.errors import CheckpointError
@@ -20,12 +19,13 @@ from trainwright.checkpoint.files import (
     atomic_write,
     commit_folder,
     is_temporary,
+    real_path,
     remove_folder,
     replace_link,
     swap_folders,
     temporary_sibling,
 )
-from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure, read_manifest
+from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure
 
 logger = logging.getLogger("trainwright.checkpoint")
 
@@ -57,15 +57,16 @@ def check_name(name: str) -> None:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is, or was, a checkpoint: whole or not."""
-    return (path / MANIFEST_NAME).exists() or (path / WEIGHTS_NAME).exists()
+    # Not Path.exists, which raises where a folder may not be searched, such as lost+found.
+    return os.path.exists(path / MANIFEST_NAME) or os.path.exists(path / WEIGHTS_NAME)
 
 
 def checkpoint_folders(save_dir: Path) -> list[Path]:
-    """The real checkpoint folders in ``save_dir``, latest saved first; those without a readable manifest come last."""
+    """The real checkpoint folders in ``save_dir``, hidden ones included."""
     if not save_dir.is_dir():
         return []
-    entries = [path for path in save_dir.iterdir() if not is_temporary(path.name) and not path.is_symlink()]
-    return sorted((path for path in entries if is_checkpoint(path)), key=_age, reverse=True)
+    entries = [path for path in sorted(save_dir.iterdir()) if not is_temporary(path.name) and not path.is_symlink()]
+    return [path for path in entries if is_checkpoint(path)]
 
 
 def checkpoint_names(save_dir: Path) -> list[str]:
@@ -77,7 +78,7 @@ def checkpoint_names(save_dir: Path) -> list[str]:
 
 def link_targets(folder: Path) -> set[Path]:
     """What the links in ``folder`` point at, resolved."""
-    return {link.resolve() for link in _links(folder)}
+    return {real_path(link) for link in _links(folder)}
 
 
 def read_pointer(save_dir: Path) -> str | None:
@@ -105,11 +106,12 @@ def write_pointer(save_dir: Path, name: str) -> None:
 
 
 def write_checkpoint(
-    path: Path, writers: Mapping[str, Writer], *, iteration: int | None, world_size: int, before: Committed | None
+    path: Path, writers: Mapping[str, Writer], manifest: Manifest, *, before: Committed | None
 ) -> Committed:
     """Write a checkpoint and give it the name ``path``: at every moment that is a whole checkpoint or absent.
 
     Args:
+        manifest: what is known of it besides its files.
         before: a checkpoint of the same iteration; files that would be equal to its files become links to them.
 
     Raises:
@@ -120,21 +122,20 @@ def write_checkpoint(
         raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
     entries = {name: measure(writer) for name, writer in writers.items()} if before else {}
     if before and entries == before.manifest.files and is_checkpoint(before.folder):
-        if path.resolve() == before.folder:
+        if real_path(path) == before.folder:
             return before
-        if _is_link_name(path):
+        if _is_link_name(path) and before.manifest.tag_last >= manifest.tag_last:
             replace_link(path, before.folder)
             return before
     is_real_folder = path.is_dir() and not path.is_symlink()
     as_link = _is_link_name(path) and not is_real_folder
-    folder = _hidden_sibling(path, iteration) if as_link or is_real_folder else path
+    folder = _hidden_sibling(path, manifest.iteration) if as_link or is_real_folder else path
     try:
-        manifest = Manifest({}, iteration, world_size, datetime.now(UTC).isoformat(timespec="microseconds"))
         manifest = _commit(folder, writers, manifest, entries, before)
         if as_link:
             replace_link(path, folder)
         elif is_real_folder:
-            links = [link for link in _links(path.parent) if link.resolve() == path.resolve()]
+            links = [link for link in _links(path.parent) if real_path(link) == real_path(path)]
             swap_folders(folder, path)
             for link in links:  # model_best stays what it was when its step is saved again
                 replace_link(link, folder)
@@ -142,7 +143,7 @@ def write_checkpoint(
         if folder != path:
             remove_unlinked(path.parent)
         raise
-    return Committed((folder if as_link else path).resolve(), manifest)
+    return Committed(real_path(folder if as_link else path), manifest)
 
 
 def remove_unlinked(save_dir: Path) -> None:
@@ -152,7 +153,7 @@ def remove_unlinked(save_dir: Path) -> None:
     linked = link_targets(save_dir)
     for path in list(save_dir.iterdir()):
         is_hidden = _HIDDEN.fullmatch(path.name) and not is_temporary(path.name)  # someone may still be writing that
-        if is_hidden and is_checkpoint(path) and path.resolve() not in linked:
+        if is_hidden and is_checkpoint(path) and real_path(path) not in linked:
             try:
                 remove_folder(path)
             except OSError as error:
@@ -209,10 +210,3 @@ def _hidden_sibling(path: Path, iteration: int | None) -> Path:
 
 def _links(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.is_symlink()] if folder.is_dir() else []
-
-
-def _age(folder: Path) -> tuple[str, str]:
-    try:
-        return (read_manifest(folder).saved_at, folder.name)
-    except (CheckpointError, OSError):
-        return ("", folder.name)

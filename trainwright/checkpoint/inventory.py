@@ -12,9 +12,10 @@ from pathlib import Path
 
 from trainwright.checkpoint.candidates import resume_candidates
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import is_temporary
+from trainwright.checkpoint.files import is_temporary, real_path
 from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint, link_targets, read_pointer
 from trainwright.checkpoint.manifest import Manifest, read_manifest
+from trainwright.checkpoint.order import Saved
 from trainwright.checkpoint.verify import file_faults, verify
 
 _INNER = "checkpoints"  # where a run of the objects door keeps them
@@ -73,9 +74,9 @@ class Place:
 def look_at(path: Path, *, contents: bool = True, deep: bool = False) -> Found:
     """One checkpoint, verified: by the sizes alone if not ``contents``."""
     for _ in range(_TRIES):
-        folder, points_at = path.resolve(), _link(path)
+        folder, points_at = real_path(path), _link(path)
         manifest, faults = _faults(folder, contents=contents, deep=deep)
-        if not faults or path.resolve() == folder:
+        if not faults or real_path(path) == folder:
             break
     return Found(path, folder, points_at, manifest, tuple(faults))
 
@@ -98,7 +99,7 @@ def _place(folder: Path, *, contents: bool, deep: bool) -> Place:
         found = _look_at_all(paths, contents=contents, deep=deep)
         if found or not paths:  # else all were deleted while we looked, and others may be there now
             break
-    found.sort(key=lambda entry: (_age(entry), entry.points_at is not None, entry.path.name))
+    found.sort(key=lambda entry: (Saved(entry.path, entry.manifest).rank, entry.points_at is not None, entry.path.name))
     return Place(folder, tuple(found), _resumed(candidates, found), last, fault)
 
 
@@ -106,7 +107,7 @@ def _look_at_all(paths: list[Path], *, contents: bool, deep: bool) -> list[Found
     looked: dict[Path, Found] = {}  # by real folder: one with two names is read once
     found = []
     for path in paths:
-        known = looked.get(path.resolve())
+        known = looked.get(real_path(path))
         entry = (
             look_at(path, contents=contents, deep=deep)
             if known is None
@@ -146,8 +147,8 @@ def _is_name(path: Path, linked: Iterable[Path]) -> bool:
     if is_temporary(path.name):
         return False
     if path.is_symlink() and not path.exists():  # what it led to is gone
-        return not path.name.startswith(".") and path.parent.resolve() in path.resolve().parents
-    return is_checkpoint(path) and not (path.name.startswith(".") and path.resolve() in linked)
+        return not path.name.startswith(".") and real_path(path.parent) in real_path(path).parents
+    return is_checkpoint(path) and not (path.name.startswith(".") and real_path(path) in linked)
 
 
 def _link(path: Path) -> str | None:
@@ -180,11 +181,7 @@ def _told(error: Exception, folder: Path) -> list[str]:
 
 def _resumed(candidates: list[Path], found: list[Found]) -> Found | None:
     for candidate in candidates:
-        names = [entry for entry in found if entry.folder == candidate.resolve() and entry.is_whole]
+        names = [entry for entry in found if entry.folder == real_path(candidate) and entry.is_whole]
         if names:
             return next((entry for entry in names if entry.path == candidate), names[0])
     return None
-
-
-def _age(entry: Found) -> str:
-    return "" if entry.manifest is None else entry.manifest.saved_at

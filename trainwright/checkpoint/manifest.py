@@ -29,12 +29,22 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A checkpoint's list of files. ``saved_at`` is UTC in ISO format, so its text sorts by time."""
+    """A checkpoint's list of files, and its place among the checkpoints of its folder.
+
+    Attributes:
+        saved_at: UTC in ISO format. For people: clocks jump, so the order of checkpoints never depends on it.
+        sequence: one more than the largest in the folder when it was saved; 0 from versions that did not count.
+        previous: the name in ``last_checkpoint`` when it was saved.
+        tag_last: whether it was saved to resume from.
+    """
 
     files: Mapping[str, FileEntry]
     iteration: int | None
     world_size: int
     saved_at: str
+    sequence: int = 0
+    previous: str | None = None
+    tag_last: bool = True
 
     def to_bytes(self) -> bytes:
         """The text of ``manifest.json``."""
@@ -115,9 +125,12 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
     files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
     if not all(is_inside(name) for name in files):
         raise CheckpointError(f"{path}: lists files outside its own folder.")
-    manifest = Manifest(files, content["iteration"], content["world_size"], content["saved_at"])
+    order = {key: content[key] for key in ("sequence", "previous", "tag_last") if key in content}
+    manifest = Manifest(files, content["iteration"], content["world_size"], content["saved_at"], **order)
     datetime.fromisoformat(manifest.saved_at)
-    counts = [manifest.world_size, *([] if manifest.iteration is None else [manifest.iteration])]
+    if not isinstance(manifest.previous, str | None) or type(manifest.tag_last) is not bool:
+        raise ValueError("previous or tag_last of another type")
+    counts = [manifest.world_size, manifest.sequence, *([] if manifest.iteration is None else [manifest.iteration])]
     if not all(type(count) is int for count in [*counts, *(entry.bytes for entry in files.values())]):
         raise ValueError("a count that is no whole number")
     return manifest

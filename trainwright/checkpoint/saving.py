@@ -4,13 +4,17 @@ import atexit
 import logging
 import os
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
 from trainwright.checkpoint.background import Background
+from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import Writer, named, remove_stale
-from trainwright.checkpoint.folder import Committed, remove_unlinked, write_checkpoint, write_pointer
+from trainwright.checkpoint.folder import Committed, read_pointer, remove_unlinked, write_checkpoint, write_pointer
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.order import next_sequence
 from trainwright.checkpoint.staging import StagingArea
 from trainwright.parallel import dist
 
@@ -127,9 +131,8 @@ class CheckpointWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.remove_stale()
-            self._last_committed = write_checkpoint(
-                folder / name, files, iteration=iteration, world_size=dist.get_world_size(), before=before
-            )
+            manifest = _new_manifest(folder, iteration, tag_last=tag_last)
+            self._last_committed = write_checkpoint(folder / name, files, manifest, before=before)
             if tag_last:
                 write_pointer(folder, name)
         except OSError as error:
@@ -154,3 +157,20 @@ class CheckpointWriter:
             remove_stale(self._folder)
         except OSError as error:
             logger.warning("%s: temporary files of an earlier run stay (%s).", self._folder, error)
+
+
+def _new_manifest(folder: Path, iteration: int | None, *, tag_last: bool) -> Manifest:
+    """What the manifest of a checkpoint says that is saved now, besides its files."""
+    try:
+        previous = read_pointer(folder)
+    except (CheckpointError, OSError):
+        previous = None
+    return Manifest(
+        {},
+        iteration,
+        dist.get_world_size(),
+        datetime.now(UTC).isoformat(timespec="microseconds"),
+        sequence=next_sequence(folder),
+        previous=previous,
+        tag_last=tag_last,
+    )

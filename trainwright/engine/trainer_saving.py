@@ -3,7 +3,6 @@
 import csv
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -227,12 +226,7 @@ def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int
             logger.warning("%s: is no link of ours and stays; it would point at %s.", link, folder / name)
     if max_to_keep is None:
         return
-    steps = sorted((path for path in folder.iterdir() if re.fullmatch(r"\d+", path.name)), key=lambda p: int(p.name))
-    old = {path.resolve() for path in steps[:-max_to_keep]}
     try:
-        for link in folder.parent.glob("epoch_*"):
-            if link.is_symlink() and link.resolve() in old:
-                link.unlink()
-        keep_newest(folder, "", max_to_keep)
+        keep_newest(folder, "", max_to_keep, links=folder.parent.glob("epoch_*"))
     except OSError as error:  # the next save tries again; what is there too long does no harm
         logger.warning("%s: an older checkpoint could not be deleted (%s).", folder, error)
