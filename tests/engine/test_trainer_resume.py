@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -331,3 +332,33 @@ def test_a_card_of_the_users_that_appears_during_a_run_stays(tmp_path: Path, cap
     Trainer(net(), config(tmp_path), DATA, callbacks=[WriteOwn()]).train()
     assert (tmp_path / "README.md").read_text() == "mine"
     assert "the model card is not written" in caplog.text
+
+
+def odd_entry(path: Path, kind: str) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": lambda path: path.symlink_to(os.devnull)}[kind](path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+@pytest.mark.parametrize(
+    "name", ["metrics.json", "log.txt", "training_config.yaml", "README.md", "logs/metrics.csv", "logs"]
+)
+def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
+    tmp_path: Path, name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd_entry(tmp_path / name, kind)
+    mode = (tmp_path / name).stat().st_mode
+    for resume in (False, True):
+        settings = {"logs_dir": "logs", "resume_from_checkpoint": resume, "num_epochs": 1 + resume}
+        trainer = Trainer(net(), config(tmp_path, **settings), DATA)
+        trainer.train()
+    assert trainer.state.global_step == 14
+    assert (tmp_path / "checkpoints" / "last_checkpoint").is_file()
+    assert (tmp_path / name).stat().st_mode == mode
+    if (name, kind) != ("logs", "folder"):
+        said = [record.getMessage() for record in caplog.records if str(tmp_path / name) in record.getMessage()]
+        assert any("the run goes on without it" in message for message in said)
+    assert not [record for record in caplog.records if record.exc_info]

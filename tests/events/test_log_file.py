@@ -96,3 +96,9 @@ def test_without_a_line_there_is_no_thread(tmp_path: Path, logger: logging.Logge
     handler = LogFile(tmp_path / "log.txt")
     assert threading.active_count() == before
     handler.close()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.txt")
+    with pytest.raises(OSError, match="a regular file is needed here, and this is a pipe"):
+        LogFile(tmp_path / "log.txt")

@@ -12,6 +12,7 @@ from tests.torture.kills import arguments
 from tests.torture.starts import Command, Files, kill
 
 _PERIOD = 200  # iterations between two saves, and between two evaluations
+_LOGGED = 20  # iterations between two rows
 _GROWTH_BYTES, _GROWTH_SHARE = 8 * 2**20, 0.02  # of memory: less than the larger of the two
 _EVERY_S = 0.05
 _GROWING_FILES = ("metrics.json", "log.txt", "events.out.")
@@ -40,7 +41,7 @@ def soak(work: Path, *, iterations: int, show: Callable[[str], None]) -> bool:
         f"train.checkpointer.period={_PERIOD}",
         "train.checkpointer.max_to_keep=3",
         f"train.evaluation.eval_period={_PERIOD}",
-        "train.log_period=20",
+        f"train.log_period={_LOGGED}",
     )
     job = Command(arguments(folder, 0, *more), folder, files, traced=False)
     uses = []
@@ -60,6 +61,9 @@ def soak(work: Path, *, iterations: int, show: Callable[[str], None]) -> bool:
     faults = _compare(warm[:part], warm[-part:], {"entries": len(one), "disk": sum(one)}, show)
     show(f"iterations: {iterations}; moments looked at: {len(uses)}")
     show(f"seconds: {time.monotonic() - started:.0f}")
+    rows = [json.loads(line)["iteration"] for line in (folder / "metrics.json").read_text().splitlines()]
+    if rows != [*range(_LOGGED - 1, iterations, _LOGGED), iterations]:  # the last one is the final evaluation
+        faults.append(f"{len(rows)} rows, up to iteration {rows[-1]}")
     for fault in faults:
         show(f"FAULT: {fault} [{folder}]")
     return not faults

@@ -183,9 +183,11 @@ class RunFolder:
         """Write the model card, unless a file that no run wrote has its name by now."""
         assert self.layout.card is not None
         path = self.path / self.layout.card
+        if is_left_out(path):
+            return
         if not self.files.is_own(self.layout.card):
             logger.warning("%s: not written by a run, so it stays, and the model card is not written.", path)
-        elif not is_left_out(path):
+        else:
             self.files.add([self.layout.card])
             atomic_write(path, text.encode())
 

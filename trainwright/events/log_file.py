@@ -7,6 +7,8 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 
+from trainwright.checkpoint.files import open_regular
+
 _MAX_WAITING = 10_000  # lines
 
 
@@ -18,14 +20,14 @@ class LogFile(logging.Handler):
     once.
 
     Raises:
-        OSError: the file cannot be opened.
+        OSError: the file cannot be opened, or is something else, such as a pipe.
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.path = Path(path)
         # No file object: its lock, held by the thread at the moment of a fork, would stay shut in the other process.
-        self._descriptor: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._descriptor: int | None = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._process = os.getpid()
         self._waiting: SimpleQueue[str | None] = SimpleQueue()  # None: the end
         self._num_left_out = 0

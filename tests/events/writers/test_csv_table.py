@@ -83,3 +83,23 @@ def test_the_constructor_and_an_empty_storage_create_nothing(tmp_path):
     writer.write(EventStorage())
     writer.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_doubled_and_odd_rows_are_cut_on_resume(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"iteration,x\n2,5\n\n1,3\n1,4\n{'9' * 5000},1\n²,1\n")
+    storage = EventStorage(3)
+    storage.put_scalar("x", 1.0)
+    CSVWriter(path).write(storage)
+    assert table(path) == [["iteration", "x"], ["1", "4"], ["2", "5"], ["3", "1.0"]]
+
+
+def test_a_table_with_a_field_of_megabytes_is_kept_beside(tmp_path):
+    path = tmp_path / "metrics.csv"
+    content = "iteration,x\n1," + "5" * 1_000_000 + "\n"
+    path.write_text(content)
+    storage = EventStorage(3)
+    storage.put_scalar("x", 1.0)
+    CSVWriter(path).write(storage)
+    assert table(path) == [["iteration", "x"], ["3", "1.0"]]
+    assert (tmp_path / "metrics.csv.old").read_text() == content

@@ -382,8 +382,7 @@ def test_an_interrupt_in_a_writer_is_not_lost(storage: EventStorage) -> None:
 def test_a_safe_writer_of_a_file_is_switched_off_alone(
     tmp_path: Path, storage: EventStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good, bad = tmp_path / "good.json", tmp_path / "file" / "bad.json"
-    (tmp_path / "file").write_text("")
+    good, bad = tmp_path / "good.json", tmp_path / ("bad.json" * 100)  # a name that is too long
     delivery = Delivery([SafeWriter(JSONWriter(bad)), SafeWriter(JSONWriter(good))])
     put_steps(storage, delivery, 5)
     delivery.close()

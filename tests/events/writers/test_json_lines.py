@@ -178,3 +178,26 @@ def test_a_killed_process_leaves_only_whole_rows(tmp_path):
     found = rows(path)
     assert [row["iteration"] for row in found] == list(range(len(found)))
     assert len(found) >= 4
+
+
+def test_doubled_rows_and_rows_out_of_order_are_one_per_iteration_after_a_resume(tmp_path, caplog):
+    path = tmp_path / "metrics.json"
+    caplog.set_level("INFO", "trainwright.events")
+    lines = ['{"iteration": 2}', '{"iteration": 1, "x": 2}', '{"iteration": 1, "x": 1}', '{"iteration": 9}', "no row"]
+    path.write_text("\n".join(lines) + "\n")
+    storage = EventStorage(3)
+    storage.put_scalar("loss", 1.0)
+    JSONWriter(path).write(storage)
+    assert rows(path) == [{"iteration": 1, "x": 1}, {"iteration": 2}, {"iteration": 3, "loss": 1.0}]
+    assert "cut 1 rows that iteration 3 and later will write again, 1 rows of iterations that had another, 1 lines" in (
+        caplog.text
+    )
+
+
+def test_a_line_that_nests_too_deep_is_cut(tmp_path):
+    path = tmp_path / "metrics.json"
+    path.write_text('{"iteration": 1}\n{"iteration": 2, "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n" + "[" * 100_000)
+    storage = EventStorage(3)
+    storage.put_scalar("loss", 1.0)
+    JSONWriter(path).write(storage)
+    assert rows(path) == [{"iteration": 1}, {"iteration": 3, "loss": 1.0}]

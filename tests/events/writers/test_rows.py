@@ -51,3 +51,32 @@ def test_files_kept_beside_are_numbered(tmp_path):
         names.append(file.keep_beside().name)
     assert names == ["rows.old", "rows.old.1", "rows.old.2"]
     assert not file.has_content()
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (os.mkfifo, "a pipe"),
+        (os.mkdir, "a folder"),
+        (lambda path: path.symlink_to(os.devnull), "a device"),
+        (lambda path: path.symlink_to(path.name), "a link in a circle of links"),
+    ],
+)
+@pytest.mark.parametrize("place", ["rows", "."])
+def test_where_something_else_is_in_its_place_nothing_is_written_and_one_warning_says_so(
+    tmp_path, caplog, make, kind, place
+):
+    odd = tmp_path / "logs" / place
+    if place == "." and kind == "a folder":
+        pytest.skip("as it should be")
+    odd.parent.mkdir(exist_ok=True)
+    make(odd)
+    file = RowFile(tmp_path / "logs" / "rows")
+    assert not file.has_content()
+    file.append(b"first\n")
+    file.replace(b"second\n")
+    file.append(b"third\n")
+    file.sync()
+    file.close()
+    (record,) = caplog.records
+    assert record.getMessage() == f"{file.path}: not written, since {odd} is {kind}; the run goes on without it."

@@ -4,6 +4,7 @@ import csv
 import io
 import logging
 import os
+import re
 from pathlib import Path
 
 from trainwright.events.storage import EventStorage
@@ -12,6 +13,7 @@ from trainwright.events.writers.rows import RowFile, rows_after
 
 logger = logging.getLogger("trainwright.events")
 
+_ITERATION = re.compile(r"[0-9]{1,18}")
 Cells = dict[str, str]
 
 
@@ -73,12 +75,13 @@ class CSVWriter(FileWriter):
         if is_new_run or columns[:1] != ["iteration"]:
             logger.info("%s: the rows of an earlier run are kept in %s.", self._file.path, self._file.keep_beside())
             return -1
-        kept = [row for row in rows if int(row["iteration"]) < first]
-        self._rewrite(columns, kept)
-        return max((int(row["iteration"]) for row in kept), default=-1)
+        kept = {
+            at: row for row in rows if (at := int(row["iteration"])) < first
+        }  # of two rows of one iteration, the later
+        self._rewrite(columns, [kept[at] for at in sorted(kept)])
+        return max(kept, default=-1)
 
     def _rewrite(self, columns: list[str], rows: list[Cells]) -> None:
-        self._file.path.parent.mkdir(parents=True, exist_ok=True)
         self._file.replace(_encode([columns, *([row.get(column, "") for column in columns] for row in rows)]))
         self._columns = columns
 
@@ -86,9 +89,12 @@ class CSVWriter(FileWriter):
         """Columns and whole rows. A last line without its line end may lack digits, so it counts as torn."""
         text = self._file.path.read_bytes().decode(errors="replace")
         whole = text[: text.rfind("\n") + 1]
-        columns, *rows = [*csv.reader(io.StringIO(whole, newline=""))] or [[]]
-        is_whole = [len(row) == len(columns) and row[:1] != [] and row[0].isdecimal() for row in rows]
-        return columns, [dict(zip(columns, row, strict=True)) for row, keep in zip(rows, is_whole, strict=True) if keep]
+        try:
+            columns, *rows = [*csv.reader(io.StringIO(whole, newline=""))] or [[]]
+        except csv.Error:  # a field that is too long to be one of ours
+            return [], []
+        whole_rows = [row for row in rows if row and len(row) == len(columns) and _ITERATION.fullmatch(row[0])]
+        return columns, [dict(zip(columns, row, strict=True)) for row in whole_rows]
 
 
 def _encode(lines: list[list[str]]) -> bytes:

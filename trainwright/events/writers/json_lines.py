@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +63,21 @@ class JSONWriter(FileWriter):
             logger.info("%s: the rows of an earlier run are kept in %s.", self._file.path, self._file.keep_beside())
             return -1
         old = self._file.path.read_bytes()
-        rows = [(line, _iteration(line)) for line in old.splitlines()]
-        kept = [(line, iteration) for line, iteration in rows if iteration is not None and iteration < first]
-        new = b"".join(line + b"\n" for line, _ in kept)
+        lines = old.splitlines()
+        rows = [(iteration, line) for line in lines if (iteration := _iteration(line)) is not None]
+        # Of two rows of one iteration the later one, as sorting is stable.
+        kept = {iteration: line for iteration, line in sorted(rows, key=itemgetter(0)) if iteration < first}
+        num_again = sum(iteration >= first for iteration, _ in rows)
+        num_doubled = len(rows) - num_again - len(kept)
+        new = b"".join(line + b"\n" for line in kept.values())
         if new != old:
             self._file.replace(new)
             logger.info(
-                "%s: cut %d rows that iteration %d and later will write again.",
-                self._file.path,
-                len(rows) - len(kept),
-                first,
-            )
-        return max((iteration for _, iteration in kept), default=-1)
+                "%s: cut %d rows that iteration %d and later will write again, %d rows of iterations that had another,"
+                " %d lines that are no complete rows.",
+                self._file.path, num_again, first, num_doubled, len(lines) - len(rows),
+            )  # fmt: skip
+        return max(kept, default=-1)
 
 
 def _line(iteration: int, row: Row) -> str:
@@ -85,7 +89,7 @@ def _iteration(line: bytes) -> int | None:
     """The iteration of a row; None for a line that is torn or no row of ours."""
     try:
         row: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: a line that nests too deep to be one of ours
         return None
     iteration = row.get("iteration") if isinstance(row, dict) else None
-    return iteration if isinstance(iteration, int) else None
+    return iteration if type(iteration) is int else None

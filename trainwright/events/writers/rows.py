@@ -1,12 +1,14 @@
 """Rows of a metrics file: new ones are appended whole, old ones are cut on resume by writing beside and renaming."""
 
-import errno
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 
-from trainwright.checkpoint.files import atomic_write, remove_stale, sync_folder
+from trainwright.checkpoint.files import atomic_write, irregular, open_regular, remove_stale, sync_folder
 from trainwright.events.storage import EventStorage
+
+logger = logging.getLogger("trainwright.events")
 
 Row = dict[str, float]
 
@@ -21,26 +23,32 @@ def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[
 
 
 class RowFile:
-    """A file that grows by whole blocks: a block is there or not at all, and after ``sync`` it is on the disk."""
+    """A file that grows by whole blocks: a block is there or not at all, and after ``sync`` it is on the disk.
+
+    Where something else has its name or that of its folder, such as a pipe, nothing is written: one warning.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
         self._is_synced = True
+        self._is_left_out = False
 
     def append(self, block: bytes) -> None:
         """Write. When that fails, a full disk for one, the file is cut back to what it was."""
         if self._descriptor is None:
+            if not self.is_possible():
+                return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self.path.parent)  # what a killed process had begun to write beside
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             sync_folder(self.path.parent)
         size = os.fstat(self._descriptor).st_size
         try:
             self._is_synced = False
             _write_all(self._descriptor, block)
         except OSError:
-            with suppress(OSError):  # a device has no length: what it said first counts
+            with suppress(OSError):  # what it said first counts
                 os.ftruncate(self._descriptor, size)
             raise
 
@@ -52,10 +60,21 @@ class RowFile:
 
     def replace(self, content: bytes) -> None:
         """Put new content in place of the file: at every moment the path holds all of the old or all of the new."""
-        if self.path.exists() and not self.path.is_file():  # a rename would put a file in the place of a device
-            raise OSError(errno.EINVAL, "metrics go into a regular file, and this is none", str(self.path))
         self.close()
-        atomic_write(self.path, content)
+        if self.is_possible():  # a rename would put a file in the place of a device
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.path, content)
+
+    def is_possible(self) -> bool:
+        """Whether a file can be there. Where something else is in its place, a warning says so once."""
+        if not self._is_left_out:
+            folders = [folder for folder in self.path.parents if os.path.lexists(folder) and not folder.is_dir()]
+            kinds = {folder: irregular(folder) or "no folder" for folder in folders} | {self.path: irregular(self.path)}
+            path, kind = next(((path, kind) for path, kind in kinds.items() if kind is not None), (None, None))
+            if kind is not None:
+                self._is_left_out = True
+                logger.warning("%s: not written, since %s is %s; the run goes on without it.", self.path, path, kind)
+        return not self._is_left_out
 
     def keep_beside(self) -> Path:
         """Rename the file to ``name.old``, or ``name.old.1``, … where that is taken, and return the new path."""
