@@ -1,28 +1,27 @@
-"""What a program that uses the library shows on its console."""
+"""The level of the library's log lines."""
 
-import os
-import subprocess
-import sys
+import logging
+from collections.abc import Iterator
 
-_PROGRAM = """
-import logging, os, warnings
+import pytest
+
 from trainwright.engine.console import log_to_console
-log_to_console()
-log_to_console()
-secret = os.environ["SOME_API_TOKEN"]
-warnings.warn(f"first {secret}")
-logging.getLogger("a.users").warning("second %s", secret)
-logging.getLogger("trainwright.x").info("third %s", secret)
-"""
+
+LIBRARY = logging.getLogger("trainwright")
 
 
-def test_values_of_secret_variables_reach_the_console_by_no_way():
-    environment = {**os.environ, "SOME_API_TOKEN": "plainwordsonly"}
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True)
-    shown = done.stdout + done.stderr
-    assert "plainwordsonly" not in shown
-    assert [word for word in ("first", "second", "third") if f"{word} [redacted]" in shown] == [
-        "first",
-        "second",
-        "third",
-    ]
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    level, handlers = LIBRARY.level, list(LIBRARY.handlers)
+    yield
+    LIBRARY.setLevel(level)
+    LIBRARY.handlers[:] = handlers
+
+
+@pytest.mark.parametrize(
+    ("level", "stays"), [(logging.NOTSET, logging.INFO), (logging.ERROR, logging.ERROR), (logging.DEBUG, logging.DEBUG)]
+)
+def test_a_level_that_the_user_has_set_stays(level: int, stays: int) -> None:
+    LIBRARY.setLevel(level)
+    log_to_console()
+    assert LIBRARY.level == stays

@@ -21,6 +21,9 @@ _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch
 _LEAVES: dict[Any, Any] = default_collate_fn_map
 _NUM_LEAVES = len(_LEAVES)
 
+_NOTE = "The batch of this step: "
+_MOST_PARTS = 8  # of a list that are told one by one
+
 
 def collate(samples: Sequence[Any]) -> Any:
     """One batch: an `Instance` of `Instance` samples; of all others, what torch's ``default_collate`` makes.
@@ -34,6 +37,25 @@ def collate(samples: Sequence[Any]) -> Any:
         return _stacked(samples)
     except Exception:  # whatever it is: torch shall say it, or find a way
         return _as_torch_does(samples)
+
+
+def add_batch_note(error: BaseException, batch: Any) -> None:
+    """Tell with an error of a step, once, what its batch was: names, shapes, types and devices."""
+    if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+        error.add_note(_NOTE + _told(batch))
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"
+    if isinstance(value, Instance):
+        value = value.get_fields()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_told(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, tuple | list) and len(value) <= _MOST_PARTS:
+        return "(" + ", ".join(map(_told, value)) + ")"
+    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
+    return f"{type(value).__name__}{size}"
 
 
 def _as_torch_does(samples: Sequence[Any]) -> Any:

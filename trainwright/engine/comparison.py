@@ -10,7 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.engine.contracts import target_of
+from trainwright.engine.contracts import losses_of, target_of
 
 _LOSSES_OF_CLASSES = (
     nn.CrossEntropyLoss,
@@ -59,7 +59,9 @@ def find_comparison(
 def predictions_of(outputs: Any) -> Any:
     """The scores in what a model returned: the output itself, or its entry ``logits``; None where there are none."""
     if isinstance(outputs, Tensor):
-        return outputs
+        return outputs if outputs.dim() else None  # a loss
+    if losses_of(outputs) is not None and isinstance(outputs, tuple | list):
+        return outputs[1] if len(outputs) > 1 else None  # behind its loss
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs.get("prediction_scores"))  # the second is what our evaluators read
     return None

@@ -15,10 +15,12 @@ from trainwright.parallel.dist import get_rank
 def log_to_console() -> None:
     """Show the log lines of this library: all of rank 0, warnings of the others; above a progress bar, if any.
 
-    Where the program has set up logging itself (the root logger has a handler), that is left to decide.
+    Where the program has set up logging itself (the root logger has a handler), that is left to decide; and a level
+    that it has set on the logger "trainwright" stays.
     """
     library = logging.getLogger("trainwright")
-    library.setLevel(logging.INFO)
+    if library.level == logging.NOTSET:  # else the user has set it
+        library.setLevel(logging.INFO)
     logging.getLogger("libai").parent = library  # the documents' examples log under that name: shown where ours are
     if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
         return

@@ -1,6 +1,7 @@
 """How a batch becomes a loss in the objects door: three contracts, one of which is settled for a whole run.
 
-* The model returns its losses: a mapping whose entries named "loss" are summed.
+* The model returns its losses: a mapping whose entries named "loss" are summed, a tensor of no dimension, or a tuple
+  that begins with one.
 * The model has ``compute_loss``: it is called with those of the model's outputs and the batch that it names.
 * A criterion, on the model's output and the target: the second of a pair, or the labels of a batch with names.
 
@@ -20,7 +21,7 @@ from trainwright.engine.objective import sum_losses, write_forward_help
 _TARGETS = ("labels", "label", "targets", "target")
 _OVERRIDE_HELP = "For anything else override compute_loss(model, inputs)."
 
-Loss = Callable[[Any, Mapping[str, Any]], Any]  # of the model's outputs and the batch
+Loss = Callable[[Any, Any], Any]  # of the model's outputs and the batch
 
 
 class Contract(Protocol):
@@ -44,8 +45,8 @@ def contract_for(
         ConfigTypeError: batches of this type cannot be trained on.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
-        pair_loss = own_loss or criterion or _no_criterion
-        return PairContract(pair_loss) if note_outputs is None else NotedPairContract(pair_loss, note_outputs)
+        pair_loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own_of_pair(own_loss)
+        return PairContract(pair_loss if note_outputs is None else _noting(note_outputs, pair_loss))
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
@@ -57,26 +58,13 @@ def contract_for(
 
 
 class PairContract:
-    """``criterion(model(inputs), target)``."""
+    """The model is called with the first of a pair, and ``loss`` with what it returned and the pair."""
 
-    def __init__(self, criterion: Callable[..., Tensor]) -> None:
-        self._criterion = criterion
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
 
-    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        return self._criterion(logits_of(model(inputs[0])), inputs[1])
-
-
-class NotedPairContract(PairContract):
-    """The same, with a look at what the model returns."""
-
-    def __init__(self, criterion: Callable[..., Tensor], note_outputs: Callable[[Any], None]) -> None:
-        super().__init__(criterion)
-        self._note = note_outputs
-
-    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        outputs = model(inputs[0])
-        self._note(outputs)
-        return self._criterion(logits_of(outputs), inputs[1])
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return self._loss(model(inputs[0]), inputs)
 
 
 class NamedContract:
@@ -103,27 +91,29 @@ class _Undecided:
         self._criterion = criterion
         self._decided: Loss | None = None
 
-    def __call__(self, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+    def __call__(self, outputs: Any, inputs: Any) -> Any:
         if self._decided is not None:
             return self._decided(outputs, inputs)
-        loss = self._loss_of_model if has_losses(outputs) or target_of(inputs) is None else self._loss_of_criterion
+        is_of_model = losses_of(outputs) is not None or target_of(inputs) is None
+        loss = self._loss_of_model if is_of_model else self._loss_of_criterion
         # In evaluation a model may return less, and a program decides for itself.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided = loss
         return loss(outputs, inputs)
 
-    def _loss_of_model(self, outputs: Any, inputs: Mapping[str, Any]) -> Any:
-        if torch.is_grad_enabled() and not has_losses(outputs):
+    def _loss_of_model(self, outputs: Any, inputs: Any) -> Any:
+        losses = losses_of(outputs)
+        if losses is not None:
+            return sum_losses(losses)
+        if torch.is_grad_enabled():
             raise ConfigError(
-                f"The batch has no target for TrainingConfig.loss: none of {', '.join(_TARGETS)} is among its fields"
-                f" {', '.join(map(str, inputs))}; and the model's forward gives no loss itself (it returned"
-                f" {type(outputs).__name__}). {_OVERRIDE_HELP}"
+                f"The model's forward gives no loss (it returned {type(outputs).__name__}), and there is no target for"
+                f" TrainingConfig.loss: none of {', '.join(_TARGETS)} is among the batch's fields"
+                f" {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. {_OVERRIDE_HELP}"
             )
-        if not torch.is_grad_enabled() and not has_losses(outputs):
-            return None
-        return sum_losses(outputs)
+        return None
 
-    def _loss_of_criterion(self, outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+    def _loss_of_criterion(self, outputs: Any, inputs: Any) -> Tensor:
         return self._criterion(logits_of(outputs), target_of(inputs))
 
 
@@ -132,6 +122,10 @@ def _no_criterion(*_: Any) -> Tensor:
         "TrainingConfig.loss: got None, and the model gives no loss by itself: it returns none and has no compute_loss."
         " Name one of torch.nn, such as 'CrossEntropyLoss', or call trainer.set_loss(...)."
     )
+
+
+def _own_of_pair(own_loss: Callable[..., Tensor]) -> Loss:
+    return lambda outputs, inputs: own_loss(logits_of(outputs), inputs[1])
 
 
 def _own(own_loss: Callable[..., Tensor]) -> Loss:
@@ -187,8 +181,12 @@ def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tup
     return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else (*taken, *parameters)
 
 
-def has_losses(outputs: Any) -> bool:
-    return isinstance(outputs, Mapping) and ("loss" in outputs or any("loss" in name for name in outputs))
+def losses_of(outputs: Any) -> Mapping[str, Any] | None:
+    """The losses that a model returned, by name, among its other outputs; None where it returned none."""
+    if isinstance(outputs, Mapping):
+        return outputs if "loss" in outputs or any("loss" in name for name in outputs) else None
+    first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
 
 
 def _taken_names(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[str, ...] | None:

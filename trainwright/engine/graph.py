@@ -18,7 +18,7 @@ from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.data.collate import to_batch
 from trainwright.engine.graph_batch import batch_size_of
 from trainwright.engine.graph_update import CompiledUpdate
-from trainwright.engine.objective import sum_losses, write_forward_help
+from trainwright.engine.objective import explain_forward, sum_losses
 from trainwright.engine.steps import EagerTrainer
 from trainwright.engine.window import mean_outputs
 from trainwright.events.storage import get_event_storage, has_event_storage
@@ -127,8 +127,12 @@ class GraphTrainer(EagerTrainer):
             data_time += fetched - start
 
             is_last = len(outputs) + 1 == num_steps
-            figures = compiled.run(batch, is_last=is_last, mean=self._mean if num_steps > 1 else None)
-            outputs.append(self._run_eagerly(batch) if figures is None else outputs_of(figures))
+            try:
+                figures = compiled.run(batch, is_last=is_last, mean=self._mean if num_steps > 1 else None)
+                outputs.append(self._run_eagerly(batch) if figures is None else outputs_of(figures))
+            except Exception as error:
+                explain_forward(error, self._plain_model, batch)
+                raise
             phases.forward += clock() - fetched
 
         self.write_metrics(mean_outputs(outputs, self._mean.weights), data_time)
@@ -145,11 +149,7 @@ class GraphTrainer(EagerTrainer):
         return unwrap_model(self.graph.model)
 
     def _run_eagerly(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        try:
-            loss_dict: Mapping[str, Any] = self.model(**batch)
-        except TypeError as error:
-            write_forward_help(error, self._plain_model, batch)
-            raise
+        loss_dict: Mapping[str, Any] = self.model(**batch)
         self.backward(self._loss_of(loss_dict, batch))
         return loss_dict
 

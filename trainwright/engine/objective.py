@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.data.collate import add_batch_note
 
 WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 
@@ -38,6 +39,13 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     if not isinstance(total, Tensor) or total.numel() != 1 or is_cut_off:
         raise _refusal(losses)
     return total
+
+
+def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:
+    """Add to an error of a step what its batch was; raise a clear one where the batch does not fit the model."""
+    if isinstance(error, TypeError):
+        write_forward_help(error, model, batch)
+    add_batch_note(error, batch)
 
 
 def write_forward_help(error: TypeError, model: nn.Module, batch: Any, shown: list[str] | None = None) -> None:

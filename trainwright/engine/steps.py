@@ -20,7 +20,7 @@ from trainwright.engine.gradients import (
     unscaled,
 )
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.objective import sum_losses, write_forward_help
+from trainwright.engine.objective import explain_forward, sum_losses
 from trainwright.engine.window import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.overrides import overridable
@@ -127,10 +127,10 @@ class EagerTrainer(TrainerBase):
 
             try:
                 loss_dict = self.model(**batch)
-            except TypeError as error:
-                write_forward_help(error, self._plain_model, batch)
+                loss = self._loss_of(loss_dict, batch)
+            except Exception as error:
+                explain_forward(error, self._plain_model, batch)
                 raise
-            loss = self._loss_of(loss_dict, batch)
             computed = clock()
             phases.forward += computed - fetched
             self.backward(loss)

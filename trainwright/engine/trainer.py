@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.collate import to_batch
+from trainwright.data.collate import add_batch_note, to_batch
 from trainwright.engine import trainer_checks as checks
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
@@ -249,7 +249,11 @@ class Trainer(TrainerLifecycle):
 
             state.global_step += 1
             self._is_window_end = state.global_step == end
-            step_logs = self.train_step(self._step_model, inputs)
+            try:
+                step_logs = self.train_step(self._step_model, inputs)
+            except Exception as error:
+                add_batch_note(error, inputs)
+                raise
             stepped = clock()
             phases.forward += stepped - fetched
             if (loss := step_logs.get("step_loss")) is not None:

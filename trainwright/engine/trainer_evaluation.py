@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.collate import to_batch
+from trainwright.data.collate import add_batch_note, to_batch
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.comparison import Comparison, find_comparison, predictions_of, shifted
-from trainwright.engine.contracts import has_losses, target_of
+from trainwright.engine.contracts import losses_of, target_of
 from trainwright.engine.replica import share_state
 from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all, weight_of
 from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared
@@ -82,7 +82,11 @@ class EvaluatingTrainer(TrainerShared):
         finally:
             hook.remove()
         last = seen[-1] if seen else None
-        outputs = dict(last) if isinstance(last, Mapping) else {} if last is None else {"logits": last}
+        if last is None or isinstance(last, Mapping):
+            outputs = dict(last or {})
+        else:
+            scores = last if losses_of(last) is None else predictions_of(last)
+            outputs = {} if scores is None else {"logits": scores}
         ignored = getattr(self.loss, "ignore_index", -100)
         if self._comparison is None:
             self._comparison = self._find_comparison(last, batch, loss)
@@ -165,7 +169,11 @@ class EvaluatingTrainer(TrainerShared):
             for inputs in watched(map(self.prepare_input_batch, self._share_of(loader))):
                 self._is_counted, self._weight = False, None
                 self._num_seen += batch_size(inputs)
-                logs = self.evaluate_step(self.model, inputs)
+                try:
+                    logs = self.evaluate_step(self.model, inputs)
+                except Exception as error:
+                    add_batch_note(error, inputs)
+                    raise
                 if self._is_watched:
                     self._run_callbacks.note({name: value for name, value in logs.items() if value is not None})
                 if not self._is_counted:
@@ -219,7 +227,7 @@ class EvaluatingTrainer(TrainerShared):
         own_code = hasattr(self.model, "compute_loss") or any(is_overridden(self, name) for name in OF_THE_STEP)
         return find_comparison(
             self.model, outputs, inputs, loss,
-            criterion=self.loss, has_own_loss=own_code or (isinstance(inputs, Mapping) and has_losses(outputs)),
+            criterion=self.loss, has_own_loss=own_code or losses_of(outputs) is not None,
         )  # fmt: skip
 
     def _find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.collate import add_batch_note
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError, described
 from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
 from trainwright.parallel.data_parallel import unwrap_model
@@ -141,7 +142,11 @@ def _forward(
             f"get_batch gave {described(inputs)}; "
             f"it must give a dictionary of {type(model).__name__}.forward's arguments."
         )
-    return inputs, model(**inputs)
+    try:
+        return inputs, model(**inputs)
+    except Exception as error:
+        add_batch_note(error, inputs)
+        raise
 
 
 def _on_host(value: Any) -> Any:
