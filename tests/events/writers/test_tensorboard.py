@@ -1,11 +1,15 @@
 import itertools
 import math
+import shutil
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
 
 from trainwright.events import EventStorage, TensorBoardWriter
+from trainwright.events.writers.safe import SafeWriter
 
 pytest.importorskip("tensorboard")
 
@@ -96,8 +100,36 @@ def test_nothing_is_created_before_there_is_something_to_write(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_after_sync_the_rows_of_a_process_that_ends_without_close_are_there(tmp_path):
+    program = f"""
+import os
+from trainwright.events import EventStorage, TensorBoardWriter
+from trainwright.events.writers.safe import SafeWriter
+with EventStorage(0) as storage:
+    storage.put_scalar("loss", 1.0)
+    writer = TensorBoardWriter({str(tmp_path)!r})
+    writer.write()
+os._exit(1)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 1
+    assert points(tmp_path, "loss") == [(0, 1.0)]
+
+
+def test_a_file_that_cannot_be_written_switches_the_writer_off(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("threading.excepthook", lambda error: None)  # tensorboard's own thread raises too
+    writer = SafeWriter(TensorBoardWriter(tmp_path / "tb"))
+    with EventStorage() as storage:
+        for iteration in range(3):
+            storage.iter = iteration
+            storage.put_scalar("loss", float(iteration))
+            writer.write()
+            shutil.rmtree(tmp_path / "tb", ignore_errors=True)
+    writer.close()
+    assert [record.getMessage() for record in caplog.records if "switched off" in record.getMessage()]
+
+
 def test_a_missing_tensorboard_is_said_with_the_cure(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tensorboard.compat.proto.event_pb2", None)
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     storage = EventStorage()
     storage.put_scalar("loss", 1.0)
     with pytest.raises(ValueError, match="pip install tensorboard"):

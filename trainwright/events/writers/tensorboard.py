@@ -1,28 +1,20 @@
-"""Scalars, pictures and histograms for TensorBoard.
+"""Scalars, pictures and histograms for TensorBoard, by torch's SummaryWriter, in the thread that writes files."""
 
-A file of events is written as TensorBoard's own writer does it (``tensorboard/summary/writer/event_file_writer.py``),
-but without a second thread and queue: who is to be spared the wait hands over what is to be written before.
-"""
-
-import itertools
 import os
-import socket
-import time
+import uuid
 from pathlib import Path
 from typing import Any
 
+from trainwright.checkpoint.files import sync_folder
 from trainwright.config.errors import ConfigError
 from trainwright.events.figures import Histogram, Image
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
-from trainwright.events.writers.records import RecordFile
-from trainwright.events.writers.rows import Row, rows_after
-
-_count = itertools.count()
+from trainwright.events.writers.rows import rows_after
 
 
 class TensorBoardWriter(FileWriter):
-    """Write what is new as TensorBoard events. The folder is touched, and tensorboard imported, at the first write.
+    """Write what is new as TensorBoard events. The first write makes the folder, and imports tensorboard.
 
     A run that starts at iteration N hides what earlier event files in the folder hold from step N on. Values put
     before the checkpoint that a resumed run starts from are left to the run that put them.
@@ -34,7 +26,9 @@ class TensorBoardWriter(FileWriter):
         self._last_written = -1
         self._last_figure = 0
         self._storage: EventStorage | None = None
-        self._events: _EventFile | None = None
+        self._writer: Any = None  # a SummaryWriter
+        self._file = Path()  # the one it writes
+        self._is_synced = True
 
     def __repr__(self) -> str:
         return f"TensorBoardWriter({self._log_dir!r}, window_size={self._window_size})"
@@ -49,91 +43,61 @@ class TensorBoardWriter(FileWriter):
         figures = storage.figures(after=self._last_figure)
         if not (rows or figures):
             return
-        if self._events is None:
-            self._events = _EventFile(self._log_dir, purge_step=self._last_written + 1)
+        if self._writer is None:
+            self._open()
         for iteration, row in rows.items():
-            self._events.add_scalars(row, iteration)
+            # One event for a row, where add_scalar makes one for each value, at five times the cost.
+            values = [self._summary.Value(tag=name, simple_value=number) for name, number in row.items()]
+            self._writer.file_writer.add_summary(self._summary(value=values), iteration)
             self._last_written = iteration
         for figure in figures:
-            self._events.add_figure(figure)
+            self._add_figure(figure)
             self._last_figure = figure.number
+        self._is_synced = False
 
     def flush(self) -> None:
-        if self._events is not None:
-            self._events.flush()
+        if self._writer is not None:
+            self._writer.flush()
 
     def sync(self) -> None:
-        if self._events is not None:
-            self._events.sync()
+        if self._writer is not None and not self._is_synced:
+            with open(self._file, "rb") as file:
+                os.fsync(file.fileno())
+            self._is_synced = True
 
     def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        if self._writer is not None:
+            try:
+                self._writer.close()
+                self.sync()
+            finally:
+                self._writer = None
 
-
-class _EventFile:
-    """A new file of events in a folder, which hides what older ones hold from ``purge_step`` on."""
-
-    def __init__(self, folder: str, *, purge_step: int) -> None:
+    def _open(self) -> None:
+        """A new file of events, which hides what older ones hold from the next iteration on."""
         try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
                 "TensorBoardWriter: the package tensorboard is not installed. Get it with `pip install tensorboard`, "
                 "or leave this writer out of build_writers()."
             ) from error
-        # The package has no types.
-        self._event: Any = Event
-        self._summary: Any = Summary
-        self._histogram: Any = HistogramProto
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_count)}"
-        self._records = RecordFile(Path(folder, name))
-        self._add(file_version="brain.Event:2")
-        self._add(step=purge_step, session_log=SessionLog(status=SessionLog.START))
-        self.flush()
+        self._summary: Any = Summary  # the package has no types
+        make_writer: Any = SummaryWriter
+        mark = f".{uuid.uuid4().hex[:8]}"  # tells the file among those of others
+        self._writer = make_writer(self._log_dir, purge_step=self._last_written + 1, filename_suffix=mark)
+        (self._file,) = Path(self._log_dir).glob(f"events.out.tfevents.*{mark}")
+        self._writer.flush()
+        sync_folder(self._file.parent)
 
-    def add_scalars(self, row: Row, iteration: int) -> None:
-        value = self._summary.Value
-        self._add_values([value(tag=name, simple_value=number) for name, number in row.items()], iteration)
-
-    def add_figure(self, figure: Image | Histogram) -> None:
+    def _add_figure(self, figure: Image | Histogram) -> None:
         if isinstance(figure, Image):
-            from torch.utils.tensorboard.summary import image
-
-            summary: Any = image(figure.name, figure.pixels, dataformats="CHW")  # type: ignore[no-untyped-call]
-            self._add(step=figure.iteration, summary=summary)
-        else:
-            self._add_histogram(figure)
-
-    def flush(self) -> None:
-        self._records.flush()
-
-    def sync(self) -> None:
-        self._records.sync()
-
-    def close(self) -> None:
-        self._records.close()
-
-    def _add_histogram(self, histogram: Histogram) -> None:
-        low, high, count, total, total_of_squares, *counts = histogram.summary.tolist()
-        if count == 0:  # every value was NaN or inf
+            self._writer.add_image(figure.name, figure.pixels, figure.iteration)
             return
-        width = (high - low) / len(counts)
-        content = self._histogram(
-            min=low,
-            max=high,
-            num=count,
-            sum=total,
-            sum_squares=total_of_squares,
-            bucket_limit=[low + width * (place + 1) for place in range(len(counts))],
-            bucket=counts,
-        )
-        self._add_values([self._summary.Value(tag=histogram.name, histo=content)], histogram.iteration)
-
-    def _add_values(self, values: list[Any], iteration: int) -> None:
-        self._add(step=iteration, summary=self._summary(value=values))
-
-    def _add(self, **content: Any) -> None:
-        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
+        low, high, count, total, total_of_squares, *counts = figure.summary.tolist()
+        if count:  # else every value was NaN or inf
+            width = (high - low) / len(counts)
+            limits = [low + width * (place + 1) for place in range(len(counts))]
+            values = (low, high, count, total, total_of_squares, limits, counts)
+            self._writer.add_histogram_raw(figure.name, *values, global_step=figure.iteration)
