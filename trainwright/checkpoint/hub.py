@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trainwright.config.errors import ConfigError, MissingFileError, UserError
 
@@ -74,7 +74,9 @@ def upload_folder(
         raise MissingFileError(f"{folder}: there is no such folder to upload (working folder: {Path.cwd()}).")
     if not is_repo_id(repo_id):
         raise ConfigError(f"repo_id: got {repo_id!r}; a repository on a hub is named 'owner/name'.")
-    api = _hub().HfApi(endpoint=endpoint())
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=endpoint())
     try:
         address = api.create_repo(repo_id, repo_type=repo_type, private=private or None, exist_ok=True)
         api.upload_folder(
@@ -107,10 +109,12 @@ def endpoint() -> str:
 
 
 def _fetched(repo_id: str, repo_type: RepoType, files: Sequence[str] | None, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     asked = f"{repo_id}: there is no such folder (working folder: {Path.cwd()}), and "
     try:
-        folder = _hub().snapshot_download(
+        folder = snapshot_download(
             repo_id,
             repo_type=repo_type,
             revision=revision,
@@ -119,8 +123,6 @@ def _fetched(repo_id: str, repo_type: RepoType, files: Sequence[str] | None, rev
             cache_dir=os.environ.get("HF_HUB_CACHE"),  # None: where huggingface_hub found it at its import
             local_files_only=offline,
         )
-    except UserError:
-        raise
     except Exception as error:  # the errors of the hub's HTTP library have no root in common with its own
         what = "is not in the cache (HF_HUB_OFFLINE is set)" if offline else f"could not be fetched from {endpoint()}"
         at = f" at revision {revision!r}" if revision else ""
@@ -128,16 +130,6 @@ def _fetched(repo_id: str, repo_type: RepoType, files: Sequence[str] | None, rev
     if not Path(folder).is_dir():
         raise MissingFileError(f"{asked}the {repo_type} of this name at {endpoint()} has none of {list(files or ())}.")
     return Path(folder)
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise UserError(
-            "Hub ids need the package huggingface_hub: pip install 'trainwright[hub]'. Local folders do not."
-        ) from error
-    return huggingface_hub
 
 
 def _cause(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Model cards: a ``README.md`` that tells people, and by its first lines the hub, what a model is and how good."""
+"""Model cards: a ``README.md`` that describes a model and its results, with metadata for the hub in its first lines."""
 
 import math
 import numbers
@@ -77,45 +77,43 @@ class ModelCard:
         Raises:
             ConfigTypeError: a field is of a type that cannot be written.
         """
-        front: str = yaml.dump(self._metadata(), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
-        parts = [f"---\n{front}---\n", f"# {_inline(self._name())}\n", *self._sections()]
+        parts = [f"---\n{self._metadata()}\n---\n", f"# {_inline(self._name())}\n", *self._sections()]
         return "\n".join(parts)
 
     def _name(self) -> str:
         return re.sub(r"\s+", " ", self.model_name or "").strip() or "model"
 
-    def _metadata(self) -> dict[str, Any]:
-        tasks = [_hub_task(task) for task in _several(self.tasks, "tasks")]
-        entries: dict[str, Any] = {
-            "language": _several(self.language, "language"),
-            "library_name": LIBRARY,
-            "pipeline_tag": tasks[0] if tasks else None,
-            "tags": list(dict.fromkeys([*_several(self.tags, "tags"), *tasks])),
-            "datasets": _several(self.datasets_tags, "datasets_tags") or _several(self.datasets, "datasets"),
-            "model-index": self._index(tasks),
-        }
-        return {name: value for name, value in entries.items() if value}
+    def _metadata(self) -> str:
+        """The fields that the hub knows, as YAML."""
+        from huggingface_hub.repocard_data import EvalResult, ModelCardData
 
-    def _index(self, tasks: Sequence[str]) -> list[dict[str, Any]]:
-        """The figures as the hub lists them: for each dataset that they were measured on, here all together."""
-        metrics = [
-            {"type": _metric(name), "name": str(name), "value": _number(value)}
-            for name, value in (self.eval_results or {}).items()
-            if _is_finite(value)
-        ]
-        if not metrics:
-            return []
-        names = _several(self.datasets, "datasets")
-        ids = _several(self.datasets_tags, "datasets_tags") or names
-        dataset: dict[str, Any] = {
-            "name": ", ".join(names or ids) or "evaluation data",
-            "type": ids[0] if ids else "unknown",
-        }
-        if self.dataset_args:
-            dataset["args"] = _plain(self.dataset_args)
+        tasks = [_hub_task(task) for task in _several(self.tasks, "tasks")]
         task = tasks[0] if tasks else "other"
-        result = {"task": {"type": task, "name": task.replace("-", " ").capitalize()}, "dataset": dataset}
-        return [{"name": self._name(), "results": [{**result, "metrics": metrics}]}]
+        names, ids = _several(self.datasets, "datasets"), _several(self.datasets_tags, "datasets_tags")
+        results = [
+            EvalResult(
+                task_type=task,
+                task_name=task.replace("-", " ").capitalize(),
+                dataset_type=(ids or names or ["unknown"])[0],
+                dataset_name=", ".join(names or ids) or "evaluation data",
+                dataset_args=_plain(self.dataset_args) or None,
+                metric_type=str(name).removeprefix("evaluation.").removeprefix("eval_"),
+                metric_name=str(name),
+                metric_value=int(value) if isinstance(value, numbers.Integral) else float(value),
+            )
+            for name, value in (self.eval_results or {}).items()
+            if isinstance(value, numbers.Real) and math.isfinite(value)
+        ]
+        data = ModelCardData(
+            language=_several(self.language, "language") or None,
+            library_name=LIBRARY,
+            pipeline_tag=tasks[0] if tasks else None,
+            tags=[*_several(self.tags, "tags"), *tasks] or None,
+            datasets=ids or names or None,
+            model_name=self._name() if results else None,
+            eval_results=results or None,
+        )
+        return str(data.to_yaml())
 
     def _sections(self) -> list[str]:
         lists = {
@@ -155,18 +153,6 @@ def _several(value: Several, name: str) -> list[str]:
 def _hub_task(task: str) -> str:
     name = str(getattr(task, "value", task))
     return _HUB_TASKS.get(name, name.replace("_", "-"))
-
-
-def _metric(name: object) -> str:
-    return str(name).removeprefix("evaluation.").removeprefix("eval_")
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
-
-
-def _number(value: Any) -> int | float:
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _inline(value: Any) -> str:
