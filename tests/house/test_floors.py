@@ -9,6 +9,7 @@ import trainwright
 
 PACKAGE = Path(trainwright.__file__).parent
 FLOORS = [
+    {"_torch_compat"},
     {"config", "events"},
     {"optim", "parallel", "checkpoint"},
     {"data"},
@@ -24,7 +25,6 @@ OPEN_TO_ALL = {
     "trainwright.checkpoint.files",
     "trainwright.config.errors",
     "trainwright.names",
-    "trainwright.optim.without_compiler",
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "defaults" not in p.parts and p.parent != PACKAGE)
 

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.candidates import newest_good, resume_candidates
 from trainwright.checkpoint.contents import (
@@ -35,7 +36,6 @@ from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.verify import verify
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
-from trainwright.optim.without_compiler import without_compiler
 from trainwright.parallel import dist
 
 logger = logging.getLogger("trainwright.checkpoint")

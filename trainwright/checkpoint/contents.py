@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.files import Writer
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.state import decode_state, encode_state
 from trainwright.checkpoint.tensors import TensorFile, read_tensors
 from trainwright.checkpoint.weights import read_weights, split_model_state
-from trainwright.optim.without_compiler import without_compiler
 
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
 _MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.pin_memory import pin_memory
 
+from trainwright._torch_compat.batch_collate import pin_memory
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import collate
 from trainwright.data.epochs import EpochSampler
@@ -141,7 +141,8 @@ def _gives_tensors(batch_sampler: Any) -> bool:
 
 
 def _pinned(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda indices: pin_memory(read(indices))  # type: ignore[no-untyped-call]
+    pin = pin_memory()
+    return lambda indices: pin(read(indices))
 
 
 def make_loader(

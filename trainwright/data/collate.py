@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate as torch_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
 
+from trainwright._torch_compat.batch_collate import collate_parts
 from trainwright.data.errors import DataError
 from trainwright.data.instance import DistTensorData, Instance
 from trainwright.data.ragged import difference
@@ -17,9 +16,7 @@ from trainwright.data.ragged import difference
 # labels too.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
 
-# By type, what torch makes a batch of values with. Its documents invite users to put types of their own there.
-_LEAVES: dict[Any, Any] = default_collate_fn_map
-_NUM_LEAVES = len(_LEAVES)
+collate_parts()  # counts the types that torch knows, before the user adds any
 
 _NOTE = "The batch of this step: "
 _MOST_PARTS = 8  # of a list that are told one by one
@@ -72,15 +69,16 @@ def _stacked(values: Sequence[Any]) -> Any:
     15 us for 32 pairs of tensors. Whatever is not of the plain kinds is left to it.
     """
     kind = type(values[0])
-    leaf = _LEAVES.get(kind)
+    torch_collate, leaves, num_leaves = collate_parts()
+    leaf = leaves.get(kind)
     if leaf is not None:
-        return leaf(values, collate_fn_map=_LEAVES)
-    if len(_LEAVES) == _NUM_LEAVES:  # else somebody has taught torch kinds of their own
+        return leaf(values, collate_fn_map=leaves)
+    if len(leaves) == num_leaves:  # else the user has added types of their own, as torch's documents suggest
         if kind is tuple or kind is list:
             return [_stacked(parts) for parts in zip(*values, strict=True)]
         if kind is dict:
             return {name: _stacked([value[name] for value in values]) for name in values[0]}
-    return torch_collate(values, collate_fn_map=_LEAVES)
+    return torch_collate(values, collate_fn_map=leaves)
 
 
 def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward as _run_backward
 from torch.optim import Optimizer
 
 from trainwright.events.storage import get_event_storage, has_event_storage
@@ -39,14 +38,6 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
             get_event_storage().put_scalar("skipped_update", is_skipped, smoothing_hint=False)
 
     return step_and_put
-
-
-def plain_backward(loss: Tensor, batch: Any = None) -> None:
-    """The backward pass of a batch that is an update by itself: ``loss.backward()``."""
-    if loss.dim() or type(loss) is not Tensor:  # torch says what is wrong, or knows what to do
-        loss.backward()  # type: ignore[no-untyped-call]
-    else:  # where that ends after its checks, which take a tenth of a small network's pass
-        _run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor) -> None:

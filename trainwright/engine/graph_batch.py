@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from trainwright._torch_compat import batch_tree
 from trainwright.engine.graph_errors import NotCapturable
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -85,7 +85,7 @@ def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
 
 
 def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
-    leaves, spec = pytree.tree_flatten(batch)
+    leaves, spec = batch_tree.flatten(batch)
     is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
     constants = [leaf for leaf, is_one in zip(leaves, is_tensor, strict=True) if not is_one]
     kinds = [*map(type, constants)]
@@ -99,7 +99,7 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
             if not isinstance(batch, Mapping) or not (batch.keys() <= known and all(name in batch for name in names)):
                 return None
             batch = {name: batch[name] for name in names}
-        leaves, found = pytree.tree_flatten(batch)
+        leaves, found = batch_tree.flatten(batch)
         fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         if found != spec or constants != fixed or kinds != [*map(type, fixed)]:  # 1 is True, and not the same
             return None
@@ -107,6 +107,6 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
 
     def rebuild(tensors: Sequence[Tensor]) -> Any:
         parts, fixed = iter(tensors), iter(constants)
-        return pytree.tree_unflatten([next(parts) if is_one else next(fixed) for is_one in is_tensor], spec)
+        return batch_tree.unflatten([next(parts) if is_one else next(fixed) for is_one in is_tensor], spec)
 
     return Layout(take, rebuild)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
+from trainwright._torch_compat.fused_update import step_hooks
+from trainwright._torch_compat.optimizer_import import is_torchs, steps_as_its_class
 from trainwright.engine.graph_errors import NotCapturable, NotReady
-from trainwright.optim.direct import step_hooks
-from trainwright.optim.without_compiler import is_torchs, steps_as_its_class
 
 _HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")

@@ -8,24 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainwright._torch_compat.fused_update import direct
+from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.data.ahead import ahead
 from trainwright.data.collate import to_batch
 from trainwright.data.endless import endless
-from trainwright.engine.gradients import (
-    plain_backward,
-    recorded_norm,
-    recorded_step,
-    scaled_backward,
-    scaled_step,
-    unscaled,
-)
+from trainwright.engine.gradients import recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.objective import explain_forward, sum_losses
 from trainwright.engine.window import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.overrides import overridable
 from trainwright.optim.clip import gradient_clipper, gradient_norm
-from trainwright.optim.direct import direct
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import accumulation_window, unwrap_model
 from trainwright.parallel.dist import get_world_size

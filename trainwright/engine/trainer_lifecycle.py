@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.ahead import ahead
 from trainwright.data.batch_loader import BatchLoader
@@ -44,7 +45,6 @@ from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.formula import FormulaLR
-from trainwright.optim.without_compiler import without_compiler
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")

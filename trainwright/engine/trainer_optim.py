@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainwright._torch_compat.fused_update import direct
+from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError
 from trainwright.optim import configured
-from trainwright.optim.direct import direct
 from trainwright.optim.fused import fused_arguments
-from trainwright.optim.without_compiler import without_compiler
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig

@@ -8,15 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainwright.engine.gradients import (
-    noted,
-    plain_backward,
-    recorded_norm,
-    recorded_step,
-    scaled_backward,
-    scaled_step,
-    unscaled,
-)
+from trainwright._torch_compat.run_backward import plain_backward
+from trainwright.engine.gradients import noted, recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled
 from trainwright.engine.rank_mean import RankMean, SkipTogether, mean_over_ranks
 from trainwright.engine.replica import Replica
 from trainwright.engine.window import WindowMean, weighted_mean

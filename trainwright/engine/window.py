@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.config.errors import ConfigError
-from trainwright.engine.gradients import plain_backward
 from trainwright.engine.objective import sum_losses
 from trainwright.events.figures import wide_dtype
 from trainwright.parallel.dist import get_world_size
@@ -166,13 +166,11 @@ def average_over_ranks(scalars: dict[str, Any]) -> dict[str, Any]:
 
 def scale_gradients(optimizer: Optimizer, factor: float | Tensor) -> None:
     """Multiply every gradient that ``optimizer`` will use; nothing is read from the device."""
-    by_device: dict[torch.device, list[Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                by_device.setdefault(parameter.grad.device, []).append(parameter.grad)
-    for device, gradients in by_device.items():
-        torch._foreach_mul_(gradients, factor.to(device) if isinstance(factor, Tensor) else factor)
+                gradient = parameter.grad
+                gradient.mul_(factor.to(gradient.device) if isinstance(factor, Tensor) else factor)
 
 
 def _times_tokens(loss: Tensor, tokens: Tensor) -> Tensor:

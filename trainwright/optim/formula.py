@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from trainwright._torch_compat.schedule_step import is_usable, step_lambda
 
 # (optimizer steps taken, the group's first learning rate) -> learning rate of the next step
 Formula = Callable[[int, float], float]
@@ -26,21 +27,9 @@ class FormulaLR(LambdaLR):
         super().__init__(optimizer, [_factor(formula, group["initial_lr"]) for group in optimizer.param_groups])
 
     def step(self, epoch: int | None = None) -> None:
-        """As torch's, by a third of its calls where nothing asks for more: no warning is due, no rate is a tensor."""
-        groups = self.optimizer.param_groups
-        is_plain = epoch is None and self._step_count >= 2
-        for group in groups:
-            is_plain = is_plain and not isinstance(group["lr"], Tensor)
-        if not is_plain:
+        """As torch's."""
+        if epoch is not None or not (is_usable() and step_lambda(self)):
             super().step(epoch)
-            return
-        self._step_count += 1
-        self.last_epoch = now = self.last_epoch + 1
-        rates: list[Any] = []
-        for group, factor, base_lr in zip(groups, self.lr_lambdas, self.base_lrs, strict=True):
-            group["lr"] = rate = base_lr * factor(now)
-            rates.append(rate)
-        self._last_lr = rates
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()

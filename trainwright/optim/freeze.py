@@ -7,9 +7,9 @@ layer is held in evaluation mode by what stands for its ``train`` method. So the
 from collections.abc import Iterable, Iterator
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from trainwright._torch_compat.norm_layers import BATCH_NORMS, RUNNING_NORMS
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 
 Part = nn.Module | nn.Parameter
@@ -155,7 +155,7 @@ class LayerFreezer:
         for parameter in changing:
             parameter.requires_grad = not freeze
             parameter.grad = None  # a gradient that is there already would still be used
-        for layer in _layers_of(parts, _NormBase):
+        for layer in _layers_of(parts, RUNNING_NORMS):
             _hold(layer, "layer") if freeze else _release(layer, "layer", mode=self.model.training)
 
     def _check_exchange(self, count: int, freeze: bool) -> None:
@@ -180,7 +180,7 @@ def freeze_bn(model: nn.Module, freeze: bool = True) -> int:
     Convert to SyncBatchNorm before: that makes new layers. Returns the number of BatchNorm layers.
     """
     _check_is_module(model, "freeze_bn")
-    layers = list(_layers_of([model], _BatchNorm))
+    layers = list(_layers_of([model], BATCH_NORMS))
     for layer in layers:
         _hold(layer, "batch norm") if freeze else _release(layer, "batch norm", mode=model.training)
     return len(layers)
@@ -231,7 +231,7 @@ def _can_learn(parameter: nn.Parameter) -> bool:
     return parameter.is_floating_point() or parameter.is_complex()
 
 
-def _layers_of(parts: Iterable[Part], kind: type[nn.Module]) -> Iterator[nn.Module]:
+def _layers_of(parts: Iterable[Part], kind: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:
     for part in parts:
         if isinstance(part, nn.Module):
             yield from (module for module in part.modules() if isinstance(module, kind))

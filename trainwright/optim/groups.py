@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
+from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 
-# _NormBase is the root of torch's batch, synchronised and instance norms, lazy ones included.
-NORM_LAYERS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORM_LAYERS = (*RUNNING_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 ParamGroup = dict[str, Any]
 

@@ -81,8 +81,8 @@ class SkipNonFinite:
         if is_bad.item():
             # Without gradients a step is none; made nevertheless, since schedules and scalers count the calls.
             self._optimizer.zero_grad()
-            if kept:
-                torch._foreach_copy_(self._buffers, kept)
+            for buffer, before in zip(self._buffers, kept, strict=False):
+                buffer.copy_(before)
         else:
             self._has_stepped = True
         self._plain_step()

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
+
+from trainwright._torch_compat.norm_layers import BATCH_NORMS
 
 
 def recompute_blocks(model: nn.Module) -> list[str]:
@@ -45,7 +46,7 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
     forward = block.forward
 
     options: dict[str, Any] = {}
-    if any(isinstance(module, _BatchNorm) for module in block.modules()):
+    if any(isinstance(module, BATCH_NORMS) for module in block.modules()):
         options["context_fn"] = lambda: (contextlib.nullcontext(), _kept_running_statistics(block))
 
     @functools.wraps(forward)
@@ -64,7 +65,7 @@ def _kept_running_statistics(block: nn.Module) -> Iterator[None]:
     """While a block is computed for the second time: its batch norms have counted this batch already."""
     # Putting the values back, rather than switching the tracking off: the second pass must save the same tensors as
     # the first.
-    buffers = [b for m in block.modules() if isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)]
+    buffers = [b for m in block.modules() if isinstance(m, BATCH_NORMS) for b in m.buffers(recurse=False)]
     kept = [buffer.clone() for buffer in buffers]
     try:
         yield

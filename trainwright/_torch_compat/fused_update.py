@@ -1,10 +1,12 @@
-"""The step of torch's fused optimizers without what stands around their kernel.
+"""The step of torch's fused optimizers without what surrounds their kernel.
 
 For a tiny network ``optimizer.step()`` takes 25 us and its kernel 9: the rest is a label for the profiler, hooks that
-nobody has set, and lists of parameters, gradients and states made anew. Here the lists are kept, as long as they are
-what torch would make. The kernel and its arguments are torch's, so the result is the same to the last bit.
+nobody has set, and new lists of parameters, gradients and states. Here the lists are kept for as long as they are what
+torch would make. The kernel and its arguments are torch's, so the result is the same to the last bit.
 """
 
+import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 from operator import is_
@@ -15,7 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from trainwright.optim.without_compiler import PlainUpdate, is_torchs
+from trainwright._torch_compat.grad_mode import grad_switch
+from trainwright._torch_compat.optimizer_import import PlainUpdate, is_torchs, mark_stepped, without_compiler
+from trainwright._torch_compat.probing import check_close, is_usable
 
 _ONE = torch.ones((), device="cpu")
 
@@ -25,8 +29,35 @@ Kernel = Callable[[Group, list[Tensor], list[Tensor], Sequence[list[Tensor]]], N
 
 
 def direct(optimizer: Optimizer) -> "DirectUpdate | PlainUpdate":
-    """What has ``step`` and ``zero_grad`` of the optimizer at less cost."""
-    return DirectUpdate(optimizer) if type(optimizer) in _KERNELS else PlainUpdate(optimizer)
+    """An object with ``step`` and ``zero_grad`` of the optimizer, at less cost where that is possible."""
+    kind = type(optimizer)
+    parameter = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    has_kernel = kind in _KERNELS and is_torchs(kind.step)
+    if has_kernel and parameter is not None and _is_usable(kind.__name__, parameter.device.type):
+        return DirectUpdate(optimizer)
+    return PlainUpdate(optimizer)
+
+
+def probe(kind: type[Optimizer], device: str = "cpu") -> None:
+    """Compare three direct steps of ``kind`` with the formula of its step, and see that a schedule notices them."""
+    make: Any = kind
+    weight = torch.tensor([0.5, -1.5], dtype=torch.float32, device=device, requires_grad=True)
+    settings, expected = _KNOWN_STEPS[kind]
+    with without_compiler(), warnings.catch_warnings():
+        optimizer = make([weight], lr=0.1, fused=True, **settings)
+        warnings.simplefilter("error")
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        update = DirectUpdate(optimizer)
+        for number in range(3):
+            weight.grad = torch.tensor([1.0, -2.0], dtype=torch.float32, device=device) + number
+            update.step()
+            schedule.step()
+    check_close(f"the fused step of {kind.__name__}", weight.tolist(), expected)
+
+
+@functools.cache
+def _is_usable(name: str, device: str) -> bool:
+    return is_usable(f"the steps of {name}", lambda: probe(getattr(torch.optim, name), device))
 
 
 def step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
@@ -53,6 +84,7 @@ class DirectUpdate(PlainUpdate):
         if not is_torchs(self._class_step):
             self._class_step = None
         self._step_hooks = step_hooks(optimizer)
+        self._set_grad_enabled = grad_switch()
         self._parts: list[_Part] = []
         self._kept: list[Any] = []  # all states and their owners as they were when the parts were made
 
@@ -70,13 +102,13 @@ class DirectUpdate(PlainUpdate):
             super().step()
             return
         grad_was_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # torch.no_grad() is the same, and takes as long as a small kernel
+        self._set_grad_enabled(False)  # a block of torch.no_grad() takes as long as a small kernel
         try:
             for part, of_part in zip(self._parts, gradients, strict=True):
                 part.kernel(part.group, part.parameters, of_part, part.states)
         finally:
-            torch._C._set_grad_enabled(grad_was_enabled)
-        optimizer._opt_called = True  # by which a schedule sees that the step came before it
+            self._set_grad_enabled(grad_was_enabled)
+        mark_stepped(optimizer)
 
     def _gradients(self) -> list[list[Any]] | None:
         """The gradients of each part; None where torch would not take now what the parts were made of."""
@@ -190,4 +222,12 @@ _KERNELS: dict[type, tuple[Kernel, int]] = {
     torch.optim.AdamW: (_adam, 4),
     torch.optim.SGD: (_sgd, 1),
     torch.optim.Adagrad: (_adagrad, 2),
+}
+
+# Settings for a probe, and where three steps with them lead.
+_KNOWN_STEPS: dict[type, tuple[dict[str, Any], list[float]]] = {
+    torch.optim.Adam: ({}, [0.2076817, -1.2347243]),
+    torch.optim.AdamW: ({"weight_decay": 0.05}, [0.2016992, -1.2138002]),
+    torch.optim.SGD: ({"momentum": 0.9}, [-0.451, -0.768]),
+    torch.optim.Adagrad: ({}, [0.2303789, -1.3552786]),
 }

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainwright.optim.direct import DirectUpdate, direct
-from trainwright.optim.without_compiler import PlainUpdate
+from trainwright._torch_compat.fused_update import DirectUpdate, direct
+from trainwright._torch_compat.optimizer_import import PlainUpdate
 
 CASES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "adam": (torch.optim.Adam, {}),

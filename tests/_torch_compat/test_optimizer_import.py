@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainwright.optim.without_compiler import PlainUpdate, steps_as_its_class, without_compiler
+from trainwright._torch_compat.optimizer_import import PlainUpdate, steps_as_its_class, without_compiler
 
 COMMON = """
 import sys, hashlib, warnings
 import torch
 from torch import nn
-from trainwright.optim.without_compiler import PlainUpdate, without_compiler
+from trainwright._torch_compat.optimizer_import import PlainUpdate, without_compiler
 warnings.simplefilter("error")
 
 def is_loaded():

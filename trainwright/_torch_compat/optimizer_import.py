@@ -1,18 +1,21 @@
-"""Optimizers made, used, saved and loaded without the import of torch's compiler.
+"""Optimizers created, used, saved and loaded without the import of torch's compiler.
 
-torch keeps its compiler out of what an optimizer does, and imports it for that at the first call: torch._dynamo, 0.5 to
-1 s and 70 MiB for a run that compiles nothing. While it has not been imported, there is nothing to be kept out. Once
-somebody has, torch's own ways are taken; results are the same by both.
+torch keeps its compiler out of the methods of optimizers, and imports it for that at the first call: torch._dynamo, 0.5
+to 1 s and 70 MiB for a run that compiles nothing. As long as it has not been imported, there is nothing to keep out.
+Once it is imported, torch's own methods are called; results are the same.
 """
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+
+from trainwright._torch_compat.probing import check_close, is_usable
 
 _COMPILER = "torch._dynamo"
 _METHODS = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
@@ -22,12 +25,19 @@ _GUARDED = "__dynamo_disable"
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Let optimizers' methods, other than ``step``, run as they are written for the time of the block.
+    """Let the methods of optimizers, other than ``step``, run as they are written for the time of the block.
 
     torch is left as it was. Where it does not look as expected nothing is changed, and the first call imports the
     compiler.
     """
-    prepared = [] if _COMPILER in sys.modules else [*filter(None, map(_unguarded, _METHODS))]
+    is_needed = _COMPILER not in sys.modules and _is_usable()
+    with _unguarded_methods() if is_needed else nullcontext():
+        yield
+
+
+@contextmanager
+def _unguarded_methods() -> Iterator[None]:
+    prepared = [*filter(None, map(_unguarded, _METHODS))]
     for function in prepared:
         setattr(function, _GUARDED, function)
     try:
@@ -44,7 +54,7 @@ class PlainUpdate:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
         self._class_step: Any = type(optimizer).step  # None: it is not torch's
-        self._step = _unguarded_step(type(optimizer))
+        self._step = _unguarded_step(type(optimizer)) if _is_usable() else None
         self._has_own_zero_grad = type(optimizer).zero_grad is not Optimizer.zero_grad
 
     def step(self) -> Any:
@@ -53,7 +63,7 @@ class PlainUpdate:
         if self._step is None or _COMPILER in sys.modules or not self._is_untouched():
             return optimizer.step()
         result = self._step(optimizer)
-        optimizer._opt_called = True  # by which a schedule sees that the step came before it
+        mark_stepped(optimizer)
         return result
 
     def zero_grad(self) -> None:
@@ -68,6 +78,39 @@ class PlainUpdate:
     def _is_untouched(self) -> bool:
         """Whether nobody has put another step in place of the one that was there, of the object or of its class."""
         return type(self._optimizer).step is self._class_step and steps_as_its_class(self._optimizer)
+
+
+def probe() -> None:
+    """Compare an optimizer that is used without the compiler with what is known of its steps and its state."""
+    weight, other = (torch.ones(1, dtype=torch.float32, device="cpu", requires_grad=True) for _ in range(2))
+    with _unguarded_methods(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=False)
+        optimizer.add_param_group({"params": [other], "lr": 0.5})
+        optimizer.load_state_dict(optimizer.state_dict())
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        step = _unguarded_step(torch.optim.SGD)
+        if step is None:
+            return  # there is nothing around it to leave out
+        for _ in range(2):
+            weight.grad, other.grad = torch.full_like(weight, 2.0), torch.full_like(other, 2.0)
+            step(optimizer)
+            mark_stepped(optimizer)
+            optimizer.zero_grad()
+        schedule.step()
+        assert weight.grad is None, "gradients are not set to None"
+        momenta = [float(state["momentum_buffer"]) for state in optimizer.state_dict()["state"].values()]
+    check_close("SGD", [weight.item(), other.item(), *momenta], [0.42, -1.9, 3.8, 3.8])
+
+
+@functools.cache
+def _is_usable() -> bool:
+    return is_usable("optimizers without torch's compiler", probe)
+
+
+def mark_stepped(optimizer: Any) -> None:
+    """Let a schedule know that the optimizer has stepped; ``optimizer.step`` does that by itself."""
+    optimizer._opt_called = True
 
 
 def steps_as_its_class(optimizer: Any) -> bool:
