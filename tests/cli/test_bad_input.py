@@ -203,4 +203,4 @@ def test_a_failure_in_the_middle_exits_1_and_keeps_the_checkpoints(
     folder = tmp_path / "output"
     assert (folder / "last_checkpoint").read_text().strip() == "model_0000029"
     assert not (folder / "model_final").exists()
-    assert "iteration 40" in (folder / "log.txt").read_text()
+    assert "iteration 41" in (folder / "log.txt").read_text()

@@ -54,7 +54,7 @@ def test_stopped_and_started_again_is_as_never_stopped(
     if number != signal.SIGKILL:
         saved = re.search(rf"{number.name}: saved after iteration (\d+); stopping, a resume goes on from there", output)
         assert saved is not None, output
-        assert (folder / "last_checkpoint").read_text() == f"model_{int(saved[1]):07d}"
+        assert (folder / "last_checkpoint").read_text() == f"model_{int(saved[1]) - 1:07d}"
 
     again = start(arguments, folder, environment)
     output, _ = again.communicate(timeout=60)
@@ -76,7 +76,7 @@ def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tm
     assert process.returncode == 0, output
     saved = re.search(r"SIGUSR1: saved after iteration (\d+); going on", output)
     assert saved is not None, output
-    assert (folder / f"model_{int(saved[1]):07d}" / "manifest.json").is_file()
+    assert (folder / f"model_{int(saved[1]) - 1:07d}" / "manifest.json").is_file()
     assert sha(folder / "model_final") == sha(finished.folder / "model_final")
     assert rows(folder) == rows(finished.folder)
 

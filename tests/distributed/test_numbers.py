@@ -119,10 +119,10 @@ def _medians(values: list[float]) -> list[float]:
 @pytest.mark.parametrize(
     ("spoils", "at", "arguments", "says", "saved"),
     [
-        ("loss", 6, (), "Iteration 6: total_loss is nan", 1),
-        ("own metric", 6, (), "Iteration 6: aux_loss is nan", 1),
-        ("loss", 7, (), "Iteration 7: total_loss is nan", 1),  # the last one before a save
-        ("loss", 4 * 2 + 1, ("train.num_accumulation_steps=2",), "Iteration 4: total_loss is nan", 1),
+        ("loss", 6, (), "Iteration 7: total_loss is nan", 1),
+        ("own metric", 6, (), "Iteration 7: aux_loss is nan", 1),
+        ("loss", 7, (), "Iteration 8: total_loss is nan", 1),  # the last one before a save
+        ("loss", 4 * 2 + 1, ("train.num_accumulation_steps=2",), "Iteration 5: total_loss is nan", 1),
         ("gradient", 6, ("train.log_period=100",), "parameters (body.0.weight, body.1.weight, body.1.bias) are not", 1),
     ],
     ids=["in a period", "seen by one rank", "before a save", "in a window", "gradient"],
@@ -147,6 +147,6 @@ def test_skip_is_agreed_on(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "model.spoils=loss", "model.at=6", "train.non_finite=skip", "train.log_period=1")
     assert run.code == 0, run.output
     assert [row["iteration"] for row in run.rows() if row.get("skipped_update")] == [6]
-    assert "Iteration 6: total_loss is nan, loss is nan. Left out: no weight was changed." in run.output
+    assert "Iteration 7: total_loss is nan, loss is nan. Left out: no weight was changed." in run.output
     weights = load_file(run.folder / "model_final" / "model.safetensors")
     assert all(value.isfinite().all() for value in weights.values())

@@ -97,7 +97,7 @@ def test_all_ranks_stop_at_one_iteration_and_go_on_from_it(uninterrupted: Path, 
     assert said[0] == said[1], output
     assert len(said[0]) == 1, output
     stopped_after = int(said[0][0])
-    assert (folder / "last_checkpoint").read_text() == f"model_{stopped_after:07d}"
+    assert (folder / "last_checkpoint").read_text() == f"model_{stopped_after - 1:07d}"
 
     again = launch(folder)
     output, _ = again.communicate(timeout=120)

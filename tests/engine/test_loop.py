@@ -83,7 +83,7 @@ def test_a_failure_runs_after_train_and_is_raised_with_iter_where_it_failed(capl
         trainer.train(0, 4)
     assert trainer.iter == 2
     assert calls[-2:] == ["run_step@2", "after_train@2"]
-    assert "Training failed in iteration 2" in caplog.text
+    assert "Training failed in iteration 3" in caplog.text
 
 
 def test_a_hook_that_fails_in_after_train_does_not_hide_the_first_error_nor_stop_the_other_hooks() -> None:

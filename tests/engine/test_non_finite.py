@@ -131,7 +131,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("bad", [0, 6, 7, 11, 19], ids="update {}".format)
 def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path: Path, door: Run, bad: int) -> None:
     trainer = door(tmp_path, Model((bad,)))
-    with pytest.raises(NonFiniteError, match=rf"Iteration {bad}: .*loss is nan"):
+    with pytest.raises(NonFiniteError, match=rf"Iteration {bad + 1}: .*loss is nan"):
         trainer.train()
     saved = checkpoints(tmp_path)
     assert len(saved) == bad // 4  # updates 3, 7, 11 ... are saved; that of the bad one is not
@@ -149,7 +149,7 @@ def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path:
 @DOORS
 def test_a_bad_loss_in_the_middle_of_an_accumulation_window_is_found(tmp_path: Path, door: Run) -> None:
     trainer = door(tmp_path, Model((3 * 3 + 1,)), accumulation=3)
-    with pytest.raises(NonFiniteError, match=r"Iteration 3: .*loss is nan"):
+    with pytest.raises(NonFiniteError, match=r"Iteration 4: .*loss is nan"):
         trainer.train()
     assert checkpoints(tmp_path) == []
 
@@ -157,7 +157,7 @@ def test_a_bad_loss_in_the_middle_of_an_accumulation_window_is_found(tmp_path: P
 @DOORS
 def test_bad_gradients_show_in_their_norm_where_they_are_clipped(tmp_path: Path, door: Run) -> None:
     trainer = door(tmp_path, Model((6,), "gradient"))
-    with pytest.raises(NonFiniteError, match=r"Iterations? 6.*grad_norm is nan"):
+    with pytest.raises(NonFiniteError, match=r"Iterations? 7.*grad_norm is nan"):
         trainer.train()
     assert len(checkpoints(tmp_path)) == 1
 
@@ -196,7 +196,7 @@ def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, door: Run, caplog: py
     trainer = door(tmp_path, Model((6, 7)), non_finite="warn")
     trainer.train()
     assert trainer.iter == 20
-    assert [line[:17] for line in warnings_of(caplog)] == ["Iterations 6-7: t"]
+    assert [line[:17] for line in warnings_of(caplog)] == ["Iterations 7-8: t"]
     assert len(checkpoints(tmp_path)) == 5
 
 
@@ -237,7 +237,7 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
 
     trainer.register_hooks([Unchanged()])
     trainer.train()
-    assert [line.partition(":")[0] for line in warnings_of(caplog)] == ["Iteration 0", "Iteration 6", "Iteration 19"]
+    assert [line.partition(":")[0] for line in warnings_of(caplog)] == ["Iteration 1", "Iteration 7", "Iteration 20"]
     assert all("Left out" in line for line in warnings_of(caplog))
     assert len(checkpoints(tmp_path)) == 5
     rows = {row["iteration"]: row for row in read_rows(tmp_path)}

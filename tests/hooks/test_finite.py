@@ -41,7 +41,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("bad", [0, 4, 5, 9, 11])
 def test_a_bad_loss_stops_the_training_in_its_log_period_with_iteration_and_name(bad: int) -> None:
     trainer = Trainer(loss_at({bad: NAN}), FiniteCheck(period=5))
-    with pytest.raises(NonFiniteError, match=rf"Iteration {bad}: total_loss is nan\..*All parameters are finite"):
+    with pytest.raises(NonFiniteError, match=rf"Iteration {bad + 1}: total_loss is nan\..*All parameters are finite"):
         trainer.train(0, 12)
     assert trainer.iter == min(bad // 5 * 5 + 4, 11)
 
@@ -55,7 +55,7 @@ def test_every_iteration_and_every_name_is_told() -> None:
             "time": INF,
         }
 
-    with pytest.raises(NonFiniteError, match=r"Iterations 3-4, 6: main_loss is inf, grad_norm is nan in iteration 3"):
+    with pytest.raises(NonFiniteError, match=r"Iterations 4-5, 7: main_loss is inf, grad_norm is nan in iteration 4"):
         Trainer(put, FiniteCheck(period=10)).train(0, 30)
 
 
@@ -93,11 +93,11 @@ def test_check_looks_at_once_and_again_after_it_has_raised() -> None:
     def save(trainer: Any) -> None:
         if trainer.iter == 3:
             for _ in range(2):
-                with pytest.raises(NonFiniteError, match="Iteration 1"):
+                with pytest.raises(NonFiniteError, match="Iteration 2"):
                     check.check()
                 seen.append(trainer.iter)
 
-    with pytest.raises(NonFiniteError, match="Iteration 1"):
+    with pytest.raises(NonFiniteError, match="Iteration 2"):
         Trainer(loss_at({1: INF}), check, CallbackHook(before_step=save)).train(0, 5)
     assert seen == [3, 3]
 
@@ -113,7 +113,7 @@ def spoil(trainer: Any) -> None:
 def test_check_finds_parameters_that_no_loss_has_shown(policy: Any) -> None:
     check = FiniteCheck(period=1000, policy=policy)
     checks = CallbackHook(before_step=lambda t: check.check())
-    with pytest.raises(NonFiniteError, match=r"After iteration 2: 2 parameters \(0\.weight, 1\.bias\) are"):
+    with pytest.raises(NonFiniteError, match=r"After iteration 3: 2 parameters \(0\.weight, 1\.bias\) are"):
         Trainer(loss_at({}), check, checks, CallbackHook(after_step=spoil)).train(0, 5)
 
 
@@ -140,16 +140,16 @@ def test_warn_says_it_once_for_a_row_and_goes_on(caplog: pytest.LogCaptureFixtur
     Trainer(loss_at(bad), check, CallbackHook(after_step=spoil, before_step=lambda t: check.check())).train(0, 20)
     said = warnings_of(caplog)
     assert [line.partition(".")[0] for line in said] == [
-        "Iteration 3: total_loss is nan",
-        "Iteration 12: total_loss is nan",
+        "Iteration 4: total_loss is nan",
+        "Iteration 13: total_loss is nan",
     ]
 
 
 def test_warn_says_a_row_that_lies_in_one_period_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     Trainer(loss_at({1: NAN, 2: INF, 7: NAN, 11: NAN}), FiniteCheck(period=10, policy="warn")).train(0, 20)
     assert [line.partition(".")[0] for line in warnings_of(caplog)] == [
-        "Iterations 1-2, 7: total_loss is nan in iteration 1",
-        "Iteration 11: total_loss is nan",
+        "Iterations 2-3, 8: total_loss is nan in iteration 2",
+        "Iteration 12: total_loss is nan",
     ]
 
 
@@ -163,9 +163,9 @@ def test_skip_tells_each_update_that_was_left_out_and_what_was_not(caplog: pytes
 
     Trainer(put, CallbackHook(after_step=skipped), FiniteCheck(period=5, policy="skip")).train(0, 10)
     assert [line.partition(".")[0] for line in warnings_of(caplog)] == [
-        "Iterations 2-3: total_loss is nan in iteration 2",
-        "Iteration 6: total_loss is nan",
-        "Iteration 8: total_loss is nan",
+        "Iterations 3-4: total_loss is nan in iteration 3",
+        "Iteration 7: total_loss is nan",
+        "Iteration 9: total_loss is nan",
     ]
     assert ["Left out" in line for line in warnings_of(caplog)] == [True, True, False]
 

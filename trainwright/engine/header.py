@@ -32,7 +32,7 @@ def log_header(
         epochs = f" ({train.train_iter * train.global_batch_size / num_samples:.1f} epochs of {num_samples:,} samples)"
     logger.info(
         "Iterations %d to %d%s, each of %d samples = %d (micro-batch) x %d (accumulation) x %d (processes).",
-        first_iter,
+        first_iter + 1,
         train.train_iter,
         epochs,
         train.global_batch_size,

@@ -124,6 +124,7 @@ class TrainerBase:
                 self._before_first_step()
                 yield run_step
                 # self.iter == self.max_iter from here on: it tells after_train that no step failed.
+                self.storage.is_over = True
                 self.storage.iter = self._stepper.iter = self.iter
             except BaseException as error:
                 self._after_failure(error)
@@ -187,10 +188,10 @@ class TrainerBase:
     def _after_failure(self, error: BaseException) -> None:
         # For log.txt alone: whoever catches the error shows it.
         if isinstance(error, KeyboardInterrupt | SystemExit):
-            logger.info("Training was stopped in iteration %d.", self.iter, extra=FILE_ONLY)
+            logger.info("Training was stopped in iteration %d.", self.iter + 1, extra=FILE_ONLY)
         else:
             cause = None if isinstance(error, UserError) else error
-            logger.error("Training failed in iteration %d: %s", self.iter, error, exc_info=cause, extra=FILE_ONLY)
+            logger.error("Training failed in iteration %d: %s", self.iter + 1, error, exc_info=cause, extra=FILE_ONLY)
         self.storage.iter = max(
             self.start_iter, self.iterations_done - 1
         )  # what is written now is of the last one done

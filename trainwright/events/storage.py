@@ -86,6 +86,8 @@ class EventStorage:
     {'loss': (1.0, 2)}
     """
 
+    is_over = False  # the last iteration is done: ``iter`` is the number of all of them
+
     def __init__(self, start_iter: int = 0) -> None:
         self.start_iter = start_iter
         self.iter = start_iter

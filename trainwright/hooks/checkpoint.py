@@ -195,10 +195,15 @@ class BestCheckpointer(HookBase):
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
+        assert iteration is not None, "called where one is due"
         with self.trainer.phases.counting("save"):
             self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
         logger.info(
-            "Best %s so far: %.5g (iteration %s), saved as %s.", self._metric, self.best, iteration, self._file_prefix
+            "Best %s so far: %.5g (iteration %d), saved as %s.",
+            self._metric,
+            self.best,
+            iteration + 1,
+            self._file_prefix,
         )
 
     def _warn_missing(self) -> None:

@@ -128,7 +128,7 @@ class FiniteCheck(HookBase):
         everywhere = sorted({name for names in all_gather_object(names) for name in names})
         if everywhere:
             raise NonFiniteError(
-                f"After iteration {self.trainer.iterations_done - 1}: {_listed(everywhere)} not finite, though every"
+                f"After iteration {self.trainer.iterations_done}: {_listed(everywhere)} not finite, though every"
                 f" loss seen was. Nothing was saved. {_HELP}"
             )
 
@@ -164,9 +164,9 @@ def _told(found: Found) -> tuple[str, str, str]:
 
 
 def _iterations(found: Iterable[int]) -> str:
-    """``Iteration 3``, or ``Iterations 3, 5-8``."""
+    """``Iteration 3``, or ``Iterations 3, 5-8``, counted from 1."""
     rows = [
-        [iteration for _, iteration in group]
+        [iteration + 1 for _, iteration in group]
         for _, group in groupby(enumerate(sorted(found)), lambda pair: pair[1] - pair[0])
     ]
     text = ", ".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else str(row[0]) for row in rows)
@@ -178,7 +178,7 @@ def _values(values: dict[str, float]) -> str:
 
 
 def _more(found: Found) -> str:
-    return f" in iteration {min(found)}" if len(found) > 1 else ""
+    return f" in iteration {min(found) + 1}" if len(found) > 1 else ""
 
 
 def _listed(names: list[str], at_most: int = 3) -> str:

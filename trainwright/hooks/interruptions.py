@@ -110,7 +110,7 @@ class Interruptions(HookBase):
             self._checkpointer.wait()
         stopping = [number for number in _STOPPING if number in came]
         names = ", ".join(signal.Signals(number).name for number in sorted(came))
-        what = f"saved after iteration {self.trainer.iterations_done - 1}" if is_trained else "nothing was trained yet"
+        what = f"saved after iteration {self.trainer.iterations_done}" if is_trained else "nothing was trained yet"
         logger.info("%s: %s; %s.", names, what, "stopping, a resume goes on from there" if stopping else "going on")
         if stopping:
             raise TrainingTerminated if stopping[0] == signal.SIGTERM else KeyboardInterrupt

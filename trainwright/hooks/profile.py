@@ -97,9 +97,9 @@ class ProfileHook(HookBase):
             self._is_on = False  # say it once
             first = self.trainer.start_iter + self._wait + self._warmup
             logger.warning(
-                "Nothing was profiled: recording was to begin with iteration %d, and the training ended before it, at"
+                "Nothing was profiled: recording was to begin with iteration %d, and the training ended after"
                 " %d. Let it wait for fewer iterations (wait=%d now).",
-                first, self.trainer.iter, self._wait,
+                first + 1, self.trainer.iter, self._wait,
             )  # fmt: skip
 
     def _begin(self, iteration: int) -> None:
@@ -177,7 +177,9 @@ class ProfileHook(HookBase):
             logger.warning("%s: the trace was not written: %s: %s", path, type(error).__name__, error)
             return
         last = max(first, min(first + self._active, self.trainer.iterations_done) - 1)
-        logger.info("Profile of the iterations %d to %d: %s (for https://ui.perfetto.dev).%s", first, last, path, table)
+        logger.info(
+            "Profile of the iterations %d to %d: %s (for https://ui.perfetto.dev).%s", first + 1, last + 1, path, table
+        )
 
 
 def profile_hook(asked: bool | Mapping[str, Any] | None, output_dir: str | Path) -> ProfileHook | None:

@@ -47,7 +47,7 @@ class ConsoleWriter(EventWriter):
         logger.info("  ".join(self._fields(storage, new)), extra={"progress": True})
 
     def _fields(self, storage: EventStorage, new: ShownMetrics) -> list[str]:
-        done = min(storage.iter + 1, self._max_iter)
+        done = min(storage.iter + (not storage.is_over), self._max_iter)
         fields = [f"iteration: {done}/{self._max_iter}", f"consumed_samples: {storage.samples}"]
         fields += [f"{name}: {value:.4g}" for name, value in (new.losses | new.others).items()]
         if new.time_s is not None:

@@ -75,7 +75,7 @@ class JSONWriter(FileWriter):
             logger.info(
                 "%s: cut %d rows that iteration %d and later will write again, %d rows of iterations that had another,"
                 " %d lines that are no complete rows.",
-                self._file.path, num_again, first, num_doubled, len(lines) - len(rows),
+                self._file.path, num_again, first + 1, num_doubled, len(lines) - len(rows),
             )  # fmt: skip
         return max(kept, default=-1)
 

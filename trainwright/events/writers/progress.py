@@ -78,7 +78,7 @@ class ProgressWriter(EventWriter):
         if self._bar is None:
             self._bar = self._open(storage.start_iter)
         self._bar.set_postfix_str(", ".join(self._fields(new)), refresh=False)
-        self._bar.update(min(storage.iter + 1, self._max_iter) - self._bar.n)
+        self._bar.update(min(storage.iter + (not storage.is_over), self._max_iter) - self._bar.n)
         self._bar.refresh()
 
     def close(self) -> None:

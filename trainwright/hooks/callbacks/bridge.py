@@ -203,9 +203,7 @@ class RunCallbacks(HookBase):
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.callbacks.load_state_dict(state)
         if self.control.should_training_stop:
-            logger.info(
-                "The run was stopped by a callback after iteration %d; nothing to train.", self.trainer.iter - 1
-            )
+            logger.info("The run was stopped by a callback after iteration %d; nothing to train.", self.trainer.iter)
             self.trainer.max_iter = self.trainer.iter
 
     # Batches, epochs, evaluations.

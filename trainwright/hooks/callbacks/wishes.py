@@ -46,7 +46,7 @@ class Wishes:
             self._act()
         if control.should_training_stop and trainer.iter + 1 < trainer.max_iter:
             trainer.max_iter = trainer.iter + 1
-            logger.info("A callback stops the training after iteration %d.", trainer.iter)
+            logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
 
     def _act(self) -> None:
         for wish, action in self._actions.items():

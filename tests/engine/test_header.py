@@ -1,0 +1,33 @@
+"""What a run says of itself: one numbering of iterations, from 1, in every line for people."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.hooks import Callback
+
+DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
+
+
+def test_lines_of_one_iteration_agree_on_its_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Stop(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            self.trainercontrol.should_training_stop = epochs == 2
+
+    caplog.set_level("INFO", "trainwright")
+    settings = TrainingConfig(output_dir=tmp_path, batch_size=4, num_epochs=3, progress_bar=False, lr=1e-2)
+    Trainer(nn.Linear(4, 2), settings, DATA, DATA, callbacks=[Stop()]).train()
+    lines = [record.getMessage() for record in caplog.records]
+    (stop,) = [line for line in lines if line.startswith("A callback stops")]
+    assert stop == "A callback stops the training after iteration 10."
+    shown = [found[0] for line in lines if (found := re.findall(r"iteration: (\d+/\d+)", line))]
+    assert shown == ["5/15", "10/15", "10/15"]  # the last line is that of the final evaluation
+    best = [found[0] for line in lines if (found := re.findall(r"Best .* \(iteration (\d+)\)", line))]
+    assert best
+    assert set(best) <= {"5", "10"}
