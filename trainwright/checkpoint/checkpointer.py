@@ -19,6 +19,7 @@ from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.candidates import newest_good, resume_candidates
 from trainwright.checkpoint.contents import (
     EXTRA,
+    MODEL_FILES,
     RESERVED_NAMES,
     Stateful,
     lay_out_as_parameters,
@@ -104,7 +105,13 @@ class Checkpointer:
         self.checkpointables[name] = checkpointable
 
     def save(
-        self, name: str, *, tag_last: bool = True, on_commit: Callable[[], object] | None = None, **extra: Any
+        self,
+        name: str,
+        *,
+        tag_last: bool = True,
+        on_commit: Callable[[], object] | None = None,
+        keep_trained: bool = False,
+        **extra: Any,
     ) -> None:
         """Save everything under ``name`` in ``save_dir``; the checkpoint is whole or, after an error, absent.
 
@@ -115,6 +122,8 @@ class Checkpointer:
 
         Args:
             tag_last: make it the one to resume from. ``model_best`` never becomes that.
+            keep_trained: save again what has just been saved, with the model and the tensors of optimizers as they were
+                then, and everything else as it is now. Their files are linked, not written again.
             on_commit: called when it is on disk, in the thread that writes: to delete older ones, for example.
             extra: what `load` returns. ``iteration`` also goes into the manifest.
 
@@ -133,6 +142,8 @@ class Checkpointer:
             files: Mapping[str, Writer] = serialize(self.model, self.checkpointables, extra, attached)
             if self._is_writer:
                 iteration = extra.get("iteration")
+                if keep_trained:
+                    files = self._writer.with_last(files, iteration, self._trained_files())
                 if self.asynchronous:
                     files = self._writer.stage(files, iteration)
                 tag_last = tag_last and name != "model_best"
@@ -262,6 +273,11 @@ class Checkpointer:
             files = serialize(self.model, self.checkpointables, {})
             if reserve and self.asynchronous and self._is_writer:
                 self._writer.reserve(files)
+
+    def _trained_files(self) -> list[str]:
+        """Those of the model, and the tensors of optimizers: a schedule may have changed a rate after the last step."""
+        optimizers = [name for name, state in self.checkpointables.items() if isinstance(state, Optimizer)]
+        return [*MODEL_FILES, *(f"{name}.safetensors" for name in optimizers)]
 
     @property
     def _is_writer(self) -> bool:

@@ -18,6 +18,7 @@ from trainwright.checkpoint.weights import read_weights, split_model_state
 
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
 _MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
+MODEL_FILES = (WEIGHTS_NAME, f"{_MODEL_EXTRA}.json", f"{_MODEL_EXTRA}.safetensors")
 NOT_OURS = ("config.json",)  # of transformers, which reads it beside the weights
 RESERVED_NAMES = ("model", Path(MANIFEST_NAME).stem, EXTRA, _MODEL_EXTRA, *(Path(name).stem for name in NOT_OURS))
 

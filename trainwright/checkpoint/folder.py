@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import (
@@ -31,6 +32,7 @@ logger = logging.getLogger("trainwright.checkpoint")
 
 WEIGHTS_NAME = "model.safetensors"
 POINTER_NAME = "last_checkpoint"
+_COPY_BYTES = 8 * 2**20
 _HIDDEN = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)  # .<name>-<iteration>, numbered if that is taken
 
 
@@ -40,6 +42,19 @@ class Committed:
 
     folder: Path
     manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """A file of a checkpoint that is on disk, as a writer of the same file in another one."""
+
+    source: Committed
+    name: str
+
+    def __call__(self, file: BinaryIO) -> None:
+        with open(self.source.folder / self.name, "rb") as source:
+            while block := source.read(_COPY_BYTES):
+                file.write(block)
 
 
 def check_name(name: str) -> None:
@@ -120,7 +135,7 @@ def write_checkpoint(
     """
     if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
         raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
-    entries = {name: measure(writer) for name, writer in writers.items()} if before else {}
+    entries = {name: _entry_of(writer) for name, writer in writers.items()} if before else {}
     if before and entries == before.manifest.files and is_checkpoint(before.folder):
         if real_path(path) == before.folder:
             return before
@@ -187,6 +202,12 @@ def _commit(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return manifest
+
+
+def _entry_of(writer: Writer) -> FileEntry:
+    if isinstance(writer, CommittedFile):
+        return writer.source.manifest.files[writer.name]
+    return measure(writer)
 
 
 def _link(source: Path, target: Path, name: str) -> bool:

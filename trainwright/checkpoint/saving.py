@@ -3,7 +3,7 @@
 import atexit
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,14 @@ from weakref import WeakSet
 from trainwright.checkpoint.background import Background
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import Writer, named, remove_stale
-from trainwright.checkpoint.folder import Committed, read_pointer, remove_unlinked, write_checkpoint, write_pointer
+from trainwright.checkpoint.folder import (
+    Committed,
+    CommittedFile,
+    read_pointer,
+    remove_unlinked,
+    write_checkpoint,
+    write_pointer,
+)
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.order import next_sequence
 from trainwright.checkpoint.staging import StagingArea
@@ -83,6 +90,17 @@ class CheckpointWriter:
         staged = self._staging.stage(files, beside=self._background.submit)
         self._staged_iteration = iteration
         return staged
+
+    def with_last(
+        self, files: Mapping[str, Writer], iteration: int | None, names: Collection[str]
+    ) -> dict[str, Writer]:
+        """``files`` with those of ``names`` from the last checkpoint, where that is one of this iteration."""
+        self.settle()
+        last = self._last_committed
+        if last is None or iteration is None or last.manifest.iteration != iteration:
+            return dict(files)
+        kept = {name for name in files if name in names and name in last.manifest.files}
+        return {name: CommittedFile(last, name) if name in kept else write for name, write in files.items()}
 
     def submit(self, write: Callable[[], object]) -> None:
         """Run ``write``, of staged files, in the background, after what is there already."""

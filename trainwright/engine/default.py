@@ -297,8 +297,7 @@ class DefaultTrainer(TrainerBase):
         return stepper, self.run_step if has_own_step else step
 
     def _has_end_to_do(self) -> bool:
-        evaluates = self.cfg.train.evaluation.enabled and bool(self.test_loader)
-        return evaluates and self._progress.is_loaded and not self._folder.has_row(self.max_iter)
+        return self._progress.has_end_to_do
 
     def _before_first_step(self) -> None:
         self._progress.restore()

@@ -36,6 +36,8 @@ class TrainerBase:
         step_calls: while it trains, what is called before each step and what after it: two lists that the loop goes
             through, so that what is changed in them counts from the next call on.
         last_eval_results: what the newest evaluation gave.
+        has_failed: whether the training, or what a hook does after it, has failed. Hooks that come later see it.
+        is_ended: whether the last iteration and every hook's ``after_train`` are done, without a failure.
     """
 
     storage: EventStorage
@@ -48,6 +50,7 @@ class TrainerBase:
         self.step_calls: tuple[list[Callable[[], None]], ...] = ()
         self.step_seconds = 0.0
         self._is_training = False
+        self.has_failed = self.is_ended = False
         self._stepper: Any = None  # who makes the steps, during a training: its ``iter`` is kept up to date
         self.last_eval_results: dict[str, Any] = {}
 
@@ -108,6 +111,7 @@ class TrainerBase:
             raise RuntimeError("train() was called while this trainer trains, from a hook perhaps; let it end first.")
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         self.iterations_done = self.start_iter
+        self.has_failed = self.is_ended = False
         self.max_iter = self.max_iter if max_iter is None else max_iter
         self._stepper, run_step = self._bind_run_step()
         self.phases = self._stepper.phases = PhaseTimes()
@@ -155,16 +159,22 @@ class TrainerBase:
             hook.after_step()
 
     def after_train(self) -> None:
-        """Call every hook's ``after_train``, each of them even if one fails; then the first failure is raised."""
+        """Call every hook's ``after_train``, then every hook's ``after_end``, each of them even if one fails.
+
+        The first failure is raised at the end.
+        """
         first_error: BaseException | None = None
-        for hook in self._hooks:
-            try:
-                hook.after_train()
-            except BaseException as error:  # whoever leaves here, the others may have something to save
-                if first_error is None:
-                    first_error = error
-                else:
-                    logger.exception("after_train of %s failed as well:", type(hook).__name__)
+        for moment in ("after_train", "after_end"):
+            for hook in self._hooks:
+                try:
+                    getattr(hook, moment)()
+                except BaseException as error:  # the other hooks may have something to save
+                    self.has_failed = True
+                    if first_error is None:
+                        first_error = error
+                    else:
+                        logger.exception("%s of %s failed as well:", moment, type(hook).__name__)
+            self.is_ended = not self.has_failed
         if first_error is not None:
             raise first_error
 
@@ -186,6 +196,7 @@ class TrainerBase:
         return [getattr(hook, moment) for hook in self._hooks if is_overridden(hook, moment)]
 
     def _after_failure(self, error: BaseException) -> None:
+        self.has_failed = True
         # For log.txt alone: whoever catches the error shows it.
         if isinstance(error, KeyboardInterrupt | SystemExit):
             logger.info("Training was stopped in iteration %d.", self.iter + 1, extra=FILE_ONLY)

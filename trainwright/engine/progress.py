@@ -8,6 +8,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.randomness import random_state, set_random_state
 from trainwright.hooks.finite import FiniteCheck
+from trainwright.hooks.writers import PeriodicWriter
 from trainwright.parallel.dist import all_gather_object, get_rank
 
 logger = logging.getLogger("trainwright.engine")
@@ -54,6 +55,7 @@ class TrainingProgress:
         return {
             # Not the storage's iteration: when a due checkpoint is taken, that is the coming one already.
             "iterations_done": self._trainer.iterations_done,
+            "is_ended": self._trainer.is_ended,
             "consumed_samples": self._trainer.samples_done,
             "classes": self._classes,
             "settings": self._settings,
@@ -81,17 +83,25 @@ class TrainingProgress:
         self._trainer.samples_done = state["consumed_samples"]
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether a state waits for :meth:`restore`."""
-        return self._loaded is not None
+    def has_end_to_do(self) -> bool:
+        """Whether a state waits for :meth:`restore` that was saved before the end of its run was done."""
+        return self._loaded is not None and not self._loaded.get("is_ended", False)
 
-    def restore(self) -> None:
-        """Bring back, for a resumed training, what only counts from its first step on."""
+    def restore(self, *, in_place: bool = True) -> None:
+        """Bring back, for a resumed training, what only counts from its first step on.
+
+        ``in_place``: the run goes on in its own folder, whose files of metrics are completed.
+        """
         state, self._loaded = self._loaded, None
         if state is None:
             return
         self._restore_hooks(state["hooks"])
         self._trainer.storage.load_state_dict(state["metrics"])
+        if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
+            is_evaluated = self._trainer.storage.undo_end()
+            for hook in self._trainer._hooks:
+                if isinstance(hook, PeriodicWriter) and in_place:
+                    hook.complete_last_row(is_evaluated=is_evaluated)
         # A rank that the checkpoint does not know keeps the seed it has.
         if get_rank() < len(state["random"]):
             set_random_state(state["random"][get_rank()])

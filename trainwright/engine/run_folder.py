@@ -71,11 +71,6 @@ class RunFolder:
         ]
         return any(name.split(os.sep)[0] not in (os.curdir, os.pardir, EARLIER_RUNS) for name in inside)
 
-    def has_row(self, iteration: int) -> bool:
-        """Whether metrics.json has come to ``iteration``: that of the final evaluation is the last thing written."""
-        at = self._last_row().get("iteration")
-        return isinstance(at, int) and at >= iteration
-
     def last_results(self, prefix: str) -> dict[str, float]:
         """The figures in the last row of metrics.json whose names begin so, by the rest of their names."""
         return {name.removeprefix(prefix): x for name, x in self._last_row().items() if name.startswith(prefix)}

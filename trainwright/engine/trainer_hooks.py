@@ -102,6 +102,10 @@ class ReduceOnPlateau(HookBase):
     def before_train(self) -> None:
         self._seen = self.trainer.last_eval_results
 
+    def after_train(self) -> None:
+        if not has_failed(self.trainer):
+            self.after_step()  # by the final evaluation: a longer run goes on from here
+
     def after_step(self) -> None:
         scheduler = self.trainer.lr_scheduler
         if self._is_due() and isinstance(scheduler, ReduceLROnPlateau) and (value := self._read_metric()) is not None:
@@ -119,9 +123,11 @@ class SaveSteps(HookBase):
     """
 
     def __init__(
-        self, checkpointer: Saver, is_due: IsDue, save: Callable[[], None], saves_before_end: Callable[[], bool]
+        self, checkpointer: Saver, is_due: IsDue, save: Callable[..., None], saves_before_end: Callable[[], bool]
     ) -> None:
-        """``saves_before_end``: whether more than the end is to be saved, so that memory for it is got beforehand."""
+        """``save`` takes ``keep_trained``, as :meth:`Checkpointer.save` does.
+
+        ``saves_before_end``: whether more than the end is to be saved, so that memory for it is got beforehand."""
         self._checkpointer = checkpointer
         self._saves_before_end = saves_before_end
         self._is_due = is_due
@@ -154,6 +160,13 @@ class SaveSteps(HookBase):
             self._due = None
             with self.trainer.phases.counting("save"):
                 self._checkpointer.wait(alone=not is_finished)
+
+    def after_end(self) -> None:
+        """Save the last checkpoint again, with what the final evaluation has changed in the memory of hooks."""
+        if not has_failed(self.trainer):
+            with self.trainer.phases.counting("save"):
+                self._save(keep_trained=True)
+                self._checkpointer.wait()
 
     def _save_now(self) -> None:
         with self.trainer.phases.counting("save"):
@@ -191,18 +204,20 @@ class SaveBest(BestCheckpointer):
 
 
 class AtEnd(HookBase):
-    """Call ``do`` after a training that has not failed. Stands behind what saves."""
+    """Call ``do`` at the end of a training that has not failed. Stands after the hook that saves."""
 
     def __init__(self, do: Callable[[], object]) -> None:
         self._do = do
 
-    def after_train(self) -> None:
+    def after_end(self) -> None:
         if not has_failed(self.trainer):
             self._do()
 
 
 class WriteSteps(PeriodicWriter):
     """Write whenever it is due, after each evaluation and the last update, and at the end of training."""
+
+    _writes_evaluations = True
 
     def __init__(self, is_due: IsDue, build_writers: Callable[[], Sequence[EventWriter]]) -> None:
         super().__init__([])
@@ -216,8 +231,10 @@ class WriteSteps(PeriodicWriter):
     def after_step(self) -> None:
         trainer = self.trainer
         is_evaluated = trainer.last_eval_results is not self._written_results
-        if self._is_due() or is_evaluated or trainer.iter + 1 == trainer.max_iter:
+        if self._is_due() or is_evaluated:
             self.write_now()
+        elif trainer.iter + 1 == trainer.max_iter:
+            self._write()
 
     def write_now(self) -> None:
         """Write what has been put, whatever is due."""

@@ -266,7 +266,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_rank())
-        self.state.restore()
+        self.state.restore(in_place=self._folder.resume)
         self._look_at_loader()
         self.set_train_mode()
         with without_compiler():
@@ -338,8 +338,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             self.callbacks.add_callback(callback, singleton=False)
 
     def _has_end_to_do(self) -> bool:
-        evaluates = self.config.eval_strategy != "no" and self.eval_dataloader is not None
-        return evaluates and self.state.is_loaded and not self._folder.has_row(self.max_iter)
+        return self.state.has_end_to_do
 
 
 def _length(dataset: Any) -> int | None:

@@ -104,17 +104,18 @@ class SavingTrainer(TrainerShared):
         done = self.state.global_step
         return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
 
-    def _save_step(self) -> None:
+    def _save_step(self, *, keep_trained: bool = False) -> None:
         """Save what is trained so far, under the name of its last step."""
-        self._save_by(self.checkpointer)
+        self._save_by(self.checkpointer, keep_trained=keep_trained)
 
-    def _save_by(self, checkpointer: Checkpointer) -> None:
+    def _save_by(self, checkpointer: Checkpointer, *, keep_trained: bool = False) -> None:
         state = self.state
         name = f"{state.global_step:0{len(str(self.total_steps))}d}"
         links = [self.output_dir / link for link in self._links_to_this()]
         is_own = checkpointer is self.checkpointer
         on_commit = partial(_link_and_prune, Path(checkpointer.save_dir), name, links, self.config.max_to_keep)
-        checkpointer.save(name, iteration=state.updates_done - 1, on_commit=on_commit if is_own else None)
+        settings: dict[str, Any] = {"on_commit": on_commit if is_own else None, "keep_trained": keep_trained}
+        checkpointer.save(name, iteration=state.updates_done - 1, **settings)
 
     def _links_to_this(self) -> Iterator[str]:
         state = self.state

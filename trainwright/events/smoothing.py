@@ -119,6 +119,20 @@ class HistoryBuffer:
         self._count = state["count"]
         self._total = state["total"]
 
+    def move_last(self, iteration: int, to: int) -> bool:
+        """Make the newest value, where it is of ``iteration``, one of the iteration ``to``; returns whether it was.
+
+        Where there is one of that already, as of a run that was stopped after an evaluation, it goes.
+        """
+        if not self._end() or self.latest_iteration() != iteration:
+            return False
+        self._iterations[-1] = to
+        if self._end() > 1 and self._iterations[-2] == to:
+            self._total -= self._values.pop()
+            self._iterations.pop()
+            self._count -= 1
+        return True
+
     def _end(self) -> int:
         """How many of the values in the arrays are this history's."""
         return len(self._values)

@@ -1,4 +1,4 @@
-"""What a hook is: code that runs at four moments of a training."""
+"""What a hook is: code that runs at five moments of a training."""
 
 from typing import Any
 
@@ -21,6 +21,7 @@ class HookBase:
             run_step()
             after_step()
         after_train()
+        after_end()
     """
 
     trainer: Any = None  # any trainer: hooks lie below the engine and may not import it
@@ -30,6 +31,14 @@ class HookBase:
 
     def after_train(self) -> None:
         """Called once at the end, also when training failed: ``trainer.iter < trainer.max_iter`` then."""
+
+    def after_end(self) -> None:
+        """Called once, last of all: every hook's ``after_train`` has been, and ``trainer.has_failed`` says how it went.
+
+        The final checkpoint, which a longer run goes on from, has been saved again by then, with what the final
+        evaluation has changed in the memory of hooks. What is for the end alone belongs here: a longer run does not
+        see it.
+        """
 
     def before_step(self) -> None:
         """Called before each iteration, when every hook has finished the one before."""

@@ -22,8 +22,8 @@ logger = logging.getLogger("trainwright.hooks")
 
 
 def has_failed(trainer: Any) -> bool:
-    """Whether the training has ended before its last iteration was done."""
-    return bool(trainer.iter < trainer.max_iter)
+    """Whether the training ended before its last iteration, or the ``after_train`` of an earlier hook has failed."""
+    return bool(trainer.iter < trainer.max_iter or trainer.has_failed)
 
 
 def check_prefix(prefix: str, where: str) -> None:
@@ -96,12 +96,22 @@ class PeriodicCheckpointer(HookBase):
             # A failure inside iteration `due` leaves trainer.iter there: the hooks after us have not finished it.
             if self._due is not None and self.trainer.iter == self._due + 1 and not (failed and get_world_size() > 1):
                 self._save_due()
-            max_iter = self.trainer.max_iter if self._max_iter is None else self._max_iter
-            if self.trainer.iter >= max_iter:
+            # Before the final evaluation, which may take long: a kill in it loses no training.
+            if self._is_last():
                 self._save(f"{self._prefix}_final", self.trainer.iter - 1)
         finally:
             with self.trainer.phases.counting("save"):
                 self._checkpointer.wait(alone=failed)
+
+    def after_end(self) -> None:
+        """Save the final checkpoint again, with what the final evaluation has changed in the memory of hooks."""
+        if self._is_last() and not self.trainer.has_failed:
+            self._save(f"{self._prefix}_final", self.trainer.iter - 1, keep_trained=True)
+            with self.trainer.phases.counting("save"):
+                self._checkpointer.wait()
+
+    def _is_last(self) -> bool:
+        return bool(self.trainer.iter >= (self.trainer.max_iter if self._max_iter is None else self._max_iter))
 
     def _saves_before_end(self) -> bool:
         done, period = self.trainer.iter + 1, self._period
@@ -111,12 +121,12 @@ class PeriodicCheckpointer(HookBase):
         iteration, self._due = self._due, None
         self._save(f"{self._prefix}_{iteration:07d}", iteration)
 
-    def _save(self, name: str, iteration: int | None) -> None:
+    def _save(self, name: str, iteration: int | None, **settings: Any) -> None:
         delete_older = None  # behind the final one too: a kill may have come between the last save and its deletions
         if self._max_to_keep is not None and self._checkpointer.save_to_disk:
             delete_older = partial(_delete_older, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
         with self.trainer.phases.counting("save"):
-            self._checkpointer.save(name, on_commit=delete_older, iteration=iteration)
+            self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
 
 
 def _delete_older(save_dir: str, prefix: str, max_to_keep: int) -> None:

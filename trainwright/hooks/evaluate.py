@@ -6,6 +6,8 @@ from typing import Any
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.report import flatten_results_dict
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.checkpoint import has_failed
+from trainwright.hooks.interruptions import stopped_by_signals
 
 
 class EvalHook(HookBase):
@@ -28,8 +30,9 @@ class EvalHook(HookBase):
             self._evaluate()
 
     def after_train(self) -> None:
-        if self.trainer.iter >= self.trainer.max_iter:  # not after a failure
-            self._evaluate()
+        if not has_failed(self.trainer):
+            with stopped_by_signals():  # the training is saved, and a resume evaluates
+                self._evaluate()
 
     def _evaluate(self) -> None:
         with self.trainer.phases.counting("evaluation"):

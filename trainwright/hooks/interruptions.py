@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ logger = logging.getLogger("trainwright.hooks")
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING: tuple[signal.Signals, ...] = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 _MAX_ITERATIONS_APART = 1000
+_active: list["Interruptions"] = []  # of the trainings that run, the innermost last
 
 
 class TrainingTerminated(SystemExit):
@@ -24,6 +26,11 @@ class TrainingTerminated(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
+
+
+def stopped_by_signals() -> AbstractContextManager[None]:
+    """What runs inside is ended by SIGTERM and SIGINT at once, where a training of one process looks at signals."""
+    return _active[-1].stopping_at_once() if _active and get_world_size() == 1 else nullcontext()
 
 
 class Saver(Protocol):
@@ -42,7 +49,9 @@ class Interruptions(HookBase):
     was started to ignore stay ignored, and outside of the main thread, where Python lets nobody handle signals, all are
     left alone.
 
-    Behind the last iteration there is nothing to stop but the last save and the last evaluation, which are finished.
+    After the last iteration the final evaluation of an :class:`~trainwright.hooks.EvalHook` is stopped at once, in a
+    training of one process: the training is saved, and a resume evaluates. Everything else is finished, and so is the
+    final evaluation of several processes.
 
     A save that has failed in the background is made once more, with the state of now; if that fails too, it ends the
     training.
@@ -61,11 +70,13 @@ class Interruptions(HookBase):
         self._period_s = period_s
         self._came: set[int] = set()
         self._previous: dict[int, Any] = {}
+        self._stops_at_once = False
         self._next_look = 0  # iteration
         self._last_look: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
 
     def before_train(self) -> None:
         self._came.clear()
+        _active.append(self)
         if threading.current_thread() is threading.main_thread():
             for number in (*_STOPPING, *_SAVING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -79,9 +90,29 @@ class Interruptions(HookBase):
         if self._came or self._checkpointer.has_failed():
             self._act(self._came)
 
-    def after_train(self) -> None:
+    def after_end(self) -> None:
+        if self in _active:
+            _active.remove(self)
         while self._previous:
             signal.signal(*self._previous.popitem())
+
+    @contextmanager
+    def stopping_at_once(self) -> Iterator[None]:
+        """What runs inside is ended by SIGTERM and SIGINT at once, also by one that came before."""
+        self._stops_at_once = True
+        try:
+            self._stop()
+            yield
+        except (TrainingTerminated, KeyboardInterrupt) as stop:
+            name = "SIGTERM" if isinstance(stop, TrainingTerminated) else "SIGINT"
+            logger.info("%s: the final evaluation is stopped. The training is saved; a resume evaluates.", name)
+            raise
+        finally:
+            self._stops_at_once = False
+
+    def _stop(self) -> None:
+        if self._came.intersection(_STOPPING):
+            raise TrainingTerminated if signal.SIGTERM in self._came else KeyboardInterrupt
 
     def _before_step_of_many(self) -> None:
         iteration = self.trainer.iter
@@ -125,6 +156,10 @@ class Interruptions(HookBase):
             self._checkpointer.wait()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._stops_at_once:
+            self._came.add(number)
+            self._stop()
+            return
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.write(2, b"\nStopping after this iteration; Ctrl-C again ends at once.\n")  # all that a handler may do

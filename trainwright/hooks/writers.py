@@ -16,6 +16,8 @@ class PeriodicWriter(HookBase):
     Stands last in the list of hooks, so that it writes what the others have put.
     """
 
+    _writes_evaluations = False  # whenever there is one
+
     def __init__(self, writers: Sequence[EventWriter], period: int = 20) -> None:
         self._period = period
         self._delivery = Delivery(writers)
@@ -28,9 +30,21 @@ class PeriodicWriter(HookBase):
 
     def after_step(self) -> None:
         iteration = self.trainer.iter + 1
-        if iteration % self._period == 0 or iteration == self.trainer.max_iter:
+        is_due = iteration % self._period == 0
+        if is_due:
             self.trainer.storage.written = self.trainer.iter
+        if is_due or iteration == self.trainer.max_iter:
             self._write()
+
+    def complete_last_row(self, *, is_evaluated: bool) -> None:
+        """A run goes on after the end of a shorter one: write the row of that one's last iteration again.
+
+        With its final evaluation, as a run that did not end there has written it; not where that one has no such row.
+        """
+        storage, last = self.trainer.storage, self.trainer.start_iter - 1
+        if storage.written == last or (is_evaluated and self._writes_evaluations):
+            storage.written = last
+            self._delivery.write_files(storage)
 
     def after_train(self) -> None:
         try:

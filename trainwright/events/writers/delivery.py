@@ -17,6 +17,7 @@ class Delivery:
         files = [writer for writer in writers if _is_beside(writer) and is_file_writer(writer)]
         others = [writer for writer in writers if _is_beside(writer) and not is_file_writer(writer)]
         self._lanes = [Lane(files, are_files=True)] if files else []
+        self._num_of_files = len(self._lanes)
         self._lanes += [Lane([writer]) for writer in others]
 
     def write(self, storage: EventStorage, *, must_stay: bool = False) -> None:
@@ -34,6 +35,12 @@ class Delivery:
             for lane in self._lanes:
                 lane.put(storage, snapshot, must_stay=must_stay)
         self._raise_failure()
+
+    def write_files(self, storage: EventStorage) -> None:
+        """As ``write``, into files alone: they know which rows they have."""
+        snapshot = take_snapshot(storage)
+        for lane in self._lanes[: self._num_of_files]:
+            lane.put(storage, snapshot, must_stay=True)
 
     def close(self) -> None:
         """Wait until all is written, and close the writers.

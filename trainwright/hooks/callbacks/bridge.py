@@ -36,7 +36,7 @@ class RunCallbacks(HookBase):
     | a function that :meth:`evaluating` gave is called | ``on_eval_begin`` … ``on_eval_end`` |
     | a batch is fetched from :meth:`eval_batches` | ``on_eval_batch_begin``, and at the next ``on_eval_batch_end`` |
     | ``after_step``, ``after_train`` | at the end of an epoch ``on_epoch_end`` |
-    | ``after_train`` | ``on_train_end`` |
+    | ``after_end`` | ``on_train_end`` |
 
     It stands behind the hooks that evaluate and step the schedule, and before those that save at the end of training.
     Without :meth:`train_batches` an iteration is one batch, and callbacks get ``()`` for it.
@@ -169,15 +169,18 @@ class RunCallbacks(HookBase):
             self._wishes.grant(self.trainer)
 
     def after_train(self) -> None:
+        if self._is_train_begun and not has_failed(self.trainer):
+            if self._epoch is not None:
+                self._leave_epoch()
+            self._wishes.agree()
+
+    def after_end(self) -> None:
         if not self._is_train_begun:
             return
         self._is_train_begun = False
         self.control.has_failed = has_failed(self.trainer)
         try:
             if not self.control.has_failed:
-                if self._epoch is not None:
-                    self._leave_epoch()
-                self._wishes.agree()
                 self._wishes.save(self._checkpointer())
         finally:
             try:

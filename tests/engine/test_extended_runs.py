@@ -1,0 +1,230 @@
+"""A run that has ended and is carried on to more iterations is the longer run, made at once, bit for bit."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.hooks import Callback, CallbackList, RunCallbacks
+
+INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(3, (32,), generator=torch.Generator().manual_seed(6))
+DATA = TensorDataset(INPUTS, LABELS)
+_MEASURED = ("time", "data_time", "total_throughput")
+
+
+class Memory(Callback):
+    """Remembers what it was called for, and draws a random number at the end of each epoch."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_eval_end(self, logs: Any) -> None:
+        self.events.append(f"evaluated at {logs['global_step']}")
+
+    def on_epoch_end(self, epochs: int, logs: Any) -> None:
+        self.events.append(f"epoch {epochs}: {torch.rand(())}")
+
+    def on_train_end(self, logs: Any) -> None:
+        self.events.append("the end of the shorter run, which the longer one does not have")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"events": list(self.events)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.events = list(state["events"])
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+def python_run(folder: Path, epochs: int, scores: list[float] | None = None, **settings: Any) -> Any:
+    class Scored(Trainer):
+        def evaluate(self, *arguments: Any) -> Any:
+            results = super().evaluate(*arguments)
+            return results if scores is None else {**results, "accuracy": scores[self.state.epoch - 1]}
+
+    given = {"batch_size": 8, "lr": 0.01, "early_stopping": None, "lr_scheduler_type": "constant", "log_steps": 3}
+    config = TrainingConfig(
+        output_dir=folder,
+        num_epochs=epochs,
+        resume_from_checkpoint=True,
+        progress_bar=False,
+        metric_for_best_model="accuracy",
+        **{**given, **settings},
+    )
+    trainer = Scored(net(), config, DATA, DATA, callbacks=[Memory()])
+    trainer.train()
+    return trainer
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.body(inputs)
+        return {"loss": F.cross_entropy(scores, labels)} if self.training else {"prediction_scores": scores}
+
+
+class Samples(TensorDataset):
+    def __init__(self) -> None:
+        super().__init__(INPUTS, LABELS)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, labels = super().__getitem__(index)
+        return {"inputs": inputs, "labels": int(labels)}
+
+
+def file_config(folder: Path, iterations: int, log_period: int = 3) -> DictConfig:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    cfg.dataloader = {
+        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Samples)(), num_workers=0),
+        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Samples)(), num_workers=0)],
+    }
+    cfg.optim.lr = 0.01
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+    cfg.train.update(
+        {
+            "output_dir": str(folder),
+            "train_iter": iterations,
+            "train_micro_batch_size": 8,
+            "log_period": log_period,
+            "resume": True,
+            "evaluation": {"eval_period": 4},
+            "topk": [1],
+        }
+    )
+    return cfg
+
+
+def file_run(folder: Path, epochs: int, scores: list[float] | None = None, **settings: Any) -> Any:
+    class Scored(DefaultTrainer):
+        @classmethod
+        def test(cls, cfg: Any, test_loaders: Any, model: Any, evaluator: Any = None) -> Any:
+            results = super().test(cfg, test_loaders, model, evaluator)
+            if scores is None:
+                return results
+            return {**results, "Acc@1": scores[(trainer.iterations_done - 1) // 4]}
+
+    trainer = Scored(file_config(folder, 4 * epochs, **settings))
+    bridge = RunCallbacks(CallbackList([Memory()]), steps_per_epoch=4)
+    trainer.register_hooks([bridge])
+    for hook in trainer._hooks:
+        if hasattr(hook, "_eval_function"):
+            hook._eval_function = bridge.evaluating(hook._eval_function)
+    trainer.callbacks = bridge.callbacks  # type: ignore[attr-defined]
+    trainer.train()
+    return trainer
+
+
+RUNS = pytest.mark.parametrize("run", [python_run, file_run])
+
+
+def state_of(trainer: Any) -> tuple[Any, ...]:
+    best = next(hook for hook in trainer._hooks if hasattr(hook, "best_iter"))
+    weights = {name: value.tolist() for name, value in trainer.model.state_dict().items()}
+    return weights, repr(trainer.optimizer.state_dict()), best.state_dict(), trainer.callbacks[0].events[:-1]
+
+
+def rows_of(folder: Path, read_rows: Any) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in _MEASURED} for row in read_rows(folder)]
+
+
+def best_of(folder: Path) -> str:
+    return next(folder.rglob("model_best")).resolve().name
+
+
+@pytest.mark.parametrize("scores", [None, [0.5, 0.9, 0.6, 0.7]])
+@RUNS
+def test_two_epochs_extended_to_four_are_four_at_once(
+    run: Callable[..., Any], scores: list[float] | None, tmp_path: Path, read_rows: Any
+) -> None:
+    whole = run(tmp_path / "whole", 4, scores)
+    run(tmp_path / "cut", 2, scores)
+    extended = run(tmp_path / "cut", 4, scores)
+    assert state_of(extended) == state_of(whole)
+    assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)
+    assert best_of(tmp_path / "cut") == best_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("setting", [1, 4])
+@RUNS
+def test_rows_stay_however_often_they_are_written(
+    run: Callable[..., Any], setting: int, tmp_path: Path, read_rows: Any
+) -> None:
+    name = "log_steps" if run is python_run else "log_period"
+    run(tmp_path / "whole", 4, **{name: setting})
+    run(tmp_path / "cut", 2, **{name: setting})
+    run(tmp_path / "cut", 4, **{name: setting})
+    assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)
+
+
+def test_a_plateau_schedule_has_seen_the_final_evaluation(tmp_path: Path) -> None:
+    settings = {
+        "lr_scheduler": "ReduceLROnPlateau",
+        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5},
+        "lr_scheduler_type": None,
+    }
+    scores = [0.9, 0.8, 0.7, 0.6]
+    whole = python_run(tmp_path / "whole", 4, scores, **settings)
+    python_run(tmp_path / "cut", 2, scores, **settings)
+    extended = python_run(tmp_path / "cut", 4, scores, **settings)
+    assert whole.optimizer.param_groups[0]["lr"] == 0.01 / 8
+    assert state_of(extended) == state_of(whole)
+
+
+@RUNS
+def test_the_second_save_of_the_end_writes_no_weights_again(run: Callable[..., Any], tmp_path: Path) -> None:
+    trainer = run(tmp_path, 1)
+    checkpoint = Path(trainer.checkpointer.get_checkpoint_file())
+    assert (checkpoint / "model.safetensors").stat().st_nlink > 1  # shared with model_best, saved in between
+
+
+def end_again(trainer: Any) -> list[str]:
+    return list(trainer.callbacks[0].events[:-1])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
+@RUNS
+def test_a_signal_in_the_final_evaluation_ends_the_run_and_a_resume_evaluates(
+    run: Callable[..., Any], number: signal.Signals, code: int | None, tmp_path: Path, read_rows: Any
+) -> None:
+    whole = run(tmp_path / "whole", 2)
+    evaluated = []
+
+    class Interrupted(Memory):
+        def on_eval_begin(self, logs: Any) -> None:
+            evaluated.append(logs["global_step"])
+            if len(evaluated) == 2:
+                os.kill(os.getpid(), number)
+
+    Interrupted.__name__ = "Memory"  # states of callbacks are found by it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "Memory", Interrupted)
+        with pytest.raises(KeyboardInterrupt if code is None else SystemExit) as stopped:
+            run(tmp_path / "cut", 2)
+    assert evaluated == [4, 8]
+    assert code is None or stopped.value.code == code  # type: ignore[attr-defined]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    resumed = run(tmp_path / "cut", 2)
+    assert state_of(resumed)[1:] == state_of(whole)[1:]
+    assert resumed.last_eval_results == whole.last_eval_results
+    assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)
+    third = run(tmp_path / "cut", 2)
+    assert third.callbacks[0].events == []  # nothing is left to do
