@@ -1,5 +1,7 @@
 """Every point where a user may change the objects door is called, as the documents say, and changes what it says."""
 
+import copy
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -301,3 +303,28 @@ def test_a_given_optimizer_is_not_written_to(tmp_path: Path) -> None:
         norms.append(float(moved.detach().norm()))
     assert set(optimizer.param_groups[0]) == keys
     assert norms[1] < 0.11 * 7 * 1e-4 < norms[0]  # 7 updates with a rate of 0.1: the second limit counts
+
+
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_evaluate_looks_at_the_model_that_it_is_given(tmp_path: Path, precision: str | None) -> None:
+    trainer = trained(Trainer, tmp_path, num_epochs=1, mixed_precision=precision)
+    own, other = trainer.evaluate(), copy.deepcopy(trainer.model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    logs = trainer.evaluate(other.train(), {})
+    assert logs["eval_epoch_loss"] == pytest.approx(math.log(3), rel=1e-2)  # three classes, all alike
+    assert trainer.evaluate_step(other, next(iter(trainer.eval_dataloader)))["eval_step_loss"] > 1
+    assert other.training
+    assert trainer.evaluate() == own
+    assert trainer.evaluate(trainer.model)["eval_epoch_loss"] == own["loss"]
+
+
+def test_evaluate_with_a_model_that_has_its_own_loss(tmp_path: Path) -> None:
+    class Constant(nn.Linear):
+        def compute_loss(self, logits: Any, labels: Any) -> Any:
+            return logits.sum() * 0 + 7
+
+    trainer = trained(Trainer, tmp_path, num_epochs=1)
+    assert trainer.evaluate(Constant(6, 3), {})["eval_epoch_loss"] == 7.0
+    assert trainer.evaluate()["loss"] < 7

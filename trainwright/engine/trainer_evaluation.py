@@ -2,7 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import add_batch_note, to_batch
+from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.comparison import Comparison, find_comparison, predictions_of, shifted
 from trainwright.engine.contracts import losses_of, target_of
@@ -17,7 +19,7 @@ from trainwright.engine.replica import share_state
 from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all, weight_of
 from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared
 from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
-from trainwright.hooks.overrides import is_overridden
+from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.engine")
@@ -38,8 +40,8 @@ class EvaluatingTrainer(TrainerShared):
         returns no loss in evaluation mode gives none. Nothing is logged or written. With several processes each of them
         must call it; they share the samples out.
 
-        Called as ``evaluate(model, logs)`` it evaluates the eval data and returns ``logs``, with ``eval_epoch_loss``
-        and ``eval_epoch_metric`` in it.
+        Called as ``evaluate(model, logs)`` it evaluates ``model``, which may be another one than the trainer's, on the
+        eval data and returns ``logs``, with ``eval_epoch_loss`` and ``eval_epoch_metric`` in it.
 
         Raises:
             ConfigError: there is nothing to evaluate on.
@@ -51,7 +53,8 @@ class EvaluatingTrainer(TrainerShared):
         if loader is dataset and parts.is_dataset(dataset):
             parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, dataset)
             loader = self.create_eval_dataloader(dataset)
-        results = self._score(loader)
+        with self._in_place_of_own(dataset if is_by_model else self.model):
+            results = self._score(loader)
         if not is_by_model and logs is None:
             return results
         if logs is None:
@@ -65,8 +68,9 @@ class EvaluatingTrainer(TrainerShared):
 
     def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         """Evaluate one batch: ``eval_step_loss``, and by :meth:`evaluation_step` what the metrics need."""
-        outputs = self.evaluation_step(inputs)
-        self._count(inputs, outputs)
+        with self._in_place_of_own(model):
+            outputs = self.evaluation_step(inputs)
+            self._count(inputs, outputs)
         return {"eval_step_loss": outputs.get("loss")}
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
@@ -102,7 +106,7 @@ class EvaluatingTrainer(TrainerShared):
 
         The training itself does without that pass and calls this method only where it is overridden.
         """
-        with evaluation_mode(self.model):
+        with evaluation_mode(model):
             outputs = _forward(model, inputs)
         scores, labels = predictions_of(outputs), target_of(inputs)
         if self._find_comparison_in_training(outputs, inputs, None).is_shifted:
@@ -134,6 +138,31 @@ class EvaluatingTrainer(TrainerShared):
         return named if metric is None else named | {"eval_epoch_metric": results[metric]}
 
     # How they work together.
+
+    @contextmanager
+    def _in_place_of_own(self, model: Any) -> Iterator[None]:
+        """Inside, ``model`` is what is evaluated, on the device and in the precision of the run."""
+        if model is self.model or getattr(model, "module", None) is self.model:
+            yield
+            return
+        replaced = ("model", "_step_model", "_contract", "_criterion", "_own_loss", "_shows_outputs")
+        own = {name: vars(self)[name] for name in replaced if name in vars(self)}
+        is_bound = "compute_loss" in vars(self).get("_installed", {})
+        uninstall(self, "compute_loss")
+        place = next((parameter.device for parameter in model.parameters()), self.device)
+        self.model = self._step_model = model.to(self.device)
+        self._contract, self._shows_outputs = None, False
+        own_loss = getattr(model, "compute_loss", None)
+        self._criterion, self._own_loss = optim.losses(self.loss, own_loss, self._autocast)
+        try:
+            with self._autocast() if self._autocast else nullcontext():
+                yield
+        finally:
+            vars(self).pop("_shows_outputs")
+            vars(self).update(own)
+            if is_bound:
+                install(self, "compute_loss", own["_contract"].compute_loss)
+            model.to(place)
 
     def _evaluate_in_training(self) -> dict[str, Any]:
         """An evaluation whose batches callbacks see."""

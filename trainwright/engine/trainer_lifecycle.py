@@ -53,6 +53,8 @@ logger = logging.getLogger("trainwright.engine")
 class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, MeasuredTrainer):
     """What is settled before the first step, and what is called before and after the steps."""
 
+    _shows_outputs = True  # the model's, to what weighs and counts them in training
+
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
         config, state = self.config, self.state
@@ -309,7 +311,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
 
     def _settled(self, inputs: Any) -> Contract:
         if self._contract is None:
-            notes = [self._update.note, self._train_metrics and self._train_metrics.note]
+            notes = [self._update.note, self._train_metrics and self._train_metrics.note] if self._shows_outputs else []
             self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, all_of(notes))
         return self._contract
 
