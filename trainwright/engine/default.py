@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config.instantiation import instantiate
 from trainwright.config.lookup import try_get_key
-from trainwright.config.sections import complete, settle_batch_sizes, validate
+from trainwright.config.sections import complete, validate
 from trainwright.data.collate import to_batch
 from trainwright.data.position import set_position
 from trainwright.engine.binding import bind_step, call_with_known
@@ -29,7 +28,7 @@ from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_facts import facts_of_files
 from trainwright.engine.run_folder import OpenRunFolder, RunFolder
 from trainwright.engine.scale import num_samples, scale_to_data
-from trainwright.engine.setup import join_ranks
+from trainwright.engine.setup import complete_batch_sizes, expand_output_dir, join_ranks
 from trainwright.engine.steps import EagerTrainer
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.events.writers import EventWriter, default_writers
@@ -72,12 +71,12 @@ class DefaultTrainer(TrainerBase):
         super().__init__()
         as_given = complete(cfg)
         validate(as_given)
-        self.cfg = cfg = copy.deepcopy(as_given)  # what follows from the data and the ranks is written into it below
-        cfg.train.output_dir = os.path.expanduser(cfg.train.output_dir)
+        expand_output_dir(as_given)
         log_to_console()
-        self.device = join_ranks(cfg)
+        self.device = join_ranks(as_given)
+        complete_batch_sizes(as_given)
+        self.cfg = cfg = copy.deepcopy(as_given)  # what follows from the data is written into it below
         seed_everything(cfg.train.seed)  # alike on all ranks, so that all begin with the same weights
-        self._settle_batch_sizes(cfg)
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self._folder = RunFolder(cfg.train.output_dir, resume=resume)
         self._folder.recover()
@@ -336,13 +335,6 @@ class DefaultTrainer(TrainerBase):
             graph = self.build_graph(cfg, model, self.optimizer, self.lr_scheduler)
             return GraphTrainer(graph, self.train_loader, cfg.train.num_accumulation_steps, **settings)
         return EagerTrainer(model, self.train_loader, self.optimizer, cfg.train.num_accumulation_steps, **settings)
-
-    @staticmethod
-    def _settle_batch_sizes(cfg: DictConfig) -> None:
-        micro, whole, accumulation = settle_batch_sizes(cfg.train, get_data_parallel_size())
-        cfg.train.train_micro_batch_size = micro
-        cfg.train.global_batch_size = whole
-        cfg.train.num_accumulation_steps = accumulation
 
     @staticmethod
     def _first_loader(loaders: Any) -> Any:

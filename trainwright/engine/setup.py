@@ -10,16 +10,18 @@ from omegaconf import DictConfig, open_dict
 
 from trainwright.config.lookup import try_get_key
 from trainwright.config.secrets import remember_secrets
-from trainwright.config.sections import complete, validate
+from trainwright.config.sections import complete, settle_batch_sizes, validate
 from trainwright.config.trust import project_roots
 from trainwright.engine.console import log_to_console
 from trainwright.engine.run_folder import RunFolder
-from trainwright.parallel.dist import is_main_process
+from trainwright.parallel.dist import get_data_parallel_size, is_main_process
 from trainwright.parallel.launch import setup_dist_util
 
 
 def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> None:
     """Complete and check ``cfg`` in place, join the processes that a launcher started, and begin logging.
+
+    All three batch sizes and ``dist.data_parallel_size`` are filled in, so ``config.yaml`` has them.
 
     ``args`` is what :func:`~trainwright.config.default_argument_parser` gives; None stands for no arguments. The
     output folder is made and gets its ``config.yaml``, unless it holds an earlier run: that one is left as it is
@@ -33,7 +35,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     whole = complete(cfg)
     remember_secrets(whole)
     validate(whole, source=source, overrides=overrides)
-    whole.train.output_dir = os.path.expanduser(whole.train.output_dir)
+    expand_output_dir(whole)
     with open_dict(cfg):
         for section in whole:
             cfg[section] = whole[section]
@@ -41,9 +43,10 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         if source is not None:
             # A path relative to the output folder: the saved configuration finds the project's modules by it.
             root = project_roots(source, cfg)[0]
-            cfg.project_root = os.path.relpath(root, Path(cfg.train.output_dir).resolve())
+            cfg.project_root = _as_text(os.path.relpath(root, Path(cfg.train.output_dir).resolve()))
 
     join_ranks(cfg)
+    complete_batch_sizes(cfg)
     log_to_console()
     folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
     folder.recover()
@@ -52,6 +55,36 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
         folder.check_names()
         if not folder.holds_a_run():
             folder.write_config(cfg)
+
+
+def expand_output_dir(cfg: DictConfig) -> None:
+    """Replace ``~`` in ``cfg.train.output_dir``."""
+    cfg.train.output_dir = _as_text(os.path.expanduser(cfg.train.output_dir))
+
+
+def complete_batch_sizes(cfg: DictConfig) -> None:
+    """Write the three batch sizes of ``cfg.train``, and how many processes share a global batch, into it.
+
+    Sizes that a run on another number of processes completed, as in its ``config.yaml``, keep the global batch.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    train, num_ranks = cfg.train, get_data_parallel_size()
+    names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
+    sizes: dict[str, int | None] = {name: train[name] for name in names}
+    recorded = train.dist.data_parallel_size
+    if recorded not in (None, 1, num_ranks) and None not in sizes.values():
+        micro, whole, accumulation = sizes.values()
+        if whole == micro * accumulation * recorded:
+            sizes["num_accumulation_steps"] = None
+    train.update(dict(zip(names, settle_batch_sizes(sizes, num_ranks), strict=True)))
+    train.dist.data_parallel_size = num_ranks
+
+
+def _as_text(path: str) -> str:
+    """``path`` as a value of a configuration, where ``${`` begins an interpolation."""
+    return path.replace("${", r"\${")
 
 
 def join_ranks(cfg: DictConfig) -> torch.device:
