@@ -59,3 +59,11 @@ def test_other_settings_follow_where_they_differ_from_their_default() -> None:
 @pytest.mark.parametrize("metrics", [None, [], ["a"], ["a", "b"], [MetricConfig("a", top_k=1)]])
 def test_metrics_are_shown_so_that_they_can_be_made_again(metrics: object) -> None:
     assert eval(repr(TrainingConfig(metrics=metrics))).metrics == metrics
+
+
+def test_the_summary_shows_what_differs_by_the_names_that_were_written() -> None:
+    config = TrainingConfig(lr=0.1, metric="F1", num_epochs=3, batch_size=8)
+    assert config.summary() == "TrainingConfig(num_epochs=3, lr=0.1, metric='F1')"
+    config.update(val_batch_size=3)
+    assert config.summary() == "TrainingConfig(val_batch_size=3, num_epochs=3, lr=0.1, metric='F1')"
+    assert TrainingConfig().summary() == "TrainingConfig()"

@@ -31,3 +31,20 @@ def test_lines_of_one_iteration_agree_on_its_number(tmp_path: Path, caplog: pyte
     best = [found[0] for line in lines if (found := re.findall(r"Best .* \(iteration (\d+)\)", line))]
     assert best
     assert set(best) <= {"5", "10"}
+
+
+def test_the_configuration_is_shown_as_far_as_it_differs_and_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def shown(**names: Any) -> tuple[str, str]:
+        caplog.clear()
+        settings = TrainingConfig(output_dir=tmp_path, progress_bar=False, save_enabled=False, **names)
+        Trainer(nn.Linear(4, 2), settings, DATA).train()
+        (record,) = [record for record in caplog.records if record.getMessage().startswith("TrainingConfig(")]
+        return record.levelname, record.getMessage()
+
+    caplog.set_level("INFO", "trainwright")
+    own = f"TrainingConfig(output_dir='{tmp_path}', num_epochs=1, lr=0.01, metric=None, progress_bar=False,"
+    assert shown(num_epochs=1, lr=0.01, metric=None) == ("INFO", f"{own} save_enabled=False), the rest by default.")
+    level, line = shown(epoch_num=1)  # as the page that shows all of its settings
+    assert (level, "epoch_num=1, dataloader_pin_memory=True" in line) == ("WARNING", True)

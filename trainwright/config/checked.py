@@ -55,6 +55,7 @@ class CheckedConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), ignored_types=(_LoadFromYaml,))
 
     _as_set: dict[str, Any] = PrivateAttr(default_factory=dict)  # by field; what it reads as may be more
+    _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user gave it by
 
     def __init__(self, **values: Any) -> None:
         self._take(Draft(type(self), values))
@@ -144,7 +145,7 @@ class CheckedConfig(BaseModel):
         draft.check_types(self._validated)
         draft.check_together(CHECKS)
         draft.raise_faults(source)
-        self._as_set = draft.settings
+        self._as_set, self._names = draft.settings, draft.names
         self.__dict__.update(read_only(resolved(draft.settings)))
 
     def _validated(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +157,7 @@ class CheckedConfig(BaseModel):
         draft.keep(self._fields_given())
         other = _made(type(self), draft, source)
         self.__dict__.update(other.__dict__)
-        self._as_set = other._as_set
+        self._as_set, self._names = other._as_set, {**self._names, **other._names}
         object.__setattr__(self, "__pydantic_fields_set__", other.model_fields_set)
         return self
 
@@ -180,6 +181,15 @@ class CheckedConfig(BaseModel):
                 super().__setattr__(name, value)
             else:
                 self.update({name: value})
+
+    def summary(self) -> str:
+        """The settings that differ from the defaults, by the names that the user gave them by."""
+        fields, shown = type(self).model_fields, []
+        for field, value in self._as_set.items():
+            if fields[field].is_required() or value != fields[field].default:
+                name = self._names.get(field, field)
+                shown.append(f"{name}={(SYNONYMS[name].read(value) if name in SYNONYMS else value)!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __repr__(self) -> str:
         fields = type(self).model_fields

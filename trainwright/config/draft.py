@@ -46,6 +46,11 @@ class Draft:
         self._refused.add(field.partition(".")[0])
         self._has_only_unknown_names = False
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The name that the user used, by field."""
+        return {field: name for field, name in self._said.items() if field in self.given}
+
     def is_given(self, field: str) -> bool:
         """Whether the user said something of the field."""
         return field in self.given

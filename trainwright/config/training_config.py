@@ -20,6 +20,7 @@ _SHOWN_AS = {
     "learning_rate": "lr",
     "metrics": "metric",
 }
+_WORDS_OF_THE_PAGE = frozenset(["epoch_num", "val_batch_size"])
 
 
 class TrainingConfig(CheckedConfig):
@@ -173,6 +174,11 @@ class TrainingConfig(CheckedConfig):
         One that is asked for and not there is one warning and the CPU. "cuda", all GPUs, is the first of them.
         """
         return find_device(self.device_str)
+
+    @property
+    def is_by_its_page(self) -> bool:
+        """Whether it is written in the words of the page whose output shows all 25 settings at the start of a run."""
+        return not _WORDS_OF_THE_PAGE.isdisjoint(self._names.values())
 
     def __repr__(self) -> str:
         return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self._shown())})"

@@ -147,13 +147,13 @@ def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) 
 
 
 def log_start(trainer: Any) -> None:
-    """Say what is about to be trained, and how."""
+    """Log the settings that differ from the defaults. (All of them, and as a warning, where the page shows that.)"""
     from trainwright.config.training_config import TrainingConfig
 
     config = trainer.config
     if type(config) is TrainingConfig:
-        level = logging.WARNING if is_main_process() else logging.INFO  # once on the console
-        logger.log(level, "%s", repr(config))  # as it is now, whoever reads the record later
+        level = logging.WARNING if config.is_by_its_page and is_main_process() else logging.INFO  # once on the console
+        logger.log(level, "%s", repr(config) if config.is_by_its_page else f"{config.summary()}, the rest by default.")
     else:
         trainer.print_info()
 
