@@ -105,7 +105,6 @@ def test_a_clock_that_jumps_back_does_not_delete_the_newest(tmp_path, monkeypatc
 
 
 def test_what_a_return_to_an_older_one_has_superseded_goes_first(tmp_path):
-    save_steps(tmp_path, [1, 2, 3])
-    checkpointer = checkpoint.Checkpointer(nn.Linear(1, 1), tmp_path)
-    checkpointer.tag_last_checkpoint("model_0000001")
-    assert keep_newest(tmp_path, "model", 1) == ["model_0000003", "model_0000002"]
+    save_steps(tmp_path, [10, 20, 30]).tag_last_checkpoint("model_0000010")
+    save_steps(tmp_path, [15])  # by the run that was resumed from 10
+    assert keep_newest(tmp_path, "model", 2) == ["model_0000030", "model_0000020"]

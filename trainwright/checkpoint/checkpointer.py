@@ -231,7 +231,7 @@ class Checkpointer:
         return self._load_folder(*chosen, list(self.checkpointables), strict=True)
 
     def tag_last_checkpoint(self, name: str) -> None:
-        """Make the saved checkpoint ``name`` the one to resume from, and superseded what was saved after it.
+        """Make the saved checkpoint ``name`` the one to resume from. The next save supersedes what was saved after it.
 
         Raises:
             MissingFileError: there is none of that name.

@@ -95,16 +95,12 @@ def resume_order(save_dir: Path, last: str) -> list[Path]:
 
 
 def make_last(save_dir: Path, name: str) -> None:
-    """Make ``name`` the checkpoint to resume from, and superseded what was saved after it.
-
-    Where there is such, its manifest is written again with the next sequence.
-    """
-    folder = real_path(save_dir / name)
-    order = order_of(save_dir)
-    tagged = next((entry for entry in order if real_path(entry.path) == folder), None)
-    if tagged is not None and tagged.manifest is not None and any(e.rank > tagged.rank for e in order.resumable):
-        manifest = replace(tagged.manifest, sequence=next_sequence(save_dir), tag_last=True)
-        atomic_write(folder / MANIFEST_NAME, manifest.to_bytes())
+    """Make ``name`` the checkpoint to resume from, whatever was saved after it."""
+    for entry in order_of(save_dir).resumable:
+        if _follows(entry, name) and entry.manifest is not None and real_path(entry.path) != real_path(save_dir / name):
+            # Else it would look like one that a kill has kept from being named.
+            manifest = replace(entry.manifest, previous=None)
+            atomic_write(entry.path / MANIFEST_NAME, manifest.to_bytes())
     write_pointer(save_dir, name)
 
 
