@@ -1,13 +1,23 @@
 import logging
 import os
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from torch import nn
 
 from trainwright import checkpoint
-from trainwright.checkpoint import CheckpointError, CheckpointTypeError, verify
+from trainwright.checkpoint import CheckpointError, CheckpointTypeError, keep_newest, verify
+from trainwright.checkpoint.manifest import FileEntry, read_manifest
+from trainwright.cli.main import main
 from trainwright.config.errors import MissingFileError
 
 # A save is on disk when it returns.
@@ -344,3 +354,170 @@ def test_waiting_returns_when_the_checkpoint_is_there(tmp_path):
     checkpointer.save("a")
     checkpointer.wait()
     verify(tmp_path / "a")
+
+
+SAVES_AGAIN = """
+import sys, torch
+from trainwright.checkpoint import Checkpointer
+
+model = torch.nn.Linear(64, 64)
+class Memory:
+    def state_dict(self): return {"value": value}
+    def load_state_dict(self, state): pass
+checkpointer = Checkpointer(model, sys.argv[1], asynchronous=False, memory=Memory())
+for value in range(400):
+    with torch.no_grad():
+        model.weight.fill_(value)
+        model.bias.fill_(value)
+    checkpointer.save(sys.argv[2], tag_last=False, iteration=value)
+"""
+
+
+@pytest.mark.parametrize("name", ["model_best", "epoch"])  # a link, and a folder that is exchanged
+def test_a_reader_of_a_name_that_is_saved_again_reads_one_checkpoint(tmp_path, name):
+    writer = subprocess.Popen([sys.executable, "-c", SAVES_AGAIN, tmp_path, name])
+    try:
+        memory, model = Memory(), nn.Linear(64, 64)
+        checkpointer = Checkpointer(model, memory=memory)
+        while not (tmp_path / name).exists():
+            assert writer.poll() is None
+        loads = values = 0
+        while writer.poll() is None:
+            before = memory.value
+            extras = checkpointer.load(tmp_path / name)
+            assert set(model.weight.flatten().tolist() + model.bias.tolist()) == {memory.value}
+            assert extras["iteration"] == memory.value
+            verify(tmp_path / name)
+            loads, values = loads + 1, values + (memory.value != before)
+    finally:
+        writer.terminate()
+    assert writer.wait() == 0
+    assert loads >= values > 5
+
+
+@pytest.mark.parametrize("content", ["null", "{}", "[]", '{"state": {}}', "5", "not JSON"])
+@pytest.mark.parametrize("name", ["optimizer", "lr_scheduler"])
+def test_a_state_that_is_none_is_damage_and_gives_way_to_the_one_before(tmp_path, caplog, name, content):
+    if name == "lr_scheduler" and content == '{"state": {}}':
+        pytest.skip("a schedule may hold anything")
+    model, optimizer, lr_scheduler = training()
+    checkpointer = Checkpointer(model, tmp_path, optimizer=optimizer, lr_scheduler=lr_scheduler)
+    for iteration in (9, 19):
+        checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+    resign(tmp_path / "model_0000019", f"{name}.json", content.encode())
+    assert checkpointer.resume_or_load("") == {"iteration": 9}
+    assert f"{name}.json" in caplog.text
+    with pytest.raises(CheckpointError, match=rf"{name}.json: (is damaged|not a state)"):
+        checkpointer.load(tmp_path / "model_0000019")
+
+
+def resign(folder, name, content):
+    """Put another file into a checkpoint, and make its manifest fit."""
+    (folder / name).write_bytes(content)
+    manifest = read_manifest(folder)
+    entry = FileEntry(len(content), xxhash.xxh3_128_hexdigest(content))
+    manifest = replace(manifest, files={**manifest.files, name: entry})
+    (folder / "manifest.json").write_bytes(manifest.to_bytes())
+
+
+def put_pipe(path):
+    os.mkfifo(path)
+
+
+def put_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def put_loop(path):
+    path.symlink_to(path.name)
+
+
+KINDS = [put_pipe, put_socket, put_loop, os.mkdir]
+
+
+@pytest.mark.parametrize("put", KINDS)
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.json", "manifest.json", "extra.json"])
+def test_what_is_no_file_is_never_waited_for(put, name):
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        run = Path(folder)
+        model, optimizer, _ = training()
+        checkpointer = Checkpointer(model, run, optimizer=optimizer)
+        for iteration in (9, 19):
+            checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+        (run / "model_0000019" / name).unlink()
+        put(run / "model_0000019" / name)
+        for command in (["list"], ["list", "--verify"], ["verify"]):
+            assert main(["checkpoint", *command, str(run)]) == 1
+        assert main(["checkpoint", "show", str(run / "model_0000019")]) in (1, 2)
+        with pytest.raises((CheckpointError, OSError)):
+            checkpointer.load(run / "model_0000019")
+        assert checkpointer.resume_or_load("") == {"iteration": 9}
+        checkpointer.save("model_0000029", iteration=29)
+        assert checkpointer.resume_or_load("") == {"iteration": 29}
+
+
+@pytest.mark.parametrize("put", KINDS)
+def test_a_pointer_that_is_no_file_is_never_waited_for(put):
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder)
+        checkpointer = Checkpointer(nn.Linear(1, 1), run)
+        checkpointer.save("model_0000009", iteration=9)
+        (run / "last_checkpoint").unlink()
+        put(run / "last_checkpoint")
+        assert main(["checkpoint", "list", str(run)]) == 1
+        assert checkpointer.resume_or_load("") == {"iteration": 9}
+
+
+@pytest.mark.parametrize("put", KINDS[:2])
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
+def test_weights_that_are_no_file_are_never_waited_for(put, name):
+    with tempfile.TemporaryDirectory() as folder:
+        put(Path(folder, name))
+        with pytest.raises(CheckpointError, match=r"a (pipe|socket)"):
+            Checkpointer(nn.Linear(1, 1)).load(Path(folder, name), checkpointables=[])
+
+
+def test_links_in_a_loop_and_folders_that_may_not_be_read_stop_nothing(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        run = Path(folder, "run")
+        (run / "lost+found").mkdir(parents=True)
+        (run / "loop").symlink_to("loop")
+        (run / "one").symlink_to("two")
+        (run / "two").symlink_to("one")
+        model = nn.Linear(1, 1)
+        for iteration in (9, 19, 29):
+            Checkpointer(model, run).save(f"model_{iteration:07d}", iteration=iteration)
+        keep_newest(run, "model", 3)
+        for path in (run, *run.glob("model_*"), *run.glob("model_*/*")):
+            path.chmod(0o777)
+        (run / "model_0000029" / "loop").symlink_to("loop")
+        (run / "lost+found").chmod(0)
+        (run / "model_0000009").chmod(0)
+        with without_rights():
+            checkpointer = Checkpointer(model, run)
+            assert checkpointer.resume_or_load("") == {"iteration": 29}
+            checkpointer.save("model_0000039", iteration=39)
+            keep_newest(run, "model", 2)
+            assert main(["checkpoint", "list", str(run)]) in (0, 1)
+        (run / "model_0000039").chmod(0)
+        with without_rights():
+            assert checkpointer.resume_or_load("") == {"iteration": 29}
+            checkpointer.save("model_0000049", iteration=49)
+        for path in run.iterdir():
+            if path.is_dir():
+                path.chmod(0o777)
+
+
+@contextmanager
+def without_rights():
+    """As a user, whom the rights of folders concern."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -1,15 +1,16 @@
 """Which checkpoint a resume goes on from: the newest that is good, and never a silent fresh start."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import POINTER_NAME, read_pointer
-from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.order import order_of, resume_order
-from trainwright.checkpoint.verify import verify
 from trainwright.config.errors import MissingFileError
 
+T = TypeVar("T")
 logger = logging.getLogger("trainwright.checkpoint")
 
 
@@ -27,30 +28,32 @@ def resume_candidates(save_dir: Path) -> list[Path]:
     return [entry.path for entry in order_of(save_dir)] if name is None else resume_order(save_dir, name)
 
 
-def newest_good(save_dir: Path) -> tuple[Path, Manifest]:
-    """The first candidate that passes verification; one warning says what was wrong with those before it.
+def first_good(
+    save_dir: Path, candidates: list[Path], read: Callable[[Path], T], *, warn: bool = True
+) -> tuple[Path, T]:
+    """The first candidate that ``read`` reads; one warning, if ``warn``, says what was wrong with those before it.
 
     Raises:
-        CheckpointError: none does. The message says why for each.
+        CheckpointError: there is none. The message says why for each.
     """
     faults = []
-    for path in resume_candidates(save_dir):
+    for path in candidates:
         try:
-            manifest = _verify_candidate(path)
+            _check_candidate(path)
+            content = read(path)
         except (CheckpointError, MissingFileError, OSError) as error:
             faults.append(str(error))
             continue
-        if faults:
+        if faults and warn:
             logger.warning("%s", "\n".join([*faults, f"Resuming from {path} instead."]))
-        return path, manifest
+        return path, content
     advice = "To start anew, give another folder or move these away."
     raise CheckpointError("\n".join([f"{save_dir}: there are checkpoints, but none is good.", *faults, advice]))
 
 
-def _verify_candidate(path: Path) -> Manifest:
+def _check_candidate(path: Path) -> None:
     if path.name == POINTER_NAME:
         name = read_pointer(path.parent)  # raises what is wrong with the pointer, mostly
         raise CheckpointError(f"{path}: holds {(name or '')[:100]!r}, which no file can be called.")
     if not path.is_dir():
         raise CheckpointError(f"{path}: {POINTER_NAME} names it, but it is not there.")
-    return verify(path)

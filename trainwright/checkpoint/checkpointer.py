@@ -7,6 +7,7 @@ verifies, reads everything, and only then changes the first object.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.agreement import raised_together
-from trainwright.checkpoint.candidates import newest_good, resume_candidates
+from trainwright.checkpoint.candidates import first_good, resume_candidates
 from trainwright.checkpoint.contents import (
     EXTRA,
     MODEL_FILES,
     RESERVED_NAMES,
     Stateful,
+    check_state,
     lay_out_as_parameters,
     read_model_state,
     read_state,
@@ -31,10 +33,9 @@ from trainwright.checkpoint.contents import (
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names
-from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.order import make_last
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
-from trainwright.checkpoint.verify import verify
+from trainwright.checkpoint.verify import TRIES, identity, in_terms_of, verify
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.parallel import dist
@@ -177,7 +178,6 @@ class Checkpointer:
         path = Path(path)
         wanted = list(self.checkpointables) if checkpointables is None else list(checkpointables)
         is_weights_only = checkpointables is not None and not wanted
-        manifest = None
         with raised_together():
             self._writer.settle()
             wait_for_saves()
@@ -186,16 +186,14 @@ class Checkpointer:
                     hint = did_you_mean(name, self.checkpointables)
                     raise CheckpointError(f"Checkpointer.load: no checkpointable {name!r}. {hint}")
             _check_exists(path)
-            if path.is_dir():
-                manifest = verify(path) if dist.is_main_process() else None
-            elif is_weights_only:
+            is_folder = path.is_dir()
+            if not is_folder and is_weights_only:
                 load_weights(self.model, read_weights(path), str(path), strict=strict)
-            else:
+            elif not is_folder:
                 raise CheckpointError(f"{path}: a file has weights and no other state; give checkpointables=[].")
-        manifest = dist.broadcast_object(manifest)
-        return (
-            {} if manifest is None else self._load_folder(path, manifest, wanted, strict=strict or not is_weights_only)
-        )
+        if not dist.broadcast_object(is_folder):
+            return {}
+        return self._load_contents(path, self._read(path, wanted), wanted, strict=strict or not is_weights_only)
 
     def has_checkpoint(self) -> bool:
         """Whether ``save_dir`` holds something to resume from, whole or not."""
@@ -222,13 +220,14 @@ class Checkpointer:
             return {}
         if self._is_writer:
             self._writer.remove_stale()
+        folder, wanted = Path(self.save_dir), list(self.checkpointables)
         with raised_together():
             self._writer.settle()
-            found = newest_good(Path(self.save_dir)) if dist.is_main_process() else None
-        chosen = dist.broadcast_object(found)
-        assert chosen is not None, "rank 0 has found one, or every rank has raised"
-        logger.info("Resuming from %s.", chosen[0])
-        return self._load_folder(*chosen, list(self.checkpointables), strict=True)
+            found = resume_candidates(folder) if dist.is_main_process() else []
+        candidates, warn = dist.broadcast_object(found), dist.is_main_process()
+        chosen, contents = first_good(folder, candidates, lambda path: self._read(path, wanted), warn=warn)
+        logger.info("Resuming from %s.", chosen)
+        return self._load_contents(chosen, contents, wanted, strict=True)
 
     def tag_last_checkpoint(self, name: str) -> None:
         """Make the saved checkpoint ``name`` the one to resume from. The next save supersedes what was saved after it.
@@ -283,9 +282,41 @@ class Checkpointer:
     def _is_writer(self) -> bool:
         return self.save_to_disk and dist.is_main_process()
 
-    def _load_folder(self, path: Path, manifest: Manifest, wanted: list[str], *, strict: bool) -> dict[str, Any]:
+    def _read(self, path: Path, wanted: list[str]) -> "_Contents":
+        """Verify and read a checkpoint, all of it from one save. All ranks.
+
+        A name may be given to another checkpoint at any moment, and the folder that it led to be deleted: the link is
+        followed once, and what was read is dropped and read again if the name leads elsewhere by then.
+        """
+        for tries_left in reversed(range(TRIES)):
+            folder, before = dist.broadcast_object(identity(path))
+            try:
+                contents = self._read_once(folder, wanted)
+            except Exception as error:  # alike on all ranks
+                if not tries_left or dist.broadcast_object(identity(path)) == (folder, before):
+                    raise in_terms_of(path, error, folder) from error.__cause__
+            else:
+                if dist.broadcast_object(identity(path)) == (folder, before):
+                    return contents
+        raise CheckpointError(f"{path}: is saved again more quickly than it can be read.")
+
+    def _read_once(self, folder: Path, wanted: list[str]) -> "_Contents":
+        with raised_together():
+            verified = verify(folder) if dist.is_main_process() else None
+        manifest = dist.broadcast_object(verified)
+        assert manifest is not None, "rank 0 has verified it, or every rank has raised"
         with raised_together():
             held = state_names(manifest)
+            extra: dict[str, Any] = read_state(folder, manifest, EXTRA)
+            weights = read_model_state(folder, manifest)
+            states = {name: read_state(folder, manifest, name) for name in wanted if name in held}
+            for name, state in states.items():
+                check_state(state, self.checkpointables[name], str(folder / f"{name}.json"))
+        return _Contents(held, extra, weights, states)
+
+    def _load_contents(self, path: Path, contents: "_Contents", wanted: list[str], *, strict: bool) -> dict[str, Any]:
+        held, weights, states = contents.held, contents.weights, contents.states
+        with raised_together():
             missing = [name for name in wanted if name not in held]
             if missing:
                 raise CheckpointError(
@@ -295,9 +326,6 @@ class Checkpointer:
             if strict and len(held) > len(wanted) == len(self.checkpointables) > 0:
                 unused = ", ".join(name for name in held if name not in wanted)
                 logger.warning("%s: holds state that nothing here takes: %s.", path, unused)
-            extra: dict[str, Any] = read_state(path, manifest, EXTRA)
-            weights = read_model_state(path, manifest)
-            states = {name: read_state(path, manifest, name) for name in wanted}
         with raised_together():
             load_weights(self.model, weights, str(path), strict=strict)
             for name in wanted:
@@ -310,7 +338,17 @@ class Checkpointer:
                 except Exception as error:
                     error.add_note(f"While loading {name!r} from {path}.")
                     raise
-        return extra
+        return contents.extra
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What was read of one checkpoint: the names of its states, its extras, weights, and the states asked for."""
+
+    held: list[str]
+    extra: dict[str, Any]
+    weights: dict[str, Any]
+    states: dict[str, Any]
 
 
 def _check_iteration(extra: Mapping[str, Any]) -> None:

@@ -7,9 +7,11 @@ from typing import Any, BinaryIO, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.checkpoint.files import Writer
+from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.files import Writer, read_regular
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.state import decode_state, encode_state
@@ -57,6 +59,21 @@ def serialize(
     return files | {name: _bytes_writer(content) for name, content in (attached or {}).items()}
 
 
+def check_state(state: object, target: Stateful, source: str) -> None:
+    """Refuse what an optimizer, a schedule or a trainer cannot have given, before anything is loaded.
+
+    Raises:
+        CheckpointError: it is empty, or lacks what every state of its kind has. ``source`` names it.
+    """
+    module = type(target).__module__
+    is_known = isinstance(target, Optimizer | LRScheduler) or module.startswith("trainwright.engine.")
+    is_of_torch = isinstance(target, Optimizer) and module.startswith("torch.")
+    needed = {"state", "param_groups"} if is_of_torch else set[str]()
+    if is_known and not (isinstance(state, Mapping) and state and needed <= state.keys()):
+        kind = type(target).__name__
+        raise CheckpointError(f"{source}: is damaged, it does not hold the state of a {kind} (got {str(state)[:60]}).")
+
+
 def state_names(manifest: Manifest) -> list[str]:
     """The checkpointables that have a state in a checkpoint."""
     names = [name.removesuffix(".json") for name in manifest.files if name.endswith(".json") and "/" not in name]
@@ -67,7 +84,7 @@ def read_state(folder: Path, manifest: Manifest, name: str) -> Any:  # Any: what
     """The state saved as ``name``, in memory of its own."""
     tensors_name = f"{name}.safetensors"
     tensors = read_tensors(folder / tensors_name)[0] if tensors_name in manifest.files else {}
-    return decode_state((folder / f"{name}.json").read_bytes(), tensors, str(folder / f"{name}.json"))
+    return decode_state(read_regular(folder / f"{name}.json"), tensors, str(folder / f"{name}.json"))
 
 
 def read_model_state(folder: Path, manifest: Manifest) -> dict[str, Any]:

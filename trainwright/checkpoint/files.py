@@ -164,6 +164,16 @@ def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
     raise OSError(errno.EINVAL, f"a regular file is needed here, and this is {kind}", str(path))
 
 
+def read_regular(path: PathLike) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is something else, such as a pipe, which would be waited for.
+    """
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
 def real_path(path: PathLike) -> Path:
     """``path`` without links; of links in a loop as much as can be followed, where `Path.resolve` raises."""
     return Path(os.path.realpath(path))

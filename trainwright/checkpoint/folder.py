@@ -20,6 +20,7 @@ from trainwright.checkpoint.files import (
     atomic_write,
     commit_folder,
     is_temporary,
+    read_regular,
     real_path,
     remove_folder,
     replace_link,
@@ -103,7 +104,7 @@ def read_pointer(save_dir: Path) -> str | None:
         CheckpointError: the file holds something that is no name.
     """
     try:
-        name = (save_dir / POINTER_NAME).read_bytes().decode(errors="replace").strip()
+        name = read_regular(save_dir / POINTER_NAME).decode(errors="replace").strip()
     except FileNotFoundError:
         return None
     try:

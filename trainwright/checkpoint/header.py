@@ -6,12 +6,14 @@ checks all of this too when it reads tensors, except that it takes the last of t
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.files import open_regular
 
 _MAX_BYTES = 100_000_000  # of a header, as in the safetensors library
 _METADATA = "__metadata__"
@@ -74,8 +76,8 @@ def tied_names(metadata: Mapping[str, str]) -> dict[str, str]:
 
 def _read_json(path: Path) -> tuple[dict[str, Any], int]:
     """The header as plain values, and how many bytes follow it."""
-    size = path.stat().st_size
-    with open(path, "rb") as file:
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _MAX_BYTES):
             raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 import xxhash
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import Writer
+from trainwright.checkpoint.files import Writer, read_regular
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     try:
-        text = path.read_bytes()
+        text = read_regular(path)
     except FileNotFoundError:
         raise CheckpointError(_no_manifest(folder)) from None
     if not text.strip(b"\0"):

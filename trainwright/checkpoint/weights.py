@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.files import irregular
 from trainwright.checkpoint.header import TIED, tied_names
 from trainwright.checkpoint.tensors import check_tensor, read_tensors, tensor_key
 
@@ -61,6 +62,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file holds something else.
     """
+    if (kind := irregular(path)) is not None:
+        raise CheckpointError(f"{path}: a file with weights is needed here, and this is {kind}.")
     if path.suffix == ".safetensors":
         tensors, metadata = read_tensors(path)
         return {**tensors, **{name: tensors[first] for name, first in tied_names(metadata).items() if first in tensors}}

@@ -5,6 +5,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from trainwright.checkpoint.files import commit_folder, swap_folders, temporary_
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.tensors import TensorFile, tensor_key
-from trainwright.checkpoint.verify import verify
+from trainwright.checkpoint.verify import read_unchanged, verify
 from trainwright.checkpoint.weights import group_names, load_weights, read_weights, split_model_state
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_file import read_mapping
@@ -107,7 +108,16 @@ def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict
         MissingFileError: there are none. CheckpointError: they are not what was saved.
     """
     if (folder / MANIFEST_NAME).exists():
-        verify(folder)
+        return read_unchanged(folder, partial(_read_verified, filename=filename))
+    return _read_weights_file(folder, filename)
+
+
+def _read_verified(folder: Path, *, filename: str) -> tuple[dict[str, Tensor], Path]:
+    verify(folder)
+    return _read_weights_file(folder, filename)
+
+
+def _read_weights_file(folder: Path, filename: str) -> tuple[dict[str, Tensor], Path]:
     for name in (filename, OLD_WEIGHTS_NAME):
         if (folder / name).is_file():
             return read_weights(folder / name), folder / name
