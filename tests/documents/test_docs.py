@@ -38,6 +38,21 @@ def as_program(page: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def files(page: Path) -> dict[str, str]:
+    """The blocks that are files, by the name in their first line, ``# config.py``."""
+    found = {}
+    for _, block in blocks(page, "python"):
+        if block and (name := re.fullmatch(r"# (\w+\.py)", block[0])):
+            found[name[1]] = "\n".join(block) + "\n"
+    return found
+
+
+def write_files(page: Path, folder: Path) -> None:
+    folder.mkdir()
+    for name, text in files(page).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 COMMANDS = [
     (page_name(page), line)
     for page in PAGES
@@ -49,11 +64,22 @@ COMMANDS = [
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=page_name)
 def test_the_programs_of_a_page_run(page: Path, run_python: Callable, tmp_path: Path) -> None:
-    program = tmp_path / f"{page.stem}.md.py"
+    write_files(page, tmp_path / "work")
+    program = tmp_path / "work" / f"{page.stem}.md.py"
     program.write_text(as_program(page), encoding="utf-8")
-    (tmp_path / "work").mkdir()
     done = run_python("-W", "error", program, cwd=tmp_path / "work")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "config.py" in files(p)], ids=page_name)
+def test_the_configuration_file_of_a_page_trains_as_it_is_pasted(page: Path, train: Callable, tmp_path: Path) -> None:
+    write_files(page, tmp_path / "pasted")
+    done = train("config.py", cwd=tmp_path / "pasted")
+    assert re.search(r"Acc@1: \d", done.stdout)
+
+
+def test_the_pages_that_begin_with_a_configuration_file_are_among_them() -> None:
+    assert {page_name(page) for page in PAGES if "config.py" in files(page)} >= {"README.md", "docs/config.md"}
 
 
 @pytest.fixture(scope="module")
