@@ -7,10 +7,8 @@ then. A batch is 64 samples.
 
 import os
 import tempfile
-import time
 from typing import Any
 
-from benchmarks.job import Job
 from benchmarks.rounds import OURS, installed_peers, parser_of, print_table, run, write
 
 BATCH = 64
@@ -19,25 +17,6 @@ ABLE = (
     "transformers",
     "lightning",
 )  # peers that go on in the middle of an epoch, of those with an adapter
-
-
-def end_at_first_step(job: Job, result: dict[str, Any]) -> None:
-    """Print ``result`` and end this process where the first forward pass of a training begins. Time runs from now."""
-    from benchmarks.worker import tell
-
-    start, make_net = time.perf_counter(), job.net
-
-    def end(module: Any, inputs: Any) -> None:
-        if module.training:
-            tell({**result, "s": time.perf_counter() - start, "read": job.read.num_read})
-            os._exit(0)  # nothing is to be saved or said
-
-    def net() -> Any:
-        model = make_net()
-        model.register_forward_pre_hook(end)
-        return model
-
-    job.net = net  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.models import Model, ModelConfig, build_model, register_model
-from trainwright.models.registry import _OWN, find_model
+from trainwright.models.model import _OWN, find_model
 
 
 def make(name: str, config_name: str | None = None) -> type[Model]:

@@ -17,23 +17,22 @@ if TYPE_CHECKING:
     from trainwright.models.crnn import CRNNImage2Text as CRNNImage2Text
     from trainwright.models.crnn import CRNNImage2TextConfig as CRNNImage2TextConfig
     from trainwright.models.folder import init_weights as init_weights
-    from trainwright.models.folder import model_files as model_files
     from trainwright.models.gpt import GPTTextGeneration as GPTTextGeneration
     from trainwright.models.gpt import GPTTextGenerationConfig as GPTTextGenerationConfig
     from trainwright.models.model import Model as Model
+    from trainwright.models.model import build_model as build_model
+    from trainwright.models.model import model_files as model_files
+    from trainwright.models.model import register_model as register_model
     from trainwright.models.outputs import ModelOutput as ModelOutput
-    from trainwright.models.registry import build_model as build_model
-    from trainwright.models.registry import register_model as register_model
     from trainwright.models.speech import CTCSpeechRecognition as CTCSpeechRecognition
     from trainwright.models.speech import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
-    "model": "Model",
+    "model": "Model register_model build_model model_files",
     "config": "ModelConfig",
     "outputs": "ModelOutput",
-    "registry": "register_model build_model",
-    "folder": "init_weights model_files",
+    "folder": "init_weights",
     "crnn": "CRNNImage2Text CRNNImage2TextConfig",
     "bert": "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling"
     " BertSequenceLabelingConfig",

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.models.config import ModelConfig, check_heads, check_length, check_positive, check_share, settle_labels
-from trainwright.models.model import Model
+from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
-from trainwright.models.registry import register_model
 
 
 @dataclass

@@ -15,9 +15,8 @@ from trainwright.data.char_labels import reverse_digits
 from trainwright.models.beginnings import init_for_ctc
 from trainwright.models.config import ModelConfig, check_positive, check_share, settle_characters
 from trainwright.models.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
-from trainwright.models.model import Model
+from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
-from trainwright.models.registry import register_model
 
 # After which convolution the picture is halved: in both directions, or in height alone, which keeps the time steps.
 _POOLS = {0: (2, 2), 1: (2, 2), 3: (2, 1), 5: (2, 1)}

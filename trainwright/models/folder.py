@@ -3,11 +3,10 @@
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,23 +20,22 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileE
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.config import CONFIG_NAME
 
-if TYPE_CHECKING:
-    from trainwright.models.model import Model
-
 WEIGHTS_NAME = "model.safetensors"
 OLD_WEIGHTS_NAME = "model.pt"  # read, never written
 PREPROCESSOR_NAME = "preprocessor"
 _KEPT = "README.md"  # the hub's page of a model
 
 
-def save_model(model: "Model", path: str | os.PathLike[str]) -> Path:
-    """Write a model's folder; one that is there is replaced in one step. Returns it.
+def save_model(
+    model: nn.Module, path: str | os.PathLike[str], *, files: Mapping[str, bytes], weights_name: str = WEIGHTS_NAME
+) -> Path:
+    """Write a model's folder: its weights and ``files``. One that is there is replaced in one step. Returns it.
 
     Raises:
         ConfigError: the folder holds other things, which replacing it would delete.
     """
     folder = Path(path).expanduser().resolve()
-    _check_place(folder, model)
+    _check_place(folder, {weights_name, *files})
     tensors, metadata, extra_state = split_model_state(model)
     if extra_state:
         raise ConfigTypeError(
@@ -48,29 +46,16 @@ def save_model(model: "Model", path: str | os.PathLike[str]) -> Path:
     temporary = temporary_sibling(folder)
     try:
         temporary.mkdir()
-        for name, content in model_files(model).items():
+        for name, content in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(content)
-        with open(temporary / model.model_filename, "xb") as file:
+        with open(temporary / weights_name, "xb") as file:
             TensorFile(tensors, metadata)(file)
         _put_in_place(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return folder
-
-
-def model_files(model: "Model") -> dict[str, bytes]:
-    """The files that make weights a model again: ``model_config.yaml`` and those in ``preprocessor/``, by name.
-
-    What a training checkpoint carries besides, so that it can be loaded as a model, too.
-    """
-    files = {model.config_filename: model.config.to_yaml().encode()}
-    if model.preprocessor is not None:
-        with tempfile.TemporaryDirectory() as name:
-            model.preprocessor.save(name)
-            files |= {p.relative_to(name).as_posix(): p.read_bytes() for p in Path(name).rglob("*") if p.is_file()}
-    return files
 
 
 def read_config(folder: Path, filename: str = CONFIG_NAME) -> tuple[str, dict[str, Any]]:
@@ -175,12 +160,12 @@ def _is_below(name: str, beginnings: Sequence[str]) -> bool:
     return any(re.match(rf"{re.escape(beginning)}(\.|$)", name) for beginning in beginnings)
 
 
-def _check_place(folder: Path, model: "Model") -> None:
+def _check_place(folder: Path, names: set[str]) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is a file; a model is saved as a folder.")
-    own = {model.model_filename, model.config_filename, PREPROCESSOR_NAME, OLD_WEIGHTS_NAME, _KEPT}
+    own = names | {PREPROCESSOR_NAME, OLD_WEIGHTS_NAME, _KEPT}
     others = sorted(path.name for path in folder.iterdir() if path.name not in own)
     if others:
         raise ConfigError(

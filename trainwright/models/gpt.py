@@ -20,9 +20,8 @@ from trainwright.models.config import (
     check_share,
     settle_characters,
 )
-from trainwright.models.model import Model
+from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
-from trainwright.models.registry import register_model
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The Model contract: a module that knows its config, its loss, and how inputs become answers."""
+"""The Model contract: a module that knows its config, its loss, and how inputs become answers. And models by name."""
 
 import copy
 import inspect
@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,10 @@ from trainwright.checkpoint.hub import upload_folder
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import to_batch
 from trainwright.data.preprocessor import Preprocessor, PreprocessorsContainer, part_of_kind
+from trainwright.data.registry import Registry
 from trainwright.models import folder as files
 from trainwright.models.config import CONFIG_NAME, ModelConfig
 from trainwright.models.modes import evaluation_mode
-from trainwright.models.registry import find_model
 
 
 class Model(nn.Module):
@@ -166,7 +166,7 @@ class Model(nn.Module):
         Raises:
             ConfigError: the folder holds other things.
         """
-        return files.save_model(self, path)
+        return files.save_model(self, path, files=model_files(self), weights_name=self.model_filename)
 
     @classmethod
     def load(
@@ -260,6 +260,63 @@ class Model(nn.Module):
                     f"{type(self).__name__}.predict: no argument {n!r}. {did_you_mean(n, known)}" for n in unknown
                 )
             )
+
+
+M = TypeVar("M", bound=type[Model])
+_OWN = {
+    "crnn_image2text": "trainwright.models.crnn",
+    "bert": "trainwright.models.bert",
+    "bert_text_classification": "trainwright.models.bert",
+    "bert_sequence_labeling": "trainwright.models.bert",
+    "ctc_speech_recognition": "trainwright.models.speech",
+    "gpt_text_generation": "trainwright.models.gpt",
+}
+_registry: Registry[Model] = Registry("model", ModelConfig, _OWN)
+
+
+def register_model(name: str, config_class: type[ModelConfig]) -> Callable[[M], M]:
+    """Class decorator: ``Model.load`` and `build_model` find the class by ``name``, which is its config's too.
+
+    Defining a class again, as a notebook does, replaces it.
+
+    Raises:
+        ConfigError, ConfigTypeError: the config class is none, has another name, or another model has this one.
+    """
+    return _registry.decorator(name, config_class)
+
+
+def find_model(name: str, where: str = "build_model") -> type[Model]:
+    """The class registered under ``name``.
+
+    Raises:
+        ConfigKeyError: there is none; tells the nearest name.
+    """
+    return _registry.find(name, where)
+
+
+def build_model(name: str, config: ModelConfig | Mapping[str, Any] | None = None, **kwargs: Any) -> Model:
+    """A new model of the class registered under ``name``; ``kwargs`` set fields of its config.
+
+    Raises:
+        ConfigKeyError: no such model, or no such field. ConfigTypeError: the config is another model's.
+    """
+    model_class = find_model(name)
+    if isinstance(config, ModelConfig):
+        return model_class(config, **kwargs)
+    return model_class(model_class.config_class.from_dict({**(config or {}), **kwargs}))
+
+
+def model_files(model: Model) -> dict[str, bytes]:
+    """The files that make weights a model again: ``model_config.yaml`` and those in ``preprocessor/``, by name.
+
+    What a training checkpoint carries besides, so that it can be loaded as a model, too.
+    """
+    files = {model.config_filename: model.config.to_yaml().encode()}
+    if model.preprocessor is not None:
+        with tempfile.TemporaryDirectory() as name:
+            model.preprocessor.save(name)
+            files |= {p.relative_to(name).as_posix(): p.read_bytes() for p in Path(name).rglob("*") if p.is_file()}
+    return files
 
 
 def _named_by(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:

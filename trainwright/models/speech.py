@@ -18,9 +18,8 @@ from trainwright.config.errors import ConfigError
 from trainwright.models.beginnings import init_for_ctc
 from trainwright.models.config import ModelConfig, check_positive, check_share, settle_characters
 from trainwright.models.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
-from trainwright.models.model import Model
+from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
-from trainwright.models.registry import register_model
 
 
 @dataclass
