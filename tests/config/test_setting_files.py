@@ -241,3 +241,11 @@ def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None
         assert about["help"] in printed
     assert "default" not in get_config_help(TrainerConfig)["task"]
     assert "Must be given." in capsys.readouterr().out
+
+
+def test_a_subfolder_holds_the_file(tmp_path: Path) -> None:
+    config = TrainingConfig(lr=1e-3)
+    assert config.save(tmp_path, subfolder="train") == tmp_path / "train" / "train_config.yaml"
+    assert config.save(tmp_path, "x.yaml", "other") == tmp_path / "other" / "x.yaml"
+    assert TrainingConfig.load(tmp_path, subfolder="train") == config
+    assert TrainingConfig.load(tmp_path, "x.yaml", subfolder="other", lr=1.0).lr == 1.0

@@ -33,6 +33,16 @@ def test_save_then_load_is_the_identity(tmp_path: Path) -> None:
     assert LampConfig.load(tmp_path / "lamp.yaml", watts=8).watts == 8
 
 
+def test_a_subfolder_holds_the_file(tmp_path: Path) -> None:
+    config = LampConfig(watts=7)
+    assert config.save(tmp_path, subfolder="preprocessor/a") == tmp_path / "preprocessor" / "a" / "lamp.yaml"
+    assert config.save(tmp_path, "x.yaml", "b") == tmp_path / "b" / "x.yaml"
+    assert LampConfig.load(tmp_path, subfolder="preprocessor/a") == config
+    assert LampConfig.load(tmp_path, "x.yaml", subfolder="b", watts=8).watts == 8
+    with pytest.raises(MissingFileError, match="none"):
+        LampConfig.load(tmp_path, subfolder="none")
+
+
 def test_the_file_says_what_it_is() -> None:
     assert LampConfig().to_yaml().splitlines()[:3] == ["name: lamp", "config_type: light", "watts: 40"]
 

@@ -106,23 +106,29 @@ class CheckedConfig(BaseModel):
         """
         write_settings(path, self.to_dict(), type(self))
 
-    def save(self, folder: AnyPath, filename: str = "train_config.yaml") -> Path:
-        """Write the file into a folder, which is made if it is not there; returns the file."""
-        path = Path(folder).expanduser() / filename
+    def save(self, folder: AnyPath, filename: str = "train_config.yaml", subfolder: AnyPath | None = None) -> Path:
+        """Write the file into a folder, or ``subfolder`` of it, which is made; returns the file."""
+        path = Path(folder, subfolder or "", filename).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.save_to_yaml(path)
         return path
 
     @classmethod
-    def load(cls, path: AnyPath, filename: str = "train_config.yaml", **overrides: Any) -> Self:
-        """A configuration from a file, or from ``filename`` in a folder, with settings in place of the file's.
+    def load(
+        cls,
+        path: AnyPath,
+        filename: str = "train_config.yaml",
+        subfolder: AnyPath | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """A configuration from a file, or from ``filename`` in a folder or its ``subfolder``; ``overrides`` win.
 
         Raises:
             MissingFileError: there is no such file.
             ConfigError: something is wrong; the message lists every fault.
         """
-        file = Path(path).expanduser()
-        file = file / filename if file.is_dir() else file
+        file = Path(path, subfolder or "").expanduser()
+        file = file / filename if file.is_dir() or subfolder is not None else file
         values, faults = read_settings(file, cls)
         written = Draft(cls, values, faults)
         written.forget_defaults()

@@ -60,24 +60,39 @@ class YamlConfig:
         return cls(**{**copy.deepcopy(known), **overrides})
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], filename: str | None = None, **overrides: Any) -> Self:
-        """The config in ``path``, a YAML file or the folder of one.
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        filename: str | None = None,
+        subfolder: str | os.PathLike[str] | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """The config in ``path``, a YAML file or the folder of one, or in ``subfolder`` of that folder.
 
         Raises:
             MissingFileError: there is no such file. ConfigError, ConfigKeyError, ConfigTypeError: as `from_dict`.
         """
-        file = Path(path)
-        if file.is_dir() or filename is not None:
-            file = file / (filename or cls.filename)
+        file = Path(path, subfolder or "").expanduser()
+        if file.is_dir() or filename is not None or subfolder is not None:
+            file = file / (filename or cls.default_filename())
         return cls.from_dict(read_mapping(file), source=str(file), **overrides)
 
-    def save(self, path: str | os.PathLike[str], filename: str | None = None) -> Path:
-        """Write the YAML file into the folder ``path``, which is made if it is not there; returns the file."""
-        folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / (filename or self.filename)
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        filename: str | None = None,
+        subfolder: str | os.PathLike[str] | None = None,
+    ) -> Path:
+        """Write the YAML file into the folder ``path``, or ``subfolder`` of it, which is made; returns the file."""
+        file = Path(path, subfolder or "", filename or self.default_filename()).expanduser()
+        file.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(file, self.to_yaml().encode())
         return file
+
+    @classmethod
+    def default_filename(cls) -> str:
+        """What its file is called where no name is given."""
+        return cls.filename
 
     def to_yaml(self) -> str:
         """The text of the file.

@@ -28,8 +28,9 @@ class PreprocessorConfig(YamlConfig):
     config_type: ClassVar[str] = "preprocessor"
     filename: ClassVar[str] = ""
 
-    def save(self, path: PathLike, filename: str | None = None) -> Path:
-        return super().save(path, filename or self.filename or f"{self.name}{_CONFIG_END}")
+    @classmethod
+    def default_filename(cls) -> str:
+        return cls.filename or f"{cls.name}{_CONFIG_END}"
 
 
 class Preprocessor:
