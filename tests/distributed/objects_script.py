@@ -28,7 +28,17 @@ class OwnTrainer(Trainer):
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         with open(SEEN / f"rank{get_rank()}.jsonl", "a") as file:
             file.write(json.dumps([self.iter, inputs["number"].tolist(), type(model).__name__]) + "\n")
-        return super().train_step(model, inputs)
+        if "own_step" not in SAID:
+            return super().train_step(model, inputs)
+        loss = self.compute_loss(model, inputs)
+        if SAID["own_step"] == "helped":
+            self.backward(loss)
+            self.step(self.optimizer)
+        else:
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return {"step_loss": loss.detach()}
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         return super().compute_loss(self.model if self.calls_plain_model else model, inputs)

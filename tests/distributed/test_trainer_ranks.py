@@ -65,6 +65,8 @@ def test_one_process_writes(uneven: tuple[Run, Run]) -> None:
         # The loss of one rank alone is NaN, with finite gradients: both leave that update out.
         ({"gradient_accumulation_steps": 2, "non_finite": "skip"}, {"samples": 41, "model": {"spoils": 31}}),
         ({"gradient_accumulation_steps": 2, "dataloader_drop_last": True}, {"calls_plain_model": True}),
+        ({"gradient_accumulation_steps": 2, "max_grad_norm": 0.5}, {"own_step": "helped", "samples": 41}),
+        ({"dataloader_drop_last": True}, {"own_step": "bare"}),
         (
             {"eval_batch_size": 4, "num_epochs": 3},
             {"samples": 41, "freeze": True, "model": {"unused": True, "tokens": True}},
@@ -73,6 +75,8 @@ def test_one_process_writes(uneven: tuple[Run, Run]) -> None:
     ids=[
         "accumulation, a borrowed sample, a spoilt one",
         "whole batches, the plain model",
+        "a step of the user's own with the helpers",
+        "a bare step of the user's own",
         "tokens, an unused and a frozen layer",
     ],
 )

@@ -13,10 +13,12 @@ from torch import Tensor
 from trainwright._torch_compat.probing import check_close, is_usable
 
 
-def plain_backward(loss: Tensor, batch: Any = None) -> None:
+def plain_backward(loss: Tensor, batch: Any = None, *, retain_graph: bool = False) -> None:
     """``loss.backward()``. ``batch`` is not looked at."""
     run = _engine_call()
-    if run is None or loss.dim() or type(loss) is not Tensor:  # torch says what is wrong, or knows what to do
+    if retain_graph:
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    elif run is None or loss.dim() or type(loss) is not Tensor:  # torch says what is wrong, or knows what to do
         loss.backward()  # type: ignore[no-untyped-call]
     else:
         run((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)

@@ -40,9 +40,9 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
     return step_and_put
 
 
-def scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor) -> None:
+def scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, *, retain_graph: bool = False) -> None:
     """The backward pass of a loss times the scale that gradients in float16 need."""
-    grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    grad_scaler.scale(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
 
 def noted(

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
-from trainwright.engine.window import WindowMean, count_samples
+from trainwright.engine.window import HasGroups, WindowMean, count_samples
 from trainwright.events.figures import wide_dtype
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.dist import get_world_size
@@ -28,8 +27,8 @@ class RankMean(WindowMean):
 
     def __init__(
         self,
-        optimizer: Optimizer,
-        differentiate: Callable[[Tensor], None],
+        optimizer: HasGroups,
+        differentiate: Callable[..., None],
         *,
         count: Callable[[Any], int] | None,
         count_all: Callable[[], int],
@@ -54,6 +53,12 @@ class RankMean(WindowMean):
             return self._share_by_tokens(loss, count)
         self.weights.append(count)
         return loss * (count * get_world_size() / self._total)
+
+    def share_again(self, loss: Tensor) -> Tensor:
+        if self._is_by_tokens or not self._total:
+            return super().share_again(loss)
+        share: Tensor = loss * (self.weights[-1] * get_world_size() / self._total)
+        return share
 
     def finish(self) -> None:
         super().finish()

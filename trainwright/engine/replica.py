@@ -1,6 +1,6 @@
 """The model of one of several processes: wrapped so that their gradients are averaged, whatever a step does with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Replica:
         """Call this with all gradients of an update there, before they are used."""
         if self._is_entered and not self._is_first:
             return
-        all_take_part = average_gradients(self._plain)
+        all_take_part = average_gradients(self._plain.parameters())
         if self._is_first and self._wrapped is not None:
             self._is_first = False
             self._wrapped.require_backward_grad_sync = True  # for batches that nobody has announced
@@ -78,9 +78,9 @@ class Replica:
         self._is_entered = True
 
 
-def average_gradients(model: nn.Module) -> bool:
+def average_gradients(parameters: Iterable[Tensor]) -> bool:
     """Make each gradient the mean of all ranks'; a rank without one counts as 0. Returns whether none was without."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
     there = all_gather_object([parameter.grad is not None for parameter in parameters])
     for parameter, everywhere in zip(parameters, zip(*there, strict=True), strict=True):
         if any(everywhere):

@@ -5,10 +5,11 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -243,7 +244,7 @@ class Trainer(TrainerLifecycle):
         losses: list[Any] = []
         while state.global_step < end:
             start = clock()
-            inputs = next(self._batches)
+            self._inputs = inputs = next(self._batches)
             fetched = clock()
             data_time += fetched - start
 
@@ -296,6 +297,37 @@ class Trainer(TrainerLifecycle):
         seconds, phases = time.perf_counter() - start, self.phases
         phases.optimizer += seconds
         phases.forward -= seconds
+
+    # For a step of the user's own.
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the run, for what a step computes outside of the model."""
+        if self.accelerator is not None:
+            context: AbstractContextManager[Any] = self.accelerator.autocast()
+            return context
+        return nullcontext() if self._autocast is None else self._autocast()
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradients of a mean loss of this batch, as it counts in its accumulation window."""
+        self._own_step.backward(loss, retain_graph=retain_graph)
+
+    def clip_gradients(
+        self, max_norm: float | None = None, norm_type: float = 2.0, *, optimizer: Optimizer | None = None
+    ) -> Tensor | None:
+        """Clip the gradients of an optimizer, by default the trainer's, to a norm, by default ``config.max_grad_norm``.
+
+        Returns the norm before that, None inside an accumulation window, where nothing is done. The :meth:`step` that
+        follows does not clip again.
+        """
+        return self._own_step.clip_gradients(max_norm, norm_type, optimizer)
+
+    def step(self, optimizer: Optimizer | None = None) -> None:
+        """Clip, step an optimizer, by default the trainer's, and set its gradients to None; at a window's end only."""
+        self._own_step.step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer | None = None) -> None:
+        """Set the gradients of an optimizer to None; at the beginning of an accumulation window only."""
+        self._own_step.zero_grad(optimizer)
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by what model and batch agree on (see ``docs/trainer.md``)."""

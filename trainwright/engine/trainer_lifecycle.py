@@ -18,6 +18,7 @@ from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.contracts import Contract, contract_for
 from trainwright.engine.header import training_info
+from trainwright.engine.own_step import OwnStep
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_facts import facts_of_objects
 from trainwright.engine.run_folder import OpenRunFolder
@@ -229,7 +230,8 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         is_due = self._log_is_due if config.log_steps else self.state.is_epoch_end
         precision = config.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
-        self.register_hooks([FiniteCheck(policy=config.non_finite, is_due=is_due)])
+        self._own_step = OwnStep()
+        self.register_hooks([self._own_step, FiniteCheck(policy=config.non_finite, is_due=is_due)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
 
     def _settle_step(self) -> None:
@@ -296,6 +298,8 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
         self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))
+        if is_overridden(self, "optimization_step") and (self._grad_scaler or self._replica) is not None:
+            install(self, "optimization_step", partial(self._prepared, self.optimization_step))
         if not any(is_overridden(self, name) for name in OF_THE_STEP):  # else the user's own decide
             install(self, "compute_loss", self._settled(first).compute_loss)
             return
@@ -303,8 +307,15 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         if self._train_metrics is not None:
             self._train_metrics.watch(self.model)
 
+    def _prepared(self, optimization_step: Callable[[], None]) -> None:
+        """An ``optimization_step`` of the user's own finds gradients of all processes, not scaled."""
+        self._update.prepare()
+        optimization_step()
+
     def _close_loaders(self) -> None:
         self._batches = iter(())
+        self._inputs = None
+        uninstall(self, *OF_THE_STEP, "optimization_step")  # what is the engine's refers to it
         for loader in (self.train_dataloader, self.eval_dataloader):
             if isinstance(loader, BatchLoader):
                 loader.close()

@@ -49,9 +49,10 @@ class RankedTrainer(TrainerShared):
             settings["differentiate"] = self._differentiate
         return settings
 
-    def _differentiate(self, loss: Tensor) -> None:
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         # It divides by this number itself; the shares of a window are weighed already.
-        self.accelerator.backward(loss * self.accelerator.gradient_accumulation_steps)
+        loss = loss * self.accelerator.gradient_accumulation_steps
+        self.accelerator.backward(loss, retain_graph=retain_graph)
 
     def _look_at_loader(self) -> None:
         sampler = getattr(self.train_dataloader, "sampler", None)

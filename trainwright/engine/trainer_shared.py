@@ -61,6 +61,7 @@ class TrainerShared(TrainerBase):
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder
     _batches: Iterator[Any]
+    _inputs: Any = None  # the batch of now
     _evaluated_step: int | None = None  # what state.global_step was at the last evaluation
     _run_callbacks: RunCallbacks
     accelerator: Any
@@ -81,6 +82,9 @@ class TrainerShared(TrainerBase):
         raise NotImplementedError
 
     def prepare_input_batch(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def optimization_step(self) -> None:
         raise NotImplementedError
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:

@@ -12,7 +12,7 @@ from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.engine.gradients import noted, recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled
 from trainwright.engine.rank_mean import RankMean, SkipTogether, mean_over_ranks
 from trainwright.engine.replica import Replica
-from trainwright.engine.window import WindowMean, weighted_mean
+from trainwright.engine.window import AllGroups, WindowMean, weighted_mean
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.skip import SkipNonFinite
 
@@ -34,6 +34,8 @@ class Update:
     Attributes:
         begin: to be called with the length of the window that begins; None: not needed.
         finish: uses the gradients and sets them to None.
+        groups: those of all optimizers that step in an update; at first the one's.
+        is_prepared, is_stepping: whether ``prepare`` is done for the ``finish`` that comes, and whether it steps now.
         note: to be shown what the model returns for a batch before its ``backward``; None: not needed.
     """
 
@@ -49,7 +51,7 @@ class Update:
         max_norm: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         count: Callable[[Any], int] | None = None,
-        differentiate: Callable[[Tensor], None] | None = None,
+        differentiate: Callable[..., None] | None = None,
         replica: Replica | None = None,
         count_all: Callable[[], int] | None = None,
     ) -> None:
@@ -66,9 +68,11 @@ class Update:
             self._prepare = unscaled(grad_scaler, optimizer, self._prepare)
             self._step = scaled_step(grad_scaler, optimizer)
         differentiate = differentiate or plain_backward
-        self._mean = WindowMean(optimizer, count, differentiate)
+        self.groups = AllGroups(optimizer)
+        self._mean = WindowMean(self.groups, count, differentiate)
         if replica is not None:
-            self._mean = RankMean(optimizer, differentiate, count=count, count_all=count_all or _unknown)
+            self._mean = RankMean(self.groups, differentiate, count=count, count_all=count_all or _unknown)
+        self.is_prepared = self.is_stepping = False
         self._device = next(model.parameters()).device if replica is not None else None
         self.note = self._mean.note if is_weighed else None
         self.begin: Callable[[int], None] | None = self._mean.begin if is_weighed else None
@@ -101,10 +105,18 @@ class Update:
         self._plain_step()
         self._zero_grad()
 
+    def prepare(self) -> None:
+        """Make the gradients those of all processes, not scaled; ``finish`` does so, unless it is done."""
+        if not self.is_prepared:
+            self.is_prepared = True
+            self._prepare()
+
     def _finish(self) -> None:
-        self._prepare()
+        self.prepare()
+        self.is_prepared, self.is_stepping = False, True
         self._step(self._clip())
         self._zero_grad()
+        self.is_stepping = False
 
 
 def _unknown() -> int:

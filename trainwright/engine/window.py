@@ -6,7 +6,7 @@ that say over how many tokens their loss is a mean.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,29 @@ from trainwright.parallel.dist import get_world_size
 TOKENS = "num_tokens"  # the entry of a model's training outputs that tells how many tokens its losses are means over
 
 
+class HasGroups(Protocol):
+    """What has groups of parameters, as optimizers do."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+
+
+class AllGroups:
+    """The groups of several optimizers that step in one update."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizers = [optimizer]
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Count in one more, if it is not there."""
+        if not any(optimizer is other for other in self._optimizers):
+            self._optimizers.append(optimizer)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+
 class WindowMean:
     """Weighs the micro-batches of a window, so that their gradients add up to that of one batch.
 
@@ -30,9 +53,9 @@ class WindowMean:
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: HasGroups,
         count: Callable[[Any], int] | None = None,
-        differentiate: Callable[[Tensor], None] = plain_backward,
+        differentiate: Callable[..., None] = plain_backward,
     ) -> None:
         """``count`` tells the samples of a batch, 0 if unknown; by default :func:`count_samples`."""
         self._optimizer = optimizer
@@ -84,16 +107,41 @@ class WindowMean:
         share = loss / (total / weight)
         return share
 
-    def finish(self) -> None:
-        """With the gradients of the last micro-batch there: divide by the number of tokens, of all ranks together."""
+    def share_again(self, loss: Tensor) -> Tensor:
+        """The share of another loss of the micro-batch that was weighed last."""
+        if not self.weights:
+            return loss
+        if self._is_by_tokens:
+            return _times_tokens(loss, self.weights[-1])
+        weights = self.weights
+        total = self._length * weights[0] if len(weights) < self._length else sum(weights)
+        share: Tensor = loss / (total / weights[-1])
+        return share
+
+    def differentiate(self, share: Tensor, retain_graph: bool = False) -> None:
+        """Add the gradients of a share."""
+        if retain_graph:
+            self._differentiate(share, retain_graph=True)
+        else:
+            self._differentiate(share)
+
+    def factor(self) -> Tensor | None:
+        """What gradients are to be multiplied by at the window's end, a tensor on the device; None: they are right."""
         if not self._is_by_tokens:
-            return
+            return None
         total = torch.stack(self.weights).sum()
         world_size = get_world_size()
         if world_size > 1:
             torch.distributed.all_reduce(total)
         # Data parallelism has divided the sum over the ranks by their number.
-        scale_gradients(self._optimizer, world_size / total.clamp(min=1))
+        return world_size / total.clamp(min=1)
+
+    def finish(self) -> None:
+        """With the gradients of the last micro-batch there: divide by the number of tokens, of all ranks together."""
+        factor = self.factor()
+        if factor is not None:
+            scale_gradients(self._optimizer, factor)
+            self._is_by_tokens = False  # they are right now
 
     def _share_by_tokens(self, loss: Tensor, num_tokens: Any) -> Tensor:
         tokens = _as_count(num_tokens, loss.device)
@@ -164,7 +212,7 @@ def average_over_ranks(scalars: dict[str, Any]) -> dict[str, Any]:
     return scalars | dict(zip(names, means.unbind(), strict=True)) | {TOKENS: together[-1]}
 
 
-def scale_gradients(optimizer: Optimizer, factor: float | Tensor) -> None:
+def scale_gradients(optimizer: HasGroups, factor: float | Tensor) -> None:
     """Multiply every gradient that ``optimizer`` will use; nothing is read from the device."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -27,8 +27,9 @@ def is_overridden(owner: object, name: str) -> bool:
     installed, replaced = own.get("_installed", {}).get(name, (_MISSING, _MISSING))
     if replaced is not _MISSING or own.get(name, installed) is not installed:
         return True
-    base = next(kind for kind in type(owner).__mro__ if kind in _DEFINED)
-    return getattr_static(type(owner), name) is not _DEFINED[base][name]
+    kind = owner.__class__  # not its type: hooks have a weak proxy of their trainer
+    base = next(each for each in kind.__mro__ if each in _DEFINED)
+    return getattr_static(kind, name) is not _DEFINED[base][name]
 
 
 def install(owner: object, name: str, call: Any) -> None:

@@ -1,0 +1,238 @@
+"""A step of the user's own keeps the settings of the run by the trainer's backward, clip_gradients and step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+
+# B batch, F features, C classes.
+INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
+LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
+PAIRS = TensorDataset(INPUTS, LABELS)
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given: dict[str, Any] = {"lr_scheduler_type": None, "learning_rate": 0.05, "dataloader_drop_last": False}
+    given |= {"progress_bar": False, "save_enabled": False, "num_epochs": 2, "optimizer": "SGD", "metrics": None}
+    return TrainingConfig(output_dir=folder, **{**given, "early_stopping": None, **settings})
+
+
+class Helped(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        x, y = inputs
+        with self.autocast():
+            loss = F.cross_entropy(model(x), y)
+        self.backward(loss)
+        self.step(self.optimizer)
+        return {"step_loss": loss.detach()}
+
+
+class Cleared(Helped):
+    """The same with gradients set to None first, and clipped by a call."""
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        self.zero_grad()
+        with self.autocast():
+            loss = F.cross_entropy(model(inputs[0]), inputs[1])
+        self.backward(loss)
+        self.clip_gradients()
+        self.step()
+        return {"step_loss": loss.detach()}
+
+
+class Bare(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs[0]), inputs[1])
+        loss.backward()
+        self.optimizer.step()
+        return {"step_loss": loss.detach()}
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"max_grad_norm": 0.01},
+    {"gradient_accumulation_steps": 4},
+    {"gradient_accumulation_steps": 3, "max_grad_norm": 0.05, "batch_size": 9},
+    {"mixed_precision": "bf16"},
+    {"mixed_precision": "fp16", "max_grad_norm": 0.05, "gradient_accumulation_steps": 2},
+    {"non_finite": "skip"},
+    {"non_finite": "skip", "mixed_precision": "fp16"},
+]
+
+
+def trained(kind: type[Trainer], folder: Path, data: Any = PAIRS, **settings: Any) -> Trainer:
+    given = {"train_dataloader": data} if isinstance(data, DataLoader) else {"train_dataset": data}
+    trainer = kind(make(), config(folder, **settings), **given)
+    trainer.train()
+    return trainer
+
+
+def assert_equal(a: Trainer, b: Trainer) -> None:
+    for (name, left), right in zip(a.model.state_dict().items(), b.model.state_dict().values(), strict=True):
+        assert torch.equal(left, right), name
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("kind", [Helped, Cleared])
+def test_the_helpers_do_what_the_trainers_own_step_does(
+    kind: type[Trainer], settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = trained(Trainer, tmp_path / "plain", **settings)
+    own = trained(kind, tmp_path / "own", **settings)
+    assert_equal(own, plain)
+    assert own._grad_scaler is None or own._grad_scaler.state_dict() == plain._grad_scaler.state_dict()
+    names = ("total_loss", "grad_norm", "skipped_update")
+    for name in (name for name in names if name in plain.storage.latest()):
+        assert own.storage.history(name).values() == plain.storage.history(name).values()
+    assert "no effect" not in caplog.text
+
+
+def test_batches_of_a_given_loader_are_weighed_by_their_samples(tmp_path: Path) -> None:
+    loader = DataLoader(PAIRS, 8)
+    plain = trained(Trainer, tmp_path / "plain", loader, gradient_accumulation_steps=3)
+    assert_equal(trained(Helped, tmp_path / "own", loader, gradient_accumulation_steps=3), plain)
+
+
+@pytest.mark.parametrize("precision", [None, "fp16"])
+def test_an_update_that_is_not_finite_is_left_out(precision: str | None, tmp_path: Path) -> None:
+    inputs = INPUTS.clone()
+    inputs[20] = float("nan")
+    settings: dict[str, Any] = {"non_finite": "skip", "mixed_precision": precision, "max_grad_norm": 1.0}
+    plain = trained(Trainer, tmp_path / "plain", TensorDataset(inputs, LABELS), **settings)
+    own = trained(Helped, tmp_path / "own", TensorDataset(inputs, LABELS), **settings)
+    assert all(torch.isfinite(p).all() for p in own.model.parameters())
+    assert_equal(own, plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_grad_norm": 0.5}, "max_grad_norm=0.5"),
+        ({"mixed_precision": "fp16"}, "gradient scaler"),
+        ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps=4"),
+        ({"non_finite": "skip"}, "non_finite='skip'"),
+    ],
+)
+def test_what_a_bare_step_bypasses_is_one_warning(
+    settings: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(Bare, tmp_path / "with", **settings)
+    (line,) = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert said in line
+    assert "Bare.train_step" in line
+    assert "self.step(optimizer)" in line
+    caplog.clear()
+    trained(Bare, tmp_path / "without")
+    assert "no effect" not in caplog.text
+
+
+def test_gradients_that_are_cleared_inside_a_window_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Clears(Helped):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            self.optimizer.zero_grad()
+            return super().train_step(model, inputs)
+
+    trained(Clears, tmp_path / "own", gradient_accumulation_steps=4)
+    assert "only its last batch counts" in caplog.text
+
+
+@pytest.mark.parametrize("settings", SETTINGS[1:], ids=str)
+def test_an_optimization_step_of_ones_own_sees_plain_gradients(settings: dict[str, Any], tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    class Looks(Trainer):
+        def optimization_step(self) -> None:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+            super().optimization_step()
+
+    plain = trained(Trainer, tmp_path / "plain", **settings)
+    own = trained(Looks, tmp_path / "own", **settings)
+    assert_equal(own, plain)
+    assert len(norms) == plain.max_iter
+    if "grad_norm" in own.storage.latest():
+        told = [value for value, _ in own.storage.history("grad_norm").values()]
+        assert norms == pytest.approx(told)
+
+
+class Pair(nn.Module):
+    """A generator and a discriminator of points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator, self.discriminator = nn.Linear(6, 6), nn.Linear(6, 1)
+
+
+def losses_of(model: Pair, x: Tensor) -> tuple[Tensor, Tensor]:
+    fake = model.generator(x)
+    judged = model.discriminator(fake.detach())
+    loss_d = F.softplus(judged).mean() + F.softplus(-model.discriminator(x)).mean()
+    return loss_d, fake.square().mean() + model.generator(-x).abs().mean()
+
+
+class Adversarial(Trainer):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.optimizer_d = torch.optim.Adam(self.model.discriminator.parameters(), lr=0.01)
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss_d, loss_g = losses_of(self.model, inputs[0])
+        self.backward(loss_d)
+        self.step(self.optimizer_d)
+        self.backward(loss_g)
+        self.step(self.optimizer)
+        return {"step_loss": loss_g.detach()}
+
+
+@pytest.mark.parametrize("precision", [None, "fp16"])
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_two_optimizers_step_in_one_step(accumulation: int, precision: str | None, tmp_path: Path) -> None:
+    settings = {"gradient_accumulation_steps": accumulation, "mixed_precision": precision, "max_grad_norm": 0.1}
+    loader = DataLoader(PAIRS, 8)
+    model = Pair()
+    optimizer = torch.optim.Adam(model.generator.parameters(), lr=0.02)
+    given = config(tmp_path, num_epochs=1, learning_rate=5e-5, **settings, optimizer="Adam")
+    Adversarial(model, given, train_dataloader=loader, optimizer=optimizer).train()
+
+    theirs = Pair()
+    both = [
+        torch.optim.Adam(theirs.discriminator.parameters(), lr=0.01),
+        torch.optim.Adam(theirs.generator.parameters(), lr=0.02),
+    ]
+    batches = [x for x, _ in loader]
+    for first in range(0, len(batches), accumulation):
+        window = torch.cat(batches[first : first + accumulation])
+        for optimizer, loss in zip(both, losses_of(theirs, window), strict=True):
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    for ours, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-5)  # sums in another order
+
+
+def test_an_optimizer_may_step_twice_in_an_update(tmp_path: Path) -> None:
+    class Twice(Trainer):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            for _ in range(2):
+                with self.autocast():
+                    loss = F.cross_entropy(model(inputs[0]), inputs[1])
+                self.backward(loss)
+                self.step()
+            return {"step_loss": loss.detach()}
+
+    twice = trained(Twice, tmp_path / "fp16", mixed_precision="fp16", num_epochs=1)
+    assert twice._grad_scaler.state_dict()["_growth_tracker"] == 2 * twice.max_iter
