@@ -33,8 +33,6 @@ class TrainerBase:
         storage: the metrics of this training, an :class:`~trainwright.events.EventStorage`.
         phases: where the time of this training goes, a :class:`~trainwright.events.PhaseTimes`.
         step_seconds: how long the newest step took, without hooks.
-        step_calls: while it trains, what is called before each step and what after it: two lists that the loop goes
-            through, so that what is changed in them counts from the next call on.
         last_eval_results: what the newest evaluation gave.
         has_failed: whether the training, or what a hook does after it, has failed. Hooks that come later see it.
         is_ended: whether the last iteration and every hook's ``after_train`` are done, without a failure.
@@ -47,7 +45,6 @@ class TrainerBase:
         self.iter = self.start_iter = self.max_iter = self.iterations_done = 0
         self.samples_per_iter = self.samples_done = 0
         self.phases = PhaseTimes()
-        self.step_calls: tuple[list[Callable[[], None]], ...] = ()
         self.step_seconds = 0.0
         self._is_training = False
         self.has_failed = self.is_ended = False
@@ -82,7 +79,6 @@ class TrainerBase:
         if self.iter >= self.max_iter:
             return  # there may be no storage
         stepper, before_step, after_step = self._stepper, self._calls_of("before_step"), self._calls_of("after_step")
-        self.step_calls = before_step, after_step
         storage, phases, step_end = self.storage, self.phases, time.perf_counter()
         steps, divided = 0.0, phases.step  # seconds
         while self.iter < (self.max_iter if until is None else min(until, self.max_iter)):
@@ -136,7 +132,6 @@ class TrainerBase:
             finally:
                 self._is_training = False
                 self._stepper = None  # it may be the trainer itself: a circle would outlive the training
-                self.step_calls = ()  # and so may these be the trainer's own methods
             self.after_train()
 
     def run_step(self) -> None:

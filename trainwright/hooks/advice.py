@@ -1,23 +1,20 @@
-"""The one piece of advice that fits where the time of a training went.
+"""Where the time of a training went, and one suggestion if a measured part of it can be saved.
 
-Each rule looks at one thing and tells what part of the time its cure could save, at a guess; the largest wins. No
-setting is advised that is on already, and nothing at all where the rest is too little to care for.
+Three rules: waiting for data, evaluations, saves. Each of them is timed by itself, so what takes the time is known, and
+a setting changes it. What else is slow shows in the shares and in a trace.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from trainwright.events.phases import PhaseTimes
 
 MIN_SECONDS = 2.0
 MIN_ITERATIONS = 50
-_WORTH_SAYING = 0.15  # of the time that could be saved
-_QUICK_BATCH = 0.5e-3  # seconds: fetched sooner than a worker process hands it over
-_QUICK_ITERATION = 2e-3  # seconds, with workers: what they read takes no longer than to hand it over, or not much
-_SMALL_STEP = 1e-3  # seconds of forward, backward and optimizer on a CPU: mostly Python and dispatch, not arithmetic
-_SMALL_STEP_OF_HOST = 5e-3  # with an accelerator: the time to launch some hundred kernels
-_WORTH_COMPILING = 30.0  # seconds of small steps: it costs some tens of them to compile a step
+_MIN_SAVING = 0.15  # of the time
+_QUICK_BATCH = 0.5e-3  # seconds: fetched sooner than a worker process passes it on
+_QUICK_ITERATION = 2e-3  # seconds, with workers: a batch takes about as long to pass on as to read
 
 
 def _count_cpus() -> int:
@@ -26,22 +23,15 @@ def _count_cpus() -> int:
 
 @dataclass(frozen=True, slots=True)
 class SettingNames:
-    """How the settings that cure are spelled where the user has them; by default in words.
-
-    ``hooks``: for classes of hooks, what they do and what makes them cheaper.
-    """
+    """The names of the settings that help, as the user writes them; by default in words."""
 
     workers: str = "num_workers of the loader"
     no_workers: str = "num_workers=0 of the loader"
-    collate: str = "a collate_fn that gives back what it gets"
-    metrics: str = "no metric of the training"
-    graph: str = "graph mode"
-    batch_size: str = "batch size"
+    collate: str = "a collate_fn that returns its argument"
     save: str = "a larger period"
     asynchronous: str = "a Checkpointer with asynchronous=True"
     evaluate: str = "a larger period"
     profile: str = "a ProfileHook"
-    hooks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +39,14 @@ class Facts:
     """What is known of a training besides its times.
 
     Attributes:
-        iterations: how many were timed.
-        batches: how many of them each takes.
+        iterations: the number of timed iterations.
+        batches: batches of an iteration.
         device: the type of the device that trains, "cpu" or "cuda".
-        num_workers: processes that read data; None where nobody knows.
-        reads_batches: whether the data set gives whole batches at once.
-        is_graph: whether the step is compiled.
-        can_fuse: whether the optimizer has a fused kind and runs another.
+        num_workers: processes that read data; None if unknown.
+        reads_batches: whether the data set returns complete batches.
         saves_beside: whether saves are written in the background.
-        hook: the hook that took the most time, and its share of the time of all hooks, where that was measured.
-        num_cpus: how many this process may use.
-        names: how settings are spelled.
+        num_cpus: CPUs that this process may use.
+        names: the names of settings.
     """
 
     iterations: int = 0
@@ -67,19 +54,16 @@ class Facts:
     device: str = "cpu"
     num_workers: int | None = None
     reads_batches: bool = False
-    is_graph: bool = False
-    can_fuse: bool = False
     saves_beside: bool = True
-    hook: tuple[str, float] | None = None
     num_cpus: int = field(default_factory=_count_cpus)
     names: SettingNames = field(default_factory=SettingNames)
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What part of ``seconds`` each phase took; ``hooks`` without evaluations and saves. In [0, 1].
+    """The part of ``seconds`` that each phase took, in [0, 1]; ``hooks`` without evaluations and saves.
 
-    ``other`` is what no phase knows of: what comes before the first step, and loops of the user's own.
+    ``other`` is in no phase: what comes before the first step, and loops of the user's own.
     """
 
     data: float
@@ -114,62 +98,40 @@ def shares_of(phases: PhaseTimes, seconds: float) -> Shares:
 
 
 def advice(shares: Shares, facts: Facts) -> str | None:
-    """One sentence on what would help most; None where all is well, or the run too short to tell."""
+    """One sentence on the setting that would save most; None if none saves much, or the run is too short to say."""
     if shares.seconds < MIN_SECONDS or facts.iterations < MIN_ITERATIONS:
         return None
-    found = [(worth, text) for rule in _RULES for worth, text in rule(shares, facts) if worth >= _WORTH_SAYING]
+    found = [(saving, text) for rule in _RULES for saving, text in rule(shares, facts) if saving >= _MIN_SAVING]
     return max(found)[1] if found else None
 
 
-# A rule: what part of the time could be saved, and how. Each looks at one thing.
+# A rule: an estimate of the part of the time that could be saved, and how.
 
 
 def _about_data(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
     takes = f"Waiting for data takes {percent(shares.data)} of the time"
     batches = facts.iterations * facts.batches
     step = shares.data + shares.forward + shares.backward + shares.optimizer + shares.metrics
-    wait, whole = shares.data * shares.seconds / batches, step * shares.seconds / batches
+    wait, iteration = shares.data * shares.seconds / batches, step * shares.seconds / batches
     names, num_workers = facts.names, facts.num_workers
     by_workers = f"with {num_workers} worker{'' if num_workers == 1 else 's'}"
     in_batches = (
-        "data in memory is read by whole batches as a ColumnDataset or a TensorDataset; so is a data set whose"
-        f" __getitems__ gives the whole batch, with {names.collate}"
+        "data in memory is read by complete batches as a ColumnDataset or a TensorDataset; so is a data set whose"
+        f" __getitems__ returns the complete batch, with {names.collate}"
     )
-    if num_workers and whole < _QUICK_ITERATION:
-        cure = f"to hand over a batch that is read so soon takes longer than to read it; try {names.no_workers}"
-        yield 0.8 * shares.data, f"{takes}, {by_workers}: {cure}."
+    if num_workers and iteration < _QUICK_ITERATION:
+        fix = f"to pass such small batches between processes takes longer than to read them; try {names.no_workers}"
+        yield 0.8 * shares.data, f"{takes}, {by_workers}: {fix}."
     elif wait < _QUICK_BATCH:
         if not facts.reads_batches:
             yield 0.6 * shares.data, f"{takes}: {in_batches}."
-    elif not num_workers:  # unknown too: it is the user's own loader
-        cure = f"{names.workers} above 0 reads beside the training"
-        yield 0.8 * shares.data, f"{takes}: {cure}{'' if facts.reads_batches else f'; {in_batches}'}."
+    elif not num_workers:  # unknown too: a loader of the user's own
+        fix = f"{names.workers} above 0 reads in the background"
+        yield 0.8 * shares.data, f"{takes}: {fix}{'' if facts.reads_batches else f'; {in_batches}'}."
     elif num_workers < facts.num_cpus:
         yield 0.8 * shares.data, f"{takes}, {by_workers} for {facts.num_cpus} CPUs: raise {names.workers}."
     else:
-        yield 0.8 * shares.data, f"{takes}, with a worker for each CPU: do once, ahead of it, what samples need."
-
-
-def _about_optimizer(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
-    if facts.can_fuse and not facts.is_graph:
-        takes = f"The optimizer takes {percent(shares.optimizer)} of the time"
-        yield 0.6 * shares.optimizer, f"{takes}: fused=True among its arguments makes it one kernel."
-
-
-def _about_metrics(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
-    takes = f"The metric of the training, with what it imports, takes {percent(shares.metrics)} of the time"
-    yield 0.95 * shares.metrics, f"{takes}: {facts.names.metrics} saves that."
-
-
-def _about_small_steps(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
-    step = shares.forward + shares.backward + shares.optimizer
-    seconds = step * shares.seconds / facts.iterations
-    if facts.is_graph or seconds > (_SMALL_STEP if facts.device == "cpu" else _SMALL_STEP_OF_HOST):
-        return
-    takes = f"Steps are small ({duration(seconds)}), so most of each is Python and dispatch"
-    cures = f"{facts.names.graph} makes it one compiled call; a larger {facts.names.batch_size} makes fewer of them"
-    if step * shares.seconds >= _WORTH_COMPILING:
-        yield 0.5 * step, f"{takes}: {cures}."
+        yield 0.8 * shares.data, f"{takes}, with a worker for each CPU: prepare samples once, ahead of the training."
 
 
 def _about_evaluation(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
@@ -178,29 +140,15 @@ def _about_evaluation(shares: Shares, facts: Facts) -> Iterator[tuple[float, str
 
 
 def _about_saves(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
-    takes = f"Saves hold the training up for {percent(shares.save)} of the time"
-    beside = "" if facts.saves_beside else f"{facts.names.asynchronous} writes them beside it, and "
-    yield 0.9 * shares.save, f"{takes}: {beside}{facts.names.save} makes them rarer."
-
-
-def _about_hooks(shares: Shares, facts: Facts) -> Iterator[tuple[float, str]]:
-    takes = f"Hooks and callbacks take {percent(shares.hooks)} of the time"
-    if facts.hook is not None:
-        name, share = facts.hook
-        cure = facts.names.hooks.get(name, f"{name}: do less in it, or not at each step")
-        yield 0.9 * shares.hooks, f"{takes}, {percent(share)} of that {cure}."
-    else:
-        yield 0.9 * shares.hooks, f"{takes}: {facts.names.profile} shows what they do."
+    takes = f"The training waits for saves for {percent(shares.save)} of the time"
+    background = "" if facts.saves_beside else f"{facts.names.asynchronous} writes them in the background, and "
+    yield 0.9 * shares.save, f"{takes}: {background}{facts.names.save} makes them rarer."
 
 
 _RULES: tuple[Callable[[Shares, Facts], Iterator[tuple[float, str]]], ...] = (
     _about_data,
-    _about_optimizer,
-    _about_metrics,
-    _about_small_steps,
     _about_evaluation,
     _about_saves,
-    _about_hooks,
 )
 
 
