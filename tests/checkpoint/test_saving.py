@@ -1,10 +1,13 @@
 """Saves beside the training: they hold what was when they were asked for, and what goes wrong is heard of."""
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
+import weakref
 from functools import partial
 
 import pytest
@@ -391,3 +394,51 @@ def test_what_fails_after_a_commit_says_that_it_is_saved(tmp_path):
 def test_a_checkpointer_wants_a_model(tmp_path, model):
     with pytest.raises(CheckpointTypeError, match=r"Checkpointer.model: got .*; it must be a torch.nn.Module"):
         Checkpointer(model, tmp_path)
+
+
+def test_a_checkpointer_that_is_gone_leaves_no_thread_and_loses_no_save(tmp_path):
+    threads = threading.active_count()
+    for number in range(8):
+        training = Training()
+        training.step()
+        checkpointer = training.checkpointer(tmp_path / str(number))
+        writer = weakref.ref(checkpointer._writer._background)
+        checkpointer.save("a", iteration=0)
+        del checkpointer, training  # with the save in flight
+    deadline = time.monotonic() + 60
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == threads
+    gc.collect()
+    assert writer() is None
+    for number in range(8):
+        verify(tmp_path / str(number) / "a")
+
+
+def test_a_closed_checkpointer_has_no_copy_and_can_save_again(tmp_path):
+    training = Training()
+    threads = threading.active_count()
+    checkpointer = training.checkpointer(tmp_path)
+    checkpointer.save("a", iteration=0)
+    checkpointer.close()
+    assert threading.active_count() == threads
+    verify(tmp_path / "a")
+    copies = [weakref.ref(block.memory) for block in checkpointer._writer._staging._blocks.values()]
+    assert copies == []
+    training.step()
+    checkpointer.save("b", iteration=1)
+    checkpointer.wait()
+    assert equal(loaded(tmp_path / "b"), training.state())
+
+
+def test_the_failure_of_a_checkpointer_that_is_gone_is_logged(tmp_path, caplog):
+    checkpointer = Training().checkpointer(tmp_path)
+
+    def fail():
+        raise RuntimeError("no room elsewhere")
+
+    checkpointer.save("a", on_commit=fail)
+    checkpointer.close()
+    del checkpointer
+    gc.collect()
+    assert "no room elsewhere" in caplog.text

@@ -1,6 +1,7 @@
 """The trainer of configurations: what it builds, keeps and refuses."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +336,12 @@ def test_the_device_that_is_asked_for_is_the_one_that_is_set_up(
     default_setup(cfg)
     DefaultTrainer(cfg)
     assert asked == ["cpu", "cpu"]
+
+
+def test_trainers_leave_no_thread_and_no_copy_of_what_was_saved(tmp_path: Path) -> None:
+    before = threading.active_count()
+    for number in range(2):
+        trainer = DefaultTrainer(config(tmp_path / str(number), train_iter=3))
+        trainer.train()
+        assert threading.active_count() == before
+        assert not trainer.checkpointer._writer._staging._blocks

@@ -1,7 +1,10 @@
 """The objects door does what a hand-written loop does: same weights, bit for bit, in all three contracts."""
 
+import gc
 import math
 import sys
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +278,19 @@ class Short:
 
     def __iter__(self) -> Any:
         return iter([(INPUTS, LABELS)] * 2)
+
+
+def test_trainers_leave_no_thread_and_no_memory(tmp_path: Path) -> None:
+    before = threading.active_count()
+    gone, kept = [], []
+    for number in range(3):
+        model = Net()
+        gone.append(weakref.ref(model))
+        trainer = Trainer(model, TrainingConfig(output_dir=tmp_path / str(number), num_epochs=1), PAIRS)
+        trainer.train()
+        kept.append(trainer.checkpointer._writer)
+        assert threading.active_count() == before
+        assert not trainer.checkpointer._writer._staging._blocks  # the copy that was written
+    del model, trainer
+    gc.collect()
+    assert [model() for model in gone] == [None] * 3

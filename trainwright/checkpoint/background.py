@@ -10,7 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class Background:
     """Runs tasks in a thread of its own, in the order given. After one has failed, those behind it are not run.
 
-    Python does not end before the tasks have.
+    The thread ends with `close`, or when this object is not used any more and its tasks are done. Python does not end
+    before the tasks have.
     """
 
     def __init__(self) -> None:
@@ -25,13 +26,15 @@ class Background:
         Where Python is about to end and starts no thread any more, it is run here and now.
         """
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=self._begin)
+            # Not a method of this object: the thread would keep that, and with it itself, for ever.
+            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_leave_the_processor_to_others)
         self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
         try:
             submitted = self._executor.submit(self._run, task)
         except RuntimeError:
             self.wait()
             self._run(task)
+            self._thread = None
             return lambda: None
         self._tasks.append(submitted)
         return submitted.result
@@ -56,7 +59,15 @@ class Background:
         if failure is not None:
             raise failure
 
+    def close(self) -> None:
+        """Wait, and end the thread; a later `submit` starts another one."""
+        self.wait()
+        if self._executor is not None and threading.get_ident() != self._thread:
+            self._executor.shutdown()
+            self._executor, self._tasks = None, []
+
     def _run(self, task: Callable[[], object]) -> None:
+        self._thread = threading.get_ident()
         if self._failure is not None:
             return
         try:
@@ -64,9 +75,9 @@ class Background:
         except BaseException as error:  # whatever it is, the training hears of it
             self._failure = error
 
-    def _begin(self) -> None:
-        self._thread = threading.get_ident()
-        # Leave the processor to the training where there are not enough for both. On Linux a thread has its own rank.
-        if hasattr(os, "setpriority"):
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+def _leave_the_processor_to_others() -> None:
+    """The training comes first where there are not enough processors for both. On Linux a thread has its own rank."""
+    if hasattr(os, "setpriority"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -6,6 +6,7 @@ verifies, reads everything, and only then changes the first object.
 """
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +79,7 @@ class Checkpointer:
         self.asynchronous = asynchronous
         self.attachments = attachments
         self._writer = CheckpointWriter(self.save_dir)
+        weakref.finalize(self, self._writer.log_failure)
         self.checkpointables: dict[str, Stateful] = {}
         for name, checkpointable in checkpointables.items():
             if checkpointable is not None:
@@ -252,6 +254,13 @@ class Checkpointer:
             return
         with raised_together():
             self._writer.settle()
+
+    def close(self) -> None:
+        """Wait for the saves in flight, end their thread, and free the memory of the copy. Raises nothing: `wait` does.
+
+        A trainer does this at the end of a training. The checkpointer can be used again.
+        """
+        self._writer.release()
 
     def has_failed(self) -> bool:
         """Whether a save in the background has failed, which the next `wait` raises. Asks nobody, waits for nothing."""

@@ -1,6 +1,5 @@
 """How files come to disk: staged in memory, then committed beside the training; or at once, while training waits."""
 
-import atexit
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -28,16 +27,6 @@ from trainwright.parallel import dist
 logger = logging.getLogger("trainwright.checkpoint")
 
 _writers: WeakSet["CheckpointWriter"] = WeakSet()
-
-
-@atexit.register
-def _tell_failures() -> None:
-    """A save that failed after the program's last question is at least said: its thread has ended by now."""
-    for writer in list(_writers):
-        try:
-            writer.settle()
-        except Exception as error:
-            logger.error("%s", "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
 
 
 def wait_for_saves() -> None:
@@ -124,6 +113,18 @@ class CheckpointWriter:
     def wait(self) -> None:
         """Wait for the saves in flight."""
         self._background.wait()
+
+    def release(self) -> None:
+        """Wait for the saves in flight, and give back their thread and memory; the next save gets both anew."""
+        self._background.close()
+        self._staging, self._staged_iteration = StagingArea(), None
+
+    def log_failure(self) -> None:
+        """Log what has failed and that the program has not asked for. At the end of Python its thread has ended."""
+        try:
+            self.settle()
+        except Exception as error:
+            logger.error("%s", "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
 
     def has_failed(self) -> bool:
         """Whether `settle` would raise, as far as is known now."""

@@ -309,6 +309,7 @@ class DefaultTrainer(TrainerBase):
         try:
             super().after_train()
         finally:
+            self.checkpointer.close()
             self._folder.close()
             self.start_iter = self.iterations_done  # a further train() goes on from here
 

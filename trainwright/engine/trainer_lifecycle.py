@@ -149,6 +149,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         finally:
             # A further train() goes on from here.
             self.start_iter, self.max_iter = self.iterations_done, self._plan.num_updates
+            self.checkpointer.close()
             self._folder.close()
             self._close_loaders()
 
