@@ -55,7 +55,9 @@ class TrainingConfig(CheckedConfig):
     eval_batch_size: types.CountOrNone = setting(
         None, "train", "Samples in a batch of evaluation; None and -1: batch_size, and so it reads."
     )
-    seed: types.Seed = setting(42, "train", "Of weights, shuffling, augmentation and dropout.")
+    seed: types.Seed = setting(
+        42, "train", "Of shuffling, augmentation and dropout; not of the weights of a model, which exist before."
+    )
     num_epochs: types.Count = setting(2, "train", "Passes over the training data.")
     dataloader_pin_memory: types.YesNo = setting(True, "train", "Read batches into memory that a GPU copies faster.")
     dataloader_drop_last: types.YesNo = setting(

@@ -46,7 +46,7 @@ def contract_for(
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
         pair_loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own_of_pair(own_loss)
-        return PairContract(pair_loss if note_outputs is None else _noting(note_outputs, pair_loss))
+        return PairContract(own_loss or criterion or _no_criterion, pair_loss, note_outputs)
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
@@ -58,13 +58,23 @@ def contract_for(
 
 
 class PairContract:
-    """The model is called with the first of a pair, and ``loss`` with what it returned and the pair."""
+    """The model is called with the first of a pair. A tensor of scores that it returns goes to the criterion.
 
-    def __init__(self, loss: Loss) -> None:
-        self._loss = loss
+    ``loss`` is for anything else: its own loss, or a dict with scores.
+    """
+
+    def __init__(
+        self, criterion: Callable[..., Tensor], loss: Loss, note_outputs: Callable[[Any], None] | None
+    ) -> None:
+        self._criterion, self._loss, self._note = criterion, loss, note_outputs
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
-        return self._loss(model(inputs[0]), inputs)
+        outputs = model(inputs[0])
+        if self._note is not None:
+            self._note(outputs)
+        if outputs.__class__ is Tensor and outputs.dim():
+            return self._criterion(outputs, inputs[1])
+        return self._loss(outputs, inputs)
 
 
 class NamedContract:

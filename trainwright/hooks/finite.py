@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.training_mode import TrainingMode
 from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.hooks")
@@ -45,6 +46,8 @@ class FiniteCheck(HookBase):
     * "skip": tell which updates the trainer has left out (``skipped_update``). Parameters are looked at as above.
     * "warn": a warning where a row of such iterations begins.
 
+    Where it looks after an iteration, it also warns of a model that is in evaluation mode.
+
     Stands before the hooks that save and write.
     """
 
@@ -63,6 +66,7 @@ class FiniteCheck(HookBase):
         self._is_due = is_due or self._is_period_over
         self._next = 0  # the first iteration that has not been looked at
         self._last_bad = -2
+        self._look_at_mode = TrainingMode()
 
     def before_train(self) -> None:
         self._next = self.trainer.start_iter
@@ -70,6 +74,7 @@ class FiniteCheck(HookBase):
     def after_step(self) -> None:
         if self._is_due() or self.trainer.iter + 1 == self.trainer.max_iter:
             self._look_at_metrics()
+            self._look_at_mode(self.trainer)
 
     def check(self) -> None:
         """Look now, on all ranks.

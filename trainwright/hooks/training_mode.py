@@ -1,0 +1,28 @@
+"""A model that is trained in evaluation mode: without dropout, and with running statistics that stay as they are."""
+
+import logging
+from typing import Any
+
+logger = logging.getLogger("trainwright.hooks")
+
+
+class TrainingMode:
+    """Called with a trainer after some of its steps, it warns once if the model is in evaluation mode.
+
+    A trainer sets training mode before its first step, and evaluations restore the mode. What remains is a step or a
+    callback of the user's own that called ``model.eval()``, and models that own steps use as they come.
+    """
+
+    def __init__(self) -> None:
+        self._is_logged = False
+
+    def __call__(self, trainer: Any) -> None:
+        model = getattr(trainer, "model", None)
+        if self._is_logged or getattr(model, "training", True):
+            return
+        self._is_logged = True
+        logger.warning(
+            "After iteration %d: %s is in evaluation mode while it is trained (no dropout, running statistics as they"
+            " are). Call model.train() before the training, and after every model.eval() of your own.",
+            trainer.iter + 1, type(model).__name__,
+        )  # fmt: skip
