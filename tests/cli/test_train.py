@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -74,6 +75,18 @@ def test_in_a_pipe_lines_are_plain(finished) -> None:
     assert "\r" not in finished.done.stdout + finished.done.stderr
     assert "\x1b" not in finished.done.stdout + finished.done.stderr
     assert re.search(r"iteration: 20/60 .*total_loss: [\d.]+ .*samples/s .*lr: [\d.]+e-\d+", finished.done.stdout)
+
+
+@pytest.mark.parametrize("streams", ["| head -1", "<&- >&- 2>&-"])
+def test_where_nothing_reads_its_lines_a_run_is_as_ever(
+    finished, environment, short, sha, read_rows, tmp_path: Path, streams: str
+) -> None:
+    words = [sys.executable, "-m", "trainwright.cli.main", "train", finished.config, *short, "train.output_dir=output"]
+    command = f"set -o pipefail; {shlex.join(map(str, words))} {streams}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert without_timings(read_rows(tmp_path / "output")) == without_timings(read_rows(finished.folder))
+    assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
 
 
 def test_on_a_terminal_a_bar_shows_the_progress(config: Path, environment, short, tmp_path: Path) -> None:

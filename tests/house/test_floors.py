@@ -25,6 +25,7 @@ OPEN_TO_ALL = {
     "trainwright.checkpoint.files",
     "trainwright.config.errors",
     "trainwright.names",
+    "trainwright.terminal",
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "defaults" not in p.parts and p.parent != PACKAGE)
 
@@ -72,8 +73,8 @@ def test_a_file_imports_only_from_floors_below(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(OPEN_TO_ALL))
-def test_what_is_open_to_all_imports_nothing_of_ours(name: str) -> None:
-    assert own_imports(PACKAGE.parent / (name.replace(".", "/") + ".py")) == set()
+def test_what_is_open_to_all_imports_nothing_else_of_ours(name: str) -> None:
+    assert own_imports(PACKAGE.parent / (name.replace(".", "/") + ".py")) <= OPEN_TO_ALL
 
 
 def test_no_circle() -> None:

@@ -21,6 +21,7 @@ from trainwright.config.lookup import try_get_key
 from trainwright.config.secrets import redact
 from trainwright.config.trust import allow_module, use_project
 from trainwright.config.yaml_file import regular_file
+from trainwright.terminal import guarded, open_standard_streams, print_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -47,6 +48,7 @@ def main(
     Returns the exit code: 0, 1 (failed), 2 (to be put right by the user) or 130 (stopped by Ctrl-C). SIGTERM in a
     training ends the process with 143, after a save.
     """
+    open_standard_streams()
     parser = default_argument_parser(prog=prog)
     if prog is not None:  # the installed command, which takes the file by itself
         parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]"
@@ -59,6 +61,7 @@ def main(
             return _run(args, trainer_class)
     finally:
         _leave_the_other_ranks()
+        guarded(sys.stdout).flush()  # else the end of the process would fail where nothing reads our lines any more
 
 
 def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None") -> int:
@@ -75,16 +78,17 @@ def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None")
     except UserError as error:
         return _say(error, args)
     except KeyboardInterrupt:
-        print(f"Interrupted. --resume goes on from the newest checkpoint in {cfg.train.output_dir}.", file=sys.stderr)
+        folder = cfg.train.output_dir
+        print_line(f"Interrupted. --resume goes on from the newest checkpoint in {folder}.", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
-            print(redact(traceback.format_exc()), end="", file=sys.stderr)
+            print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
         else:
             _say(error, args)
         return FAILED
     except Exception:
-        print(redact(traceback.format_exc()), end="", file=sys.stderr)
+        print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
         return FAILED
     return DONE
 
@@ -189,12 +193,12 @@ def _wait_for_training(number: int, frame: FrameType | None) -> None: ...
 
 def _say(error: BaseException, args: argparse.Namespace) -> int:
     if args.traceback:
-        print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        print_line(redact("".join(traceback.format_exception(error))).rstrip(), file=sys.stderr)
         return getattr(error, "exit_code", TO_BE_PUT_RIGHT)
     message = str(error) or type(error).__name__
     if not isinstance(error, UserError):  # the words of somebody else's error make no sense without its kind
         message = f"{type(error).__name__}: {message}"
-    print(redact("\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])), file=sys.stderr)
+    print_line(redact("\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])), file=sys.stderr)
     return getattr(error, "exit_code", TO_BE_PUT_RIGHT)
 
 

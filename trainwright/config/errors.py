@@ -3,9 +3,14 @@
 import difflib
 from collections.abc import Iterable
 
+from trainwright.terminal import printable
+
 
 class UserError(Exception):
     """Root of the errors that a user can cause and cure. The command line prints them without a traceback, exit 2."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(UserError, ValueError):
@@ -20,7 +25,7 @@ class ConfigKeyError(ConfigError, KeyError):
     """A key that does not exist."""
 
     def __str__(self) -> str:  # KeyError shows its argument's repr, which mangles a message of several lines
-        return str(self.args[0]) if self.args else ""
+        return printable(str(self.args[0])) if self.args else ""
 
 
 class ConfigImportError(UserError, ImportError):

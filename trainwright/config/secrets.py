@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainwright.terminal import printable
+
 logger = logging.getLogger("trainwright.config")
 
 MISSING = "???"  # omegaconf's mark of a value that must be given
@@ -155,14 +157,15 @@ def _warn(keys: str, folder: str) -> None:
 
 
 class RedactingFormatter(logging.Formatter):
-    """A formatter that redacts the finished line, with its arguments, exception and stack.
+    """A formatter that redacts the finished line, with its arguments, exception and stack, and escapes what a terminal
+    would take for a command.
 
     A formatter rather than a filter of the handler: a filter would have to change the record, which belongs to the
     handlers of the user's program too.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return printable(redact(super().format(record)))
 
 
 @dataclass(frozen=True, slots=True)

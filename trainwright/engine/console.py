@@ -10,6 +10,7 @@ from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.engine.run_folder import LOG_FORMAT
 from trainwright.events.writers.progress import ProgressAwareHandler
 from trainwright.parallel.dist import get_rank
+from trainwright.terminal import open_standard_streams
 
 
 def log_to_console() -> None:
@@ -18,6 +19,7 @@ def log_to_console() -> None:
     Where the program has set up logging itself (the root logger has a handler), that is left to decide; and a level
     that it has set on the logger "trainwright" stays.
     """
+    open_standard_streams()
     library = logging.getLogger("trainwright")
     if library.level == logging.NOTSET:  # else the user has set it
         library.setLevel(logging.INFO)

@@ -26,6 +26,7 @@ from trainwright.hooks.callbacks import (
 )
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.terminal import is_terminal
 
 if TYPE_CHECKING:
     from trainwright.config.training_config import TrainingConfig
@@ -166,7 +167,7 @@ def build_callbacks(trainer: Any) -> list[Callback]:
         callbacks += _early_stopping(config, trainer)
     if config.print_steps is not None:
         callbacks.append(PrintCallback(config.num_epochs, step_frequency=config.print_steps))
-    elif config.progress_bar and sys.stderr.isatty():
+    elif config.progress_bar and is_terminal(sys.stderr):
         callbacks.append(ProgressBarCallback(config.num_epochs, loader))
     return callbacks
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from trainwright.checkpoint.files import open_regular
+from trainwright.terminal import print_line
 
 _MAX_WAITING = 10_000  # lines
 
@@ -83,4 +84,4 @@ class LogFile(logging.Handler):
             while block and self._descriptor is not None:
                 block = block[os.write(self._descriptor, block) :]
         except OSError as error:
-            print(f"{self.path} cannot be written: {error}", file=sys.stderr)
+            print_line(f"{self.path} cannot be written: {error}", file=sys.stderr)

@@ -10,6 +10,7 @@ from trainwright.events.writers.json_lines import JSONWriter
 from trainwright.events.writers.progress import ProgressWriter
 from trainwright.events.writers.safe import SafeWriter
 from trainwright.events.writers.tensorboard import TensorBoardWriter
+from trainwright.terminal import is_terminal
 
 
 def default_writers(
@@ -30,7 +31,7 @@ def default_writers(
         tensorboard: another folder for TensorBoard's events; None: no events.
     """
     writers: list[EventWriter] = []
-    if progress_bar and sys.stdout.isatty():  # first, since the console's lines are left out while the bar is there
+    if progress_bar and is_terminal(sys.stdout):  # first, since the console's lines are left out while the bar is there
         writers.append(ProgressWriter(max_iter, batch_size=batch_size or None, file=sys.stdout))
     if console:
         writers.append(ConsoleWriter(batch_size, max_iter))

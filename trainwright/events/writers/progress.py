@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.shown import ShownMetrics, new_metrics
+from trainwright.terminal import guarded
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -20,6 +21,9 @@ class ProgressAwareHandler(logging.StreamHandler[TextIO]):
 
     While a bar is live, records that only report progress (``extra={"progress": True}``) are left out.
     """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__(guarded(sys.stderr if stream is None else stream))
 
     def emit(self, record: logging.LogRecord) -> None:
         if not live_bars:
@@ -96,7 +100,7 @@ class ProgressWriter(EventWriter):
             desc="train",
             unit="it",
             dynamic_ncols=True,
-            file=self._file if self._file is not None else sys.stderr,
+            file=guarded(self._file if self._file is not None else sys.stderr),
         )
         live_bars.add(bar)
         return bar

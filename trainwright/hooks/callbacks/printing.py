@@ -5,6 +5,7 @@ from typing import Any
 from trainwright.hooks.callbacks.base import Callback, shown
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import is_main_process
+from trainwright.terminal import print_line
 
 
 class PrintCallback(Callback):
@@ -33,4 +34,4 @@ class PrintCallback(Callback):
     def _print(self, logs: Logs, values: dict[str, Any]) -> None:
         if is_main_process():
             fields = [f"{name}={value}" for name, value in values.items()]
-            print(", ".join([f"epoch={logs['epoch']}/{self.total_epoch_num}", *fields]))
+            print_line(", ".join([f"epoch={logs['epoch']}/{self.total_epoch_num}", *fields]))

@@ -1,5 +1,6 @@
 """A progress bar for each epoch."""
 
+import sys
 import time
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.callbacks.base import Callback, shown
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import is_main_process
+from trainwright.terminal import guarded
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -35,7 +37,8 @@ class ProgressBarCallback(Callback):
 
         total = len(self.train_dataloader)
         done = logs.get("epoch_step", 0)
-        self._bar = tqdm(total=total, initial=done, desc=self._title(logs), unit="step", dynamic_ncols=True)
+        file = guarded(sys.stderr)
+        self._bar = tqdm(total=total, initial=done, desc=self._title(logs), unit="step", dynamic_ncols=True, file=file)
         live_bars.add(self._bar)
 
     def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
