@@ -20,7 +20,6 @@ from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.writers import PeriodicWriter
-from trainwright.models.card import CARD_NAME
 from trainwright.parallel.dist import get_world_size
 
 if TYPE_CHECKING:
@@ -262,7 +261,7 @@ class TrainerFolder(RunFolder):
             checkpoints=Path(config.checkpoints_dir).as_posix(),
             checkpoint_name=re.compile(r"\d+|model_best"),
             link_name=re.compile(r"epoch_\d+|final_epoch"),
-            card=CARD_NAME if config.save_enabled else None,
+            card="README.md" if config.save_enabled else None,
         )
         super().__init__(path, resume=False)
 
