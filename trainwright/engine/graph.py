@@ -1,19 +1,15 @@
 """Graph mode of the configuration door: a whole update as one compiled program."""
 
-import functools
-import importlib
 import logging
-import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from trainwright._torch_compat.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.data.collate import to_batch
 from trainwright.engine.graph_batch import batch_size_of
@@ -175,28 +171,11 @@ def refusal_of_run(grad_scaler: torch.amp.GradScaler | None, *, adds: bool, skip
     return None
 
 
-@functools.cache  # what has been imported by half cannot be imported again
-def refusal_of_compiler() -> str | None:
-    """Why torch's compiler cannot be used here; None where it can. It makes its folder while it is imported."""
-    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    try:
-        if folder and "torch._dynamo" not in sys.modules:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        importlib.import_module("torch._dynamo")
-        importlib.import_module("torch._inductor.config")
-    except (ImportError, OSError) as error:
-        return f"torch's compiler cannot be imported ({type(error).__name__}: {error})"
-    return None
-
-
 def usable_backend(backend: str, device: torch.device) -> str:
     """``backend``, or "aot_eager" in place of inductor on a CPU without a C++ compiler."""
     if backend != "inductor" or device.type != "cpu" or refusal_of_compiler() is not None:
         return backend
-    from torch._inductor import config
-
-    names = [name for name in (config.cpp.cxx if isinstance(config.cpp.cxx, tuple) else [config.cpp.cxx]) if name]
-    if any(shutil.which(name) for name in (*names, "g++", "clang++")):
+    if any(map(shutil.which, cpp_compilers())):
         return backend
     logger.info("Graph mode: there is no C++ compiler for inductor; the operations run one by one (aot_eager).")
     return "aot_eager"

@@ -6,7 +6,6 @@ called past that Python, so the guards are asked before each step.
 """
 
 import itertools
-import logging
 import operator
 import re
 import types
@@ -16,16 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright._torch_compat.graph_capture import argument_sources, guard_check, run_captured, written_sources
 from trainwright.engine.graph_batch import Layout
-from trainwright.engine.graph_effects import Effects, sources_of
+from trainwright.engine.graph_effects import Effects
 from trainwright.engine.graph_errors import NotCapturable, reason
 
 # (batch) -> loss, and whatever else is wanted of a step, by name: tensors, and what is the same in each
 LossOf = Callable[[Any], tuple[Tensor, Mapping[str, Any]]]
-
-# Writing into what is there before the call would be done once, at the capture; a hook on a module be overlooked.
-_STRICT = {"side_effect_replay_policy": "error", "skip_nnmodule_hook_guards": False}
-
 
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
@@ -53,7 +49,7 @@ class Capture:
         self._found = found = dict[str, Any]()
 
         def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-            found["graph"], found["sources"] = graph, _sources(graph)  # the latter are taken away later
+            found["graph"], found["sources"] = graph, argument_sources(graph)  # the latter are taken away later
             num_outputs = len(_returned(graph))
             marks = [torch.empty(0) for _ in range(num_outputs)]
 
@@ -76,7 +72,7 @@ class Capture:
         """What the graph takes for these tensors of a batch; None where the graph does not stand for this step."""
         scope = self._scope
         scope["tensors"] = tensors = tuple(tensors)
-        if not self._guards.check(scope):
+        if not self._holds(scope):
             return None
         arguments = [*eval(self._read, self._names)]
         if not all(
@@ -88,28 +84,15 @@ class Capture:
         return arguments
 
     def _run(self, backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
-        config: Any = torch._dynamo.config
-        if not all(hasattr(config, name) for name in _STRICT):
-            raise NotCapturable(f"torch {torch.__version__} does not tell what a forward pass writes to")
         try:
-            returned = self._compile(backend, tensors, **_STRICT)
+            returned = run_captured(self._forward, backend, tensors)
         except Exception as error:  # of the compiler, or of what it ran into
-            sources = sources_of(error)
+            sources = written_sources(error)
             if sources is None:
                 raise NotCapturable(reason(error)) from error
             returned = self._run_in_spite_of(sources, backend, tensors)
-        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(self._forward.__code__)
-        self._guards: Any = entries[0].guard_manager
+        self._holds = guard_check(self._forward)
         return returned
-
-    def _compile(self, backend: Callable[..., Any], tensors: Sequence[Any], **config: Any) -> Any:
-        # What is said once has been said in the eager step.
-        said = {
-            getattr(logging.Logger, name) for name in ("warning_once", "info_once") if hasattr(logging.Logger, name)
-        }
-        config["ignore_logging_functions"] = {*torch._dynamo.config.ignore_logging_functions, *said}
-        with torch._dynamo.config.patch(**config), torch.enable_grad():
-            return torch.compile(self._forward, backend=backend, fullgraph=True, dynamic=False)(*tensors)
 
     def _run_in_spite_of(self, sources: list[str], backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
         """Read the forward pass once more, and look whether what it writes to is as before."""
@@ -119,7 +102,7 @@ class Capture:
         except Exception as error:
             raise NotCapturable(f"the forward pass writes to {told}") from error
         try:
-            returned = self._compile(backend, tensors, **{**_STRICT, "side_effect_replay_policy": "silent"})
+            returned = run_captured(self._forward, backend, tensors, may_write=True)
         except Exception as error:
             raise NotCapturable(reason(error)) from error
         finally:
@@ -202,12 +185,6 @@ def _returned(graph: torch.fx.GraphModule) -> Sequence[Any]:
 def _short(source: str) -> str:
     """A source as one would write it: ``model.layers.0`` for what holds the tensors of a module in a module."""
     return re.sub(r"\._modules\['(\w+)'\]", r".\1", source.replace("L['loss_of'].", "").replace("__self__.", ""))
-
-
-def _sources(graph: torch.fx.GraphModule) -> list[str]:
-    """Where the arguments of a graph come from, as Python."""
-    names = [node.meta["grapharg"].source.name for node in graph.graph.nodes if node.op == "placeholder"]
-    return [str(name() if callable(name) else name) for name in names]
 
 
 def _check_operations(graph: torch.fx.GraphModule) -> None:

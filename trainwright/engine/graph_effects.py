@@ -4,17 +4,9 @@ A program computes, and writes to no Python object. A forward pass may all the s
 as models of transformers do; what looks after it as it did before is no matter. A counter is, or a tensor kept.
 """
 
-import ast
-import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
-
-
-def sources_of(error: BaseException) -> list[str] | None:
-    """The Python that leads to what is written to, from TorchDynamo's error; None where the error is another one."""
-    found = re.search(r"certain side effects happened.*?(\[.*\])\s*$", str(error).splitlines()[0] if str(error) else "")
-    return None if found is None else [str(source) for source in ast.literal_eval(found[1])]
 
 
 class Effects:

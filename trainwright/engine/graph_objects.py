@@ -7,10 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from trainwright._torch_compat.compile_graph import refusal_of_compiler
 from trainwright.engine.all_gpus import has_all_gpus
 from trainwright.engine.comparison import predictions_of
 from trainwright.engine.contracts import contract_for, fields_of
-from trainwright.engine.graph import outputs_of, put_figures, refusal_of_compiler, refusal_of_run, usable_backend
+from trainwright.engine.graph import outputs_of, put_figures, refusal_of_run, usable_backend
 from trainwright.engine.graph_batch import batch_size_of
 from trainwright.engine.graph_update import CompiledUpdate, say_refusal
 from trainwright.engine.trainer_shared import TrainerShared

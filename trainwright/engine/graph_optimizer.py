@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from trainwright._torch_compat.fused_update import step_hooks
 from trainwright._torch_compat.optimizer_import import is_torchs, steps_as_its_class
+from trainwright._torch_compat.traced_step import has_gradient_hooks, run_step
 from trainwright.engine.graph_errors import NotCapturable, NotReady
 
-_HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")
 
 # Of a group: what changes along a schedule, or is of no meaning to the step.
@@ -39,7 +39,7 @@ def refusal(optimizer: Optimizer) -> str | None:
     if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
         return f"somebody has put another step in place of that of the optimizer {kind.__name__}"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if any(map(_HOOKS, parameters)) or any(map(_LATE_HOOKS, parameters)):
+    if has_gradient_hooks(parameters):
         return "a parameter has a hook on its gradient, which exists only inside of a program"
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -111,8 +111,7 @@ class OptimizerInputs:
             any(self._step_hooks)
             or type(optimizer).step is not self._class_step
             or not steps_as_its_class(optimizer)
-            or any(map(_HOOKS, parameters))
-            or any(map(_LATE_HOOKS, parameters))
+            or has_gradient_hooks(parameters)
         )
 
     def _has_known_states(self) -> bool:
@@ -230,13 +229,8 @@ def _groups_of_stand_ins(
 
 
 def _run_step(shadow: Any) -> None:
-    was_compiling = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True  # torch's own steps then leave out what looks at values
-    try:
-        with _NumbersMayBeTensors():
-            inspect.unwrap(type(shadow).step)(shadow)
-    finally:
-        torch.compiler._is_compiling_flag = was_compiling
+    with _NumbersMayBeTensors():
+        run_step(shadow)  # torch's own steps then leave out what looks at values
 
 
 class _NumbersMayBeTensors(TorchFunctionMode):

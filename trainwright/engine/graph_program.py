@@ -8,9 +8,7 @@ place: they are those of the model and the optimizer, and nothing is copied back
 import importlib
 import logging
 import types
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright.engine.graph_ahead import ahead_of_time
+from trainwright._torch_compat import compile_graph
+from trainwright._torch_compat.ahead_of_time import ahead_of_time
+from trainwright._torch_compat.grad_mode import grad_switch
 from trainwright.engine.graph_capture import Capture
 from trainwright.engine.graph_errors import NotCapturable, NotReady, reason, trace_reason
 from trainwright.engine.graph_optimizer import OptimizerInputs, clipping_groups, step_written_down
@@ -27,12 +27,6 @@ from trainwright.engine.window import TOKENS
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 
 logger = logging.getLogger("trainwright.engine")
-
-# Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree. The shapes that it
-# would check at each call are those that the guards have seen.
-_INDUCTOR: dict[str, Any] = {"fallback_random": True, "size_asserts": False}
-
-Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -78,6 +72,7 @@ class Program:
         self._capture, self._optimizer, self._inputs, self._part = capture, optimizer, inputs, part
         self._share = torch.ones((), dtype=torch.float64, device=inputs.parameters[0].device)
         self._known_share: float | None = 1.0
+        self._set_grad_enabled = grad_switch()
         owned = {id(p): number for number, p in enumerate(inputs.parameters)}
         # Of each argument that is a parameter to train, which one of the optimizer's it is.
         self._number_of = {
@@ -95,7 +90,7 @@ class Program:
         self._num_arguments, self._num_sums = len(arguments), len(sums)
         self._figures: list[str] = []
         self.has_gradient: list[bool] = []
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), compile_graph.quiet():
             written = self._written(flat, backend)
             self.num_operations = sum(node.op == "call_function" for node in written.graph.nodes)
             self._call, self.is_from_disk = _compiled(written, flat, backend)
@@ -116,24 +111,19 @@ class Program:
             self._share.fill_(share)
             self._known_share = share
         grad_was_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        self._set_grad_enabled(False)
         try:
             figures = self._call([*arguments, *sums, *states, self._share])
         finally:
-            torch._C._set_grad_enabled(grad_was_enabled)
+            self._set_grad_enabled(grad_was_enabled)
         return dict(zip(self._figures, figures, strict=True))
 
     def _written(self, flat: list[Tensor], backend: str) -> torch.fx.GraphModule:
         """The operations, as one flat graph; for inductor those that it is made for."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        table: Any = None
-        if backend == "inductor":
-            from torch._inductor.decomposition import select_decomp_table
-
-            with torch._inductor.config.patch(**_INDUCTOR):
-                table = select_decomp_table()
         try:
+            table = compile_graph.decompositions(backend)
             writer = make_fx(self._operations, decomposition_table=table, tracing_mode="fake")
             graph: torch.fx.GraphModule = _with_what_it_imports(lambda: writer(*flat))
         except (NotReady, NotCapturable):
@@ -266,36 +256,16 @@ def _with_what_it_imports(write: Callable[[], torch.fx.GraphModule]) -> torch.fx
                 raise error from None
 
 
-def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> tuple[Compiled, bool]:
+def _compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> tuple[compile_graph.Compiled, bool]:
     """What runs the graph, and whether it was on disk."""
-    if backend in ("eager", "aot_eager"):
-        return lambda inputs: graph(*inputs), False
     try:
-        ahead = ahead_of_time(graph, flat, _INDUCTOR) if backend == "inductor" else None
+        ahead = ahead_of_time(graph, flat, compile_graph.INDUCTOR) if backend == "inductor" else None
     except Exception as error:  # what cannot be called without Python can with it
         logger.info("Graph mode: the program is not compiled ahead of time, and called from Python: %s", reason(error))
         ahead = None
     if ahead is not None:
         return ahead
     try:
-        if backend == "inductor":
-            compiled: Any = torch._inductor.compile(graph, [*flat], options=_INDUCTOR)
-        else:
-            compiled = torch._dynamo.lookup_backend(backend)(graph, [*flat])
+        return compile_graph.compiled(graph, flat, backend), False
     except Exception as error:
         raise NotCapturable(f"the backend {backend!r} refuses it: {reason(error)}") from error
-    return lambda inputs: compiled(*inputs), False
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What compilers warn of is about themselves."""
-    compiler = logging.getLogger("torch._inductor")
-    level = compiler.level
-    compiler.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        compiler.setLevel(level)

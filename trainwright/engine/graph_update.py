@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainwright._torch_compat import graph_capture, traced_step
+from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.engine.graph_batch import Layout, layout_of, shapes_of
 from trainwright.engine.graph_capture import Capture, LossOf
-from trainwright.engine.graph_errors import NotCapturable, NotReady
+from trainwright.engine.graph_errors import NotCapturable, NotReady, reason
 from trainwright.engine.graph_optimizer import OptimizerInputs, has_state, refusal
 from trainwright.engine.graph_program import Part, Program
 from trainwright.engine.window import TOKENS, WindowMean, count_samples
@@ -35,6 +37,12 @@ _ONE: Any = 1.0  # in place of a loss: what its share is then is the factor
 def say_refusal(why: str) -> None:
     """Say, in one line, why steps are no programs."""
     logger.warning("Graph mode: the steps stay eager: %s.", why)
+
+
+def refusal_of_torch() -> str | None:
+    """Why programs cannot be made with this release of torch; None where they can."""
+    why = graph_capture.fault() or traced_step.fault()
+    return None if why is None else f"torch {torch.__version__} is not as expected ({why})"
 
 
 class CompiledUpdate:
@@ -137,13 +145,16 @@ class CompiledUpdate:
         except NotCapturable as why:
             self.refuse(str(why))
             return None
+        except Exception as error:  # of torch's compiler, whose ways of failing are not known beforehand
+            self.refuse(reason(error))
+            return None
         self._programs = programs
         return programs, inputs
 
     def _made_for(self, batch: Any) -> "_Programs":
         if self.num_captures >= _MOST_CAPTURES:
             raise NotCapturable(f"what a step depends on, in model or optimizer, has changed {_MOST_CAPTURES} times")
-        why = refusal(self._optimizer)
+        why = refusal_of_torch() or refusal(self._optimizer)
         if why is not None:
             raise NotCapturable(why)
         if not has_state(self._optimizer):
@@ -200,7 +211,7 @@ class _Programs:
         self._constants = {f"output.{name}": value for name, value in capture.constants.items()}
         self._sums = [torch.zeros_like(p, requires_grad=False) for p in self._trainable]
         # Schedules warn where no step seems to have come before theirs.
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        mark_stepped(self._optimizer)
 
     def inputs_of(self, batch: Any) -> "_Inputs | None":
         """What the programs take; None where they do not stand for this batch, or for the model as it is now."""

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright._torch_compat.compile_graph import check
+
 logger = logging.getLogger("trainwright.engine")
 
 
@@ -37,7 +39,13 @@ def ahead_of_time(
             told = (str(error).splitlines() or [type(error).__name__])[0]
             logger.info("Graph mode: %s cannot be read, and is made anew: %s", kept, told)
     _compile(graph, flat, options, kept)
-    return _loaded(kept), False
+    call = _loaded(kept)
+    try:
+        check(call, graph, flat)
+    except Exception:
+        kept.unlink(missing_ok=True)
+        raise
+    return call, False
 
 
 def _loaded(kept: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:

@@ -1,0 +1,113 @@
+"""The import of torch's compiler, and graphs of operations compiled by inductor and other backends.
+
+``torch.compile`` takes Python functions; a graph that is there already is given to the backend itself. A graph is the
+public way, too: it can be run as it is, operation by operation.
+"""
+
+import functools
+import importlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree. The shapes that it
+# would check at each call are those that the guards have seen.
+INDUCTOR: dict[str, Any] = {"fallback_random": True, "size_asserts": False}
+
+Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
+
+_MOST_BYTES = 2**28  # of inputs: those of a larger program are not copied to check it
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative; others round in the third digit
+
+
+@functools.cache  # what has been imported by half cannot be imported again
+def refusal_of_compiler() -> str | None:
+    """Why torch's compiler cannot be used here; None where it can. It makes its folder while it is imported."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    try:
+        if folder and "torch._dynamo" not in sys.modules:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._inductor.config")
+    except (ImportError, OSError) as error:
+        return f"torch's compiler cannot be imported ({type(error).__name__}: {error})"
+    return None
+
+
+def cpp_compilers() -> list[str]:
+    """The C++ compilers that inductor may take, by name."""
+    names: Any = ()
+    with suppress(AttributeError):
+        names = torch._inductor.config.cpp.cxx
+    return [*filter(None, names if isinstance(names, tuple) else [names]), "g++", "clang++"]
+
+
+def decompositions(backend: str) -> Any:
+    """The simpler operations that a graph for ``backend`` is to be made of; None: as they are."""
+    if backend != "inductor":
+        return None
+    select: Any = importlib.import_module("torch._inductor.decomposition").select_decomp_table
+    with torch._inductor.config.patch(**INDUCTOR):
+        return select()
+
+
+def compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> Compiled:
+    """What runs the graph. Raises whatever the compiler raises."""
+    if backend in ("eager", "aot_eager"):
+        return lambda inputs: graph(*inputs)
+    call: Any
+    if backend == "inductor":
+        call = torch._inductor.compile(graph, [*flat], options=INDUCTOR)
+    else:
+        call = torch._dynamo.lookup_backend(backend)(graph, [*flat])
+    check(lambda inputs: call(*inputs), graph, flat)
+    return lambda inputs: call(*inputs)
+
+
+def check(call: Compiled, graph: torch.fx.GraphModule, flat: Sequence[Tensor]) -> None:
+    """Compare what ``call`` gives with what the graph gives, operation by operation. Works on copies.
+
+    Only the outputs: what is written in place, such as a step of Adam, may hang on the sign of a rounding error. Random
+    numbers need not be the same.
+    """
+    if sum(tensor.nbytes for tensor in flat) > _MOST_BYTES or any(map(_is_random, graph.graph.nodes)):
+        return
+    expected = graph(*[tensor.detach().clone() for tensor in flat])
+    found = call([tensor.detach().clone() for tensor in flat])
+    for output, value in zip(found, expected, strict=True):
+        is_same_kind = output.shape == value.shape and output.dtype == value.dtype
+        if not is_same_kind or not _are_close(output, value):
+            raise ArithmeticError("the compiled program gives other values than its operations")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what compilers warn of: it is about themselves."""
+    compiler = logging.getLogger("torch._inductor")
+    level = compiler.level
+    compiler.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        compiler.setLevel(level)
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _are_close(output: Tensor, value: Tensor) -> bool:
+    if not value.is_floating_point():
+        return bool(torch.equal(output, value))
+    tolerance = _TOLERANCE.get(value.dtype, 0.05)
+    return bool(torch.allclose(output, value, rtol=tolerance, atol=tolerance, equal_nan=True))

@@ -1,0 +1,60 @@
+"""A step of torch's optimizers as it is inside of a compiled program, where it asks no tensor for its value."""
+
+import functools
+import inspect
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainwright._torch_compat.fused_update import step_hooks
+from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright._torch_compat.probing import check_close, fault_of
+
+_HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+
+
+@functools.cache
+def fault() -> str | None:
+    """Why steps cannot be traced with this torch; None where they can."""
+    return fault_of(probe)
+
+
+def run_step(optimizer: Any) -> None:
+    """The step as it is written, without hooks and guards around it, while torch takes itself to be compiling."""
+    was_compiling = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        inspect.unwrap(type(optimizer).step)(optimizer)
+    finally:
+        torch.compiler._is_compiling_flag = was_compiling
+
+
+def has_gradient_hooks(parameters: list[Tensor]) -> bool:
+    """Whether somebody has put a hook on the gradient of one of these parameters."""
+    return any(map(_HOOKS, parameters)) or any(map(_LATE_HOOKS, parameters))
+
+
+def probe() -> None:
+    """Compare two steps of Adam, of the kind that can be compiled, with the known result, and find a hook."""
+    weight = torch.tensor([0.5, -1.5], dtype=torch.float32, device="cpu", requires_grad=True)
+    with without_compiler():
+        optimizer = torch.optim.Adam([weight], lr=0.1, capturable=True, foreach=False)
+    with torch.no_grad():
+        for number in range(3):
+            weight.grad = torch.tensor([1.0, -2.0], dtype=torch.float32, device="cpu") + number
+            run_step(optimizer)
+    check_close("a traced step", weight.tolist(), [0.2076817, -1.2347243])
+    assert not torch.compiler.is_compiling(), "torch takes itself to be compiling"
+    assert not any(step_hooks(optimizer)), "an optimizer has hooks from the first"
+    adders: tuple[Any, ...] = (weight.register_hook, weight.register_post_accumulate_grad_hook)
+    for add in adders:
+        assert not has_gradient_hooks([weight]), "a parameter has a hook that was removed"
+        handle = add(_nothing)
+        assert has_gradient_hooks([weight]), "a hook on a gradient is not found"
+        handle.remove()
+
+
+def _nothing(gradient: Tensor) -> None:
+    """A hook."""
