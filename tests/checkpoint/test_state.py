@@ -1,3 +1,6 @@
+import collections
+import enum
+import functools
 import json
 import math
 import random
@@ -276,3 +279,56 @@ def test_a_list_that_contains_itself_is_refused():
 def test_text_that_is_no_state_is_an_error_that_names_the_file(text):
     with pytest.raises(CheckpointError, match=r"run/optimizer\.json: not a state"):
         decode_state(text, {"a": torch.zeros(8, dtype=torch.uint8)}, "run/optimizer.json")
+
+
+class Masked(str):
+    """A kind of text."""
+
+
+class Kinds(enum.IntEnum):
+    ONE = 1
+
+
+Pair = collections.namedtuple("Pair", "one other")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.bytes_(b"abc"), np.bytes_(b"ab\0"), np.bytes_(b""), np.str_("x"), np.str_("x\0"), np.str_(""),
+        np.str_("\ud800"),
+        np.datetime64("2020-01-01"), np.timedelta64(5, "s"), np.bool_(True), np.longdouble(1) / 3,
+        np.array(["a", "bc"]), np.array([b"a\0b"]), np.array("x"), np.array(["2020"], dtype="M8[D]"), "\ud800", b"\xff",
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_is_saved_comes_back_as_the_same_type(value, tmp_path):
+    back = through_files(value, tmp_path)
+    assert type(back) is type(value)
+    assert repr(back) == repr(value)
+    if isinstance(value, np.generic | np.ndarray):
+        assert (back.dtype, back.shape, back.tobytes()) == (value.dtype, value.shape, value.tobytes())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ma.masked_array([1, 2], [0, 1]), np.ma.masked, np.zeros((1, 1)).view(np.matrix), np.rec.array([(1, 2)]),
+        Masked("x"),
+        Kinds.ONE, Pair(1, 2), torch.Size([1]), type("Own", (np.bytes_,), {})(b"x"), 10**5000, np.void(b"ab"),
+        torch.ones(1).as_subclass(type("Own", (torch.Tensor,), {})),
+        functools.reduce(lambda a, _: [a], range(5000), []),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_what_would_come_back_as_another_type_is_refused_with_its_place(value):
+    with pytest.raises(CheckpointTypeError, match=r"^memory"):
+        encode_state({"a": [value]}, "memory")
+
+
+def test_half_characters_in_names_come_back(tmp_path):
+    state = {"\ud800": torch.ones(1), "other": {"\\ud800": torch.zeros(1)}, "__metadata__": torch.ones(2)}
+    back = through_files(state, tmp_path)
+    assert list(back) == list(state)
+    assert torch.equal(back["\ud800"], torch.ones(1))
+    assert torch.equal(back["__metadata__"], torch.ones(2))

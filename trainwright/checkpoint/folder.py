@@ -64,11 +64,25 @@ def check_name(name: str) -> None:
     Raises:
         CheckpointError: says what a name may be.
     """
-    if not name or name.startswith(".") or any(mark in name for mark in "/\\\0") or name == POINTER_NAME:
+    if (
+        not name
+        or name.startswith(".")
+        or not _is_encodable(name)
+        or any(mark in name for mark in "/\\\0")
+        or name == POINTER_NAME
+    ):
         raise CheckpointError(
             f"checkpoint name: got {name!r}; it must be one plain name such as 'model_0000009', without path "
             f"separators, not starting with a dot, and not {POINTER_NAME!r}."
         )
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return True
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -18,6 +18,7 @@ from trainwright.checkpoint.files import open_regular
 _MAX_BYTES = 100_000_000  # of a header, as in the safetensors library
 _METADATA = "__metadata__"
 TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that holds the same tensor}
+RENAMED = "renamed"  # metadata key: JSON of {name in the file: name that the format cannot hold}
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -66,12 +67,21 @@ def read_header(path: Path) -> Header:
 
 def tied_names(metadata: Mapping[str, str]) -> dict[str, str]:
     """The names that were written under another one; none where the metadata of the file does not say so."""
+    return _names(metadata, TIED)
+
+
+def renamed_names(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The names of tensors in the file that stand for names which the format cannot hold."""
+    return _names(metadata, RENAMED)
+
+
+def _names(metadata: Mapping[str, str], key: str) -> dict[str, str]:
     try:
-        tied = json.loads(metadata.get(TIED, "{}"))
+        names = json.loads(metadata.get(key, "{}"))
     except (ValueError, RecursionError):
         return {}
-    pairs = tied.items() if isinstance(tied, dict) else ()
-    return {name: first for name, first in pairs if isinstance(first, str)}
+    pairs = names.items() if isinstance(names, dict) else ()
+    return {name: other for name, other in pairs if isinstance(other, str)}
 
 
 def _read_json(path: Path) -> tuple[dict[str, Any], int]:

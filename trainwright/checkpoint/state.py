@@ -2,7 +2,8 @@
 
 What JSON says natively stays as it is. The rest is an object with one key that starts with ``$``:
 ``{"$tuple": [...]}``, ``{"$float": "nan"}``, ``{"$bytes": "<base64>"}``, ``{"$dict": [[key, value], ...]}`` (keys that
-are no plain strings), ``{"$tensor": "<name in the safetensors file>"}``, ``{"$array": {...}}`` for NumPy.
+are no plain strings), ``{"$tensor": "<name in the safetensors file>"}``, ``{"$array": {...}}`` for NumPy. What
+would come back as another type is refused when it is saved: an array with a mask, a matrix, a named tuple.
 """
 
 import base64
@@ -17,6 +18,7 @@ from typing import Any  # a state is the user's: anything may be in it, and each
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.tensors import check_tensor, tensor_key
@@ -27,6 +29,7 @@ ALLOWED = (
 )
 _ALLOWED_KEYS = "str, int, float, bool, None, bytes, and tuples of these"
 _DICT_TAGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered_dict", Counter: "$counter"}
+_MAX_BITS = 14_000
 _ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d+(\[\d*[A-Za-z]+\])?")  # no objects, no nested formats
 
 
@@ -39,8 +42,11 @@ def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
         CheckpointTypeError: something in it has no place in a checkpoint; the message says where, from ``name`` on.
     """
     encoder = _Encoder()
-    tree = encoder.encode(state, (name,))
-    text = json.dumps(tree, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    try:
+        tree = encoder.encode(state, (name,))
+        text = json.dumps(tree, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        raise CheckpointTypeError(f"{name}: is nested too deeply for a checkpoint.") from None
     return text.encode(), encoder.tensors
 
 
@@ -65,6 +71,10 @@ class _Encoder:
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         kind = type(value)
         if value is None or kind in (bool, int, str):
+            if kind is int and value.bit_length() > _MAX_BITS:  # Python reads and writes no longer ones as text
+                raise CheckpointTypeError(
+                    f"{_shown(path)}: got an int of {value.bit_length():,} bits; at most {_MAX_BITS:,}."
+                )
             return value
         if kind is float:
             return value if math.isfinite(value) else {"$float": str(value)}
@@ -72,12 +82,12 @@ class _Encoder:
             return {"$bytes": base64.b64encode(value).decode()}
         if isinstance(value, Tensor):
             return self._encode_tensor(value, path)
-        if isinstance(value, (np.ndarray, np.generic)):
+        if kind is np.ndarray or isinstance(value, np.generic):
             return self._encode_array(value, path)
         if kind not in (dict, OrderedDict, Counter, list, tuple):
-            raise CheckpointTypeError(f"{'.'.join(path)}: got {kind}; a checkpoint holds {ALLOWED}.")
+            raise CheckpointTypeError(f"{_shown(path)}: got {kind}; a checkpoint holds {ALLOWED}.")
         if id(value) in self._open:
-            raise CheckpointTypeError(f"{'.'.join(path)}: got a {kind.__name__} that contains itself.")
+            raise CheckpointTypeError(f"{_shown(path)}: got a {kind.__name__} that contains itself.")
         self._open.add(id(value))
         try:
             return self._encode_container(value, path)
@@ -94,23 +104,35 @@ class _Encoder:
         return {tag: [[_encode_key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]}
 
     def _encode_tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, str]:
-        check_tensor(tensor, ".".join(path))
+        check_tensor(tensor, _shown(path))
+        if type(tensor) not in (Tensor, Parameter):
+            raise CheckpointTypeError(
+                f"{_shown(path)}: got a {type(tensor).__name__}, which would come back as a Tensor; "
+                "give value.as_subclass(torch.Tensor)."
+            )
         return {"$tensor": self._store(tensor, path)}
 
     def _encode_array(self, array: Any, path: tuple[str, ...]) -> dict[str, object]:
-        if not _ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.names:
-            raise CheckpointTypeError(
-                f"{'.'.join(path)}: got a NumPy value of dtype {array.dtype}; allowed: numbers, bool, dates, text."
-            )
-        data = torch.from_numpy(np.frombuffer(array.tobytes(), dtype=np.uint8).copy())
         scalar = isinstance(array, np.generic)
+        if scalar and isinstance(array, bytes | str):  # an array drops zeros at the end of texts, and has no empty ones
+            text = base64.b64encode(array).decode() if isinstance(array, bytes) else "".join(array)
+            plain = np.bytes_ if isinstance(array, bytes) else np.str_
+            if type(array) is plain:
+                return {"$numpy_bytes" if plain is np.bytes_ else "$numpy_str": text}
+        is_plain = not scalar or type(array) is array.dtype.type
+        if not _ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.names or not is_plain:
+            raise CheckpointTypeError(
+                f"{_shown(path)}: got a {type(array).__name__} of dtype {array.dtype}; "
+                "allowed: numbers, bool, dates, text."
+            )
+        data = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else _no_bytes()
         entry = {"dtype": array.dtype.str, "shape": list(array.shape), "scalar": scalar}
         return {"$array": {"data": self._store(data, path), **entry}}
 
     def _store(self, tensor: Tensor, path: tuple[str, ...]) -> str:
         key = tensor_key(tensor)
         if key not in self._names:
-            name = unique = ".".join(path[1:]) or "value"
+            name = unique = _shown(path[1:]) or "value"
             number = 2
             while unique in self.tensors or unique == "__metadata__":  # the keys 1 and "1" look alike in a path
                 unique, number = f"{name}#{number}", number + 1
@@ -119,12 +141,21 @@ class _Encoder:
         return self._names[key]
 
 
+def _shown(path: tuple[str, ...]) -> str:
+    """A value's place. Half of a character (a lone surrogate) has no place in a file's names: it is shown escaped."""
+    return ".".join(path).encode(errors="backslashreplace").decode()
+
+
+def _no_bytes() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
 def _encode_key(key: Any, path: tuple[str, ...]) -> Any:
     if key is None or type(key) in (str, int, float, bool, bytes):
         return _Encoder().encode(key, path)
     if type(key) is tuple:
         return {"$tuple": [_encode_key(item, path) for item in key]}
-    raise CheckpointTypeError(f"{'.'.join(path)}: got a key of {type(key)}; allowed keys are {_ALLOWED_KEYS}.")
+    raise CheckpointTypeError(f"{_shown(path)}: got a key of {type(key)}; allowed keys are {_ALLOWED_KEYS}.")
 
 
 class _Decoder:
@@ -140,6 +171,8 @@ class _Decoder:
             "$counter": lambda pairs: Counter(dict(self._pairs(pairs))),
             "$tensor": self._decode_tensor,
             "$array": self._decode_array,
+            "$numpy_bytes": lambda text: np.bytes_(_decode_bytes(text)),
+            "$numpy_str": np.str_,
         }
 
     def decode(self, tree: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
-from trainwright.checkpoint.header import TIED, tied_names
+from trainwright.checkpoint.header import RENAMED, TIED, renamed_names, tied_names
 from trainwright.checkpoint.tensors import check_tensor, read_tensors, tensor_key
 
 logger = logging.getLogger("trainwright.checkpoint")
@@ -53,7 +54,25 @@ def split_model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, st
             tensors[name] = value
         else:
             tied[name] = first
-    return tensors, {TIED: json.dumps(tied)} if tied else {}, extra_state
+    renamed = {_name_in_file(name, tensors): name for name in tensors if not _is_file_name(name)}
+    stored = {name: stored for stored, name in renamed.items()}
+    metadata = {TIED: json.dumps(tied)} if tied else {}
+    metadata |= {RENAMED: json.dumps(renamed)} if renamed else {}
+    return {stored.get(name, name): tensor for name, tensor in tensors.items()}, metadata, extra_state
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a tensor can have this name in a safetensors file."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return name != "__metadata__"
+
+
+def _name_in_file(name: str, taken: Iterable[str]) -> str:
+    base = name.encode(errors="backslashreplace").decode()
+    return next(free for number in count(2) if (free := f"{base}#{number}") not in taken)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -66,6 +85,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: a file with weights is needed here, and this is {kind}.")
     if path.suffix == ".safetensors":
         tensors, metadata = read_tensors(path)
+        renamed = renamed_names(metadata)
+        tensors = {renamed.get(name, name): tensor for name, tensor in tensors.items()}
         return {**tensors, **{name: tensors[first] for name, first in tied_names(metadata).items() if first in tensors}}
     if path.suffix in (".pt", ".pth"):
         return _read_torch_file(path)
