@@ -236,12 +236,38 @@ def test_another_optimizer_cannot_take_over_a_checkpoint(tmp_path: Path) -> None
         DefaultTrainer(cfg)
 
 
-def test_other_hooks_with_memory_cannot_take_over_a_checkpoint(tmp_path: Path) -> None:
-    DefaultTrainer(config(tmp_path)).train()
+class Counting(HookBase):
+    """Has a memory."""
+
+    steps = 0
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def test_a_resume_with_other_hooks_goes_on_and_lists_what_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = DefaultTrainer(config(tmp_path))
+    first.register_hooks([Counting()])
+    first.train()
     cfg = config(tmp_path, train_iter=8, resume=True)
     cfg.train.evaluation.enabled = False
-    with pytest.raises(ConfigError, match="BestCheckpointer"):
-        DefaultTrainer(cfg).train()
+    second, counting = DefaultTrainer(cfg), [Counting(), Counting()]
+    second.register_hooks(counting)
+    caplog.clear()
+    second.train()
+    assert second.iter == 8
+    assert [hook.steps for hook in counting] == [8, 2]  # the second one is new
+    (line,) = [r.getMessage() for r in caplog.records if "other hooks" in r.getMessage()]
+    assert "not used: BestCheckpointer" in line
+    assert "start fresh: Counting" in line
 
 
 def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(

@@ -362,3 +362,42 @@ def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
         said = [record.getMessage() for record in caplog.records if str(tmp_path / name) in record.getMessage()]
         assert any("the run goes on without it" in message for message in said)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+BY_LOSS = {"eval": True, "metric_for_best_model": "loss"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({"eval": True}, {}, "not used: SaveBest"),
+        ({}, {"eval": True}, "start fresh: SaveBest"),
+        ({"callbacks": [Counting()]}, {}, "callbacks that are not here now: Counting"),
+        ({}, {"callbacks": [Counting()]}, "no state of Counting"),
+        ({"metrics": ["Accuracy"]}, {"metrics": ["F1Score"]}, "metrics of the training start fresh"),
+        (
+            {"eval": True, "metric_for_best_model": "loss"},
+            {"eval": True, "metric_for_best_model": "accuracy"},
+            "now by",
+        ),
+    ],
+)
+def test_a_resume_with_other_parts_around_the_steps_goes_on(
+    before: dict[str, Any], after: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, given in enumerate((before, after)):
+        parts = {key: value for key, value in given.items() if key in ("eval", "callbacks")}
+        settings = {key: value for key, value in given.items() if key not in parts} | {"early_stopping": None}
+        trainer = Trainer(
+            net(),
+            config(
+                tmp_path, num_epochs=1 + number, resume_from_checkpoint=bool(number), early_stopping=None, **settings
+            ),
+            DATA,
+            DATA if parts.get("eval") else None,
+            callbacks=parts.get("callbacks", ()),
+        )
+        caplog.clear()
+        trainer.train()
+    assert trainer.epoch == 2
+    assert said in caplog.text

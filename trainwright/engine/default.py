@@ -23,6 +23,7 @@ from trainwright.engine.evaluating import evaluate_loaders
 from trainwright.engine.graph import GraphBase, GraphTrainer
 from trainwright.engine.header import log_header, log_recomputed
 from trainwright.engine.loop import TrainerBase
+from trainwright.engine.outside import log_untrained
 from trainwright.engine.progress import TrainingProgress
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_facts import facts_of_files
@@ -300,6 +301,7 @@ class DefaultTrainer(TrainerBase):
 
     def _before_first_step(self) -> None:
         self._progress.restore()
+        log_untrained(self.model, self.optimizer)
 
     def before_train(self) -> None:
         self._folder.lock()

@@ -2,10 +2,12 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
+from trainwright.engine.outside import load_outside_state, outside_state
 from trainwright.engine.randomness import random_state, set_random_state
 from trainwright.hooks.finite import FiniteCheck
 from trainwright.hooks.writers import PeriodicWriter
@@ -47,6 +49,7 @@ class TrainingProgress:
         self._settings = settings
         self._classes = {name: type(part).__name__ for name, part in parts.items() if part is not None}
         self._loaded: dict[str, Any] | None = None
+        self._outside: dict[str, Any] | None = None  # loaded, and not yet copied
 
     def state_dict(self) -> dict[str, Any]:
         for hook in self._trainer._hooks:
@@ -66,6 +69,7 @@ class TrainingProgress:
                 if isinstance(hook, Stateful)
             ],
             "metrics": self._trainer.storage.state_dict(),
+            "outside": outside_state(*self._trained()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -78,7 +82,9 @@ class TrainingProgress:
         for name, before in state.get("settings", {}).items():
             if None not in (before, now := self._settings.get(name)) and before != now:
                 logger.warning("Resumed with %s %s, begun with %s: %s.", name, now, before, _CHANGES[name])
-        self._loaded = state
+        self._loaded, self._outside = state, state.get("outside", {})
+        with suppress(ConfigError):  # of an optimizer or a loss that is set later; restore() raises it
+            self._load_outside()
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
         self._trainer.samples_done = state["consumed_samples"]
 
@@ -95,6 +101,7 @@ class TrainingProgress:
         state, self._loaded = self._loaded, None
         if state is None:
             return
+        self._load_outside()
         self._restore_hooks(state["hooks"])
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
@@ -106,13 +113,31 @@ class TrainingProgress:
         if get_rank() < len(state["random"]):
             set_random_state(state["random"][get_rank()])
 
+    def _trained(self) -> tuple[Any, Any, Any]:
+        """Model, optimizer and loss of the trainer as they are now."""
+        trainer: Any = self._trainer
+        return trainer.model, trainer.optimizer, getattr(trainer, "loss", None)
+
+    def _load_outside(self) -> None:
+        if self._outside is not None:
+            load_outside_state(self._outside, *self._trained())
+            self._outside = None
+
     def _restore_hooks(self, saved: list[dict[str, Any]]) -> None:
-        hooks = [hook for hook in self._trainer._hooks if isinstance(hook, Stateful)]
-        here, there = [type(hook).__name__ for hook in hooks], [entry["class"] for entry in saved]
-        if here != there:
-            raise ConfigError(
-                f"The checkpoint holds the memory of the hooks {there}; this training has the hooks with memory {here}."
-                " Register the same ones in the same order to resume, or begin anew with train.load_weight."
-            )
-        for hook, entry in zip(hooks, saved, strict=True):
+        """Give each hook its state: the n-th of a class gets the n-th that was saved of it."""
+        unused, fresh = list(saved), []
+        for hook in self._trainer._hooks:
+            if not isinstance(hook, Stateful):
+                continue
+            name = type(hook).__name__
+            entry = next((entry for entry in unused if entry["class"] == name), None)
+            if entry is None:
+                fresh.append(name)
+                continue
+            unused.remove(entry)
             hook.load_state_dict(entry["state"])
+        if unused or fresh:
+            logger.warning(
+                "Resumed with other hooks than the checkpoint's. Saved state that is not used: %s. Hooks that start"
+                " fresh: %s.", ", ".join(entry["class"] for entry in unused) or "none", ", ".join(fresh) or "none",
+            )  # fmt: skip

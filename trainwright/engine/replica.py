@@ -95,6 +95,10 @@ def share_state(model: nn.Module, *, buffers_only: bool = False) -> None:
     """Give every rank the parameters and buffers of rank 0."""
     if get_world_size() == 1:
         return
-    tensors: list[Tensor] = [*model.buffers(), *(() if buffers_only else model.parameters())]
+    share_tensors([*model.buffers(), *(() if buffers_only else model.parameters())])
+
+
+def share_tensors(tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values that these have on rank 0."""
     for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)

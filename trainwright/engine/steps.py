@@ -16,6 +16,7 @@ from trainwright.data.endless import endless
 from trainwright.engine.gradients import recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.objective import explain_forward, sum_losses
+from trainwright.engine.outside import synchronized
 from trainwright.engine.window import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.overrides import overridable
@@ -73,6 +74,8 @@ class EagerTrainer(TrainerBase):
             self._window = AnnouncedWindow(self._window, partial(self._mean.begin, grad_acc_steps))
             self._loss_of = self._mean.loss_share
             self._finish_gradients = self._mean.finish
+        if get_world_size() > 1:
+            self._finish_gradients = synchronized(model, optimizer, self._finish_gradients)
         self._settle_update(grad_scaler, skip_non_finite=skip_non_finite)
 
     def _settle_update(self, grad_scaler: torch.amp.GradScaler | None, *, skip_non_finite: bool) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from trainwright.config.errors import ConfigError
 from trainwright.engine.comparison import Comparison, predictions_of, shifted
 from trainwright.engine.contracts import target_of
 from trainwright.hooks.base import HookBase
@@ -168,5 +169,11 @@ class TrainMetrics(HookBase):
         state = state["ranks"][get_rank()]
         self._is_epoch_over = state["is_epoch_over"]
         self._has_values = state["handler"] is not None
-        if self._has_values:
+        if not self._has_values:
+            return
+        try:
             self._handler.load_state_dict(state["handler"])
+        except ConfigError as error:  # other metrics than before
+            self._has_values = False
+            self._handler.reset()
+            logger.warning("The metrics of the training start fresh: %s", error)

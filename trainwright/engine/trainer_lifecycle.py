@@ -18,6 +18,7 @@ from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
 from trainwright.engine.contracts import Contract, contract_for
 from trainwright.engine.header import training_info
+from trainwright.engine.outside import log_untrained
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_facts import facts_of_objects
@@ -272,6 +273,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_rank())
         self.state.restore(in_place=self._folder.resume)
+        log_untrained(self.model, self.optimizer, self.loss)
         self._look_at_loader()
         self.set_train_mode()
         with without_compiler():

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.engine.gradients import noted, recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled
+from trainwright.engine.outside import synchronized
 from trainwright.engine.rank_mean import RankMean, SkipTogether, mean_over_ranks
 from trainwright.engine.replica import Replica
 from trainwright.engine.window import AllGroups, WindowMean, weighted_mean
@@ -62,7 +63,7 @@ class Update:
         is_scaled, is_weighed = grad_scaler is not None, accumulates or replica is not None
         is_plain = not (is_weighed or is_scaled or differentiate)
         if replica is not None:
-            self._prepare = replica.finish
+            self._prepare = synchronized(model, optimizer, replica.finish)
         if grad_scaler is not None:
             differentiate = differentiate or partial(scaled_backward, grad_scaler)
             self._prepare = unscaled(grad_scaler, optimizer, self._prepare)

@@ -168,9 +168,12 @@ class BestCheckpointer(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint that is saved first knows of the new best and may be the last that a killed run has written.
-        return {"best": self.best, "best_iter": self.best_iter, "due": self._due}
+        return {"metric": self._metric, "best": self.best, "best_iter": self.best_iter, "due": self._due}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("metric", self._metric) != self._metric:  # the two cannot be compared
+            logger.warning("The best was by %s, now by %s: it starts fresh.", state["metric"], self._metric)
+            return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
 
     def after_step(self) -> None:

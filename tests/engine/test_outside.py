@@ -1,0 +1,159 @@
+"""Parameters that the optimizer holds and the model does not are saved and brought back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.errors import ConfigError
+from trainwright.data import build_image_train_loader
+
+INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
+DATA = TensorDataset(INPUTS, INPUTS.sum(1, keepdim=True))
+
+
+class Weighed(Trainer):
+    log_var: Tensor
+
+    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        loss: Tensor = ((model(inputs[0]) - inputs[1]) ** 2 * torch.exp(-self.log_var) + self.log_var).mean()
+        return loss
+
+
+def weighed(folder: Path, epochs: int, *, size: int = 1, late: bool = False, **settings: Any) -> Weighed:
+    torch.manual_seed(0)
+    model, log_var = nn.Linear(4, 1), torch.zeros(size, requires_grad=True)
+    config = TrainingConfig(
+        output_dir=folder, num_epochs=epochs, metrics=None, early_stopping=None, lr_scheduler_type=None, **settings
+    )
+    optimizer = torch.optim.Adam([*model.parameters(), log_var], lr=0.05)
+    trainer = Weighed(model, config, DATA, optimizer=None if late else optimizer)
+    if late:
+        trainer.set_optimizer(optimizer)
+    trainer.log_var = log_var
+    return trainer
+
+
+def test_a_resumed_run_goes_on_with_them(tmp_path: Path) -> None:
+    whole = weighed(tmp_path / "whole", 4)
+    whole.train()
+    weighed(tmp_path / "run", 2).train()
+    resumed = weighed(tmp_path / "run", 4, resume_from_checkpoint=True)
+    kept = resumed.log_var
+    assert float(kept.detach()) != 0  # at once, in the user's own tensor
+    resumed.train()
+    assert resumed.log_var is kept
+    assert torch.equal(kept, whole.log_var)
+    assert torch.equal(resumed.model.weight, whole.model.weight)
+
+
+def test_with_an_optimizer_that_is_set_later(tmp_path: Path) -> None:
+    whole = weighed(tmp_path / "whole", 4, late=True)
+    whole.train()
+    weighed(tmp_path / "run", 2, late=True).train()
+    resumed = weighed(tmp_path / "run", 4, late=True)
+    resumed.train(resume_checkpoint_path=tmp_path / "run" / "epoch_2")
+    assert torch.equal(resumed.log_var, whole.log_var)
+
+
+def test_others_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    weighed(tmp_path, 2).train()
+    with pytest.raises(ConfigError, match=r"0.2 \(1,\) as parameters of the optimizer.*this run has 0.2 \(2,\)"):
+        weighed(tmp_path, 4, size=2, resume_from_checkpoint=True).train()
+
+
+class Centers(nn.Module):
+    """A loss with a parameter, and with a buffer that changes."""
+
+    moved: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("moved", torch.zeros(1))
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        self.moved += outputs.detach().mean()
+        loss: Tensor = ((outputs * self.scale - target) ** 2).mean()
+        return loss
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_the_state_of_a_loss_module(is_trained: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def make(epochs: int, folder: Path) -> tuple[Trainer, Centers]:
+        torch.manual_seed(0)
+        model, loss = nn.Linear(4, 1), Centers()
+        parameters = [*model.parameters(), *(loss.parameters() if is_trained else ())]
+        optimizer = torch.optim.Adam(parameters, lr=0.05)
+        config = TrainingConfig(
+            output_dir=folder, num_epochs=epochs, metrics=None, early_stopping=None, lr_scheduler_type=None
+        )
+        trainer = Trainer(model, config, DATA, optimizer=optimizer)
+        trainer.set_loss(loss, loss_name="centers")
+        return trainer, loss
+
+    whole, expected = make(4, tmp_path / "whole")
+    whole.train()
+    assert ("parameters that the optimizer does not hold" in caplog.text) == (not is_trained)
+    make(2, tmp_path / "run")[0].train()
+    resumed, loss = make(4, tmp_path / "run")
+    resumed.train(resume_checkpoint_path=tmp_path / "run" / "final_epoch")
+    for name, value in expected.state_dict().items():
+        assert torch.equal(loss.state_dict()[name], value), name
+    assert (float(loss.scale.detach()) == 1) == (not is_trained)
+
+
+def test_parameters_of_the_model_that_no_group_holds_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    config = TrainingConfig(output_dir=tmp_path, num_epochs=1, loss="MSELoss", metrics=None, early_stopping=None)
+    Trainer(model, config, DATA, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1)).train()
+    assert "no 0.weight, 0.bias of the model: it does not train these 2 parameters" in caplog.text
+
+
+OUTSIDE: list[Tensor] = []
+
+
+class Points(Dataset[dict[str, Tensor]]):
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": INPUTS[index]}
+
+    def __len__(self) -> int:
+        return 32
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        return {"loss": (self.layer(inputs) * OUTSIDE[-1] - 1).square().mean()}
+
+
+def adam_with_more(params: Any, lr: float) -> torch.optim.Optimizer:
+    OUTSIDE.append(torch.ones(1, requires_grad=True))
+    return torch.optim.Adam([*params, {"params": [OUTSIDE[-1]]}], lr=lr)
+
+
+def test_the_config_file_api(tmp_path: Path) -> None:
+    def train(folder: Path, iterations: int, **train: Any) -> DefaultTrainer:
+        cfg = get_config("common/defaults.py")
+        cfg.model = LazyCall(Scaled)()
+        cfg.optim = LazyCall(adam_with_more)(params=dict(cfg.optim.params), lr=0.05)
+        cfg.optim.params.pop("_target_", None)
+        cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+        cfg.train.update({"output_dir": str(folder), "train_iter": iterations, "train_micro_batch_size": 4, **train})
+        cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+        trainer = DefaultTrainer(cfg)
+        trainer.train()
+        return trainer
+
+    train(tmp_path / "whole", 6)
+    whole = OUTSIDE[-1].clone()
+    train(tmp_path / "run", 3)
+    train(tmp_path / "run", 6, resume=True)
+    assert torch.equal(OUTSIDE[-1], whole)
