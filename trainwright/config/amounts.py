@@ -74,7 +74,8 @@ def iterations_of_epochs(train: Mapping[str, Any], dataset_length: int | None, g
     if not train_epoch:
         return 0
     if iter_per_epoch is not None:
-        return math.ceil(exact(train_epoch) * iter_per_epoch)
+        iterations: int = math.ceil(exact(train_epoch) * iter_per_epoch)
+        return iterations
     if dataset_length is None:
         raise ConfigError(
             f"train.train_epoch: got {train_epoch}, but the training data has no length, so an epoch has no end. "

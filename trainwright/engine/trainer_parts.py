@@ -175,7 +175,7 @@ def build_callbacks(trainer: Any) -> list[Callback]:
 def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
     """By the monitor that the user names; else by what chooses the best checkpoint."""
     given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
-    settings = dict(config.early_stopping or {})
+    settings: dict[str, Any] = dict(config.early_stopping or {})
     callback: EarlyStoppingCallback
     if "monitor" in given:
         callback = EarlyStoppingCallback(trainer.trainercontrol, **settings)
