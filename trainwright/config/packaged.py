@@ -8,6 +8,11 @@ from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.config.lazy import LazyConfig
 from trainwright.config.provenance import mark_default
 
+
+class MissingConfigError(MissingFileError, RuntimeError):
+    """No configuration of that name is packaged; the page of ``get_config`` has it a RuntimeError."""
+
+
 _FOLDER = Path(__file__).parent / "defaults"
 
 
@@ -17,7 +22,7 @@ def get_config(name: str) -> DictConfig:
     Fresh at each call, so it may be edited. The packaged ones come first; any other name is a path.
 
     Raises:
-        MissingFileError: there is none of that name; the message lists those that there are.
+        MissingConfigError: there is none of that name; the message lists those that there are.
     """
     there = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*.py"))
     if name not in there and name.endswith(".py") and Path(name).is_file():
@@ -26,7 +31,7 @@ def get_config(name: str) -> DictConfig:
     if name not in there:
         nearest = did_you_mean(name, there)
         hint = f" {nearest}" if nearest.startswith("Did") else ""
-        raise MissingFileError(
+        raise MissingConfigError(
             f"{name!r} is not available in trainwright's configs.{hint} There are: {', '.join(there)}."
         )
     config: DictConfig = LazyConfig.load(_FOLDER / name)
