@@ -97,3 +97,10 @@ def test_the_two_classes_have_the_same_settings() -> None:
         if name != "task":
             assert (field.annotation, field.description) == (base.annotation, base.description)
     assert TrainerConfig.model_json_schema()["required"] == ["output_dir", "task"]
+
+
+def test_it_says_its_kind_and_is_made_of_a_dict() -> None:
+    config = TrainerConfig(output_dir="out", task="image2text", batch_size=3)
+    assert (config.name, config.config_type) == ("trainer", "trainer")
+    assert TrainerConfig.from_dict(config.to_dict()) == config
+    assert TrainerConfig.from_dict(config.to_dict(), batch_size=5).batch_size == 5

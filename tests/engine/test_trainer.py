@@ -294,3 +294,23 @@ def test_trainers_leave_no_thread_and_no_memory(tmp_path: Path) -> None:
     del model, trainer
     gc.collect()
     assert [model() for model in gone] == [None] * 3
+
+
+def test_the_plan_and_the_folders_are_attributes(tmp_path: Path) -> None:
+    data = TensorDataset(torch.randn(10, 4), torch.zeros(10, dtype=torch.long))
+    config = TrainingConfig(
+        output_dir=str(tmp_path), batch_size=4, num_epochs=3, dataloader_drop_last=False, max_steps=2
+    )
+    trainer = Trainer(nn.Linear(4, 2), config, train_dataset=data, data_collator=torch.utils.data.default_collate)
+    assert (trainer.num_batches, trainer.steps_in_epoch, trainer.total_steps) == (3, 2, 2)
+    assert (trainer.checkpoints_dir.parent, trainer.logs_dir.is_relative_to(tmp_path)) == (tmp_path, True)
+    assert trainer.data_collator is torch.utils.data.default_collate
+
+
+def test_without_a_config_it_trains_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = TensorDataset(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))
+    assert Trainer(nn.Linear(4, 2), train_dataset=data).output_dir == tmp_path / "tmp_trainer"
+    assert "tmp_trainer" in caplog.text

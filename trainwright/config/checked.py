@@ -136,6 +136,11 @@ class CheckedConfig(BaseModel):
         draft.keep(written.given)
         return _made(cls, draft, str(file))
 
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any], **overrides: Any) -> Self:
+        """A configuration of what :meth:`to_dict` gives; ``overrides`` win."""
+        return cls(**{**settings, **overrides})
+
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name, as plain values: ``TrainingConfig(**config.to_dict())`` is this one again."""
         found: dict[str, Any] = plain(self._as_set)

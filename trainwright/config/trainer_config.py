@@ -1,5 +1,7 @@
 """The settings of a training for a task: those of :class:`TrainingConfig`, with other defaults."""
 
+from typing import ClassVar
+
 from trainwright.config import setting_types as types
 from trainwright.config.checked import CheckedConfig
 from trainwright.config.setting_types import setting, with_default
@@ -21,6 +23,9 @@ class TrainerConfig(TrainingConfig):
     >>> config.num_epochs, config.learning_rate
     (1, 2e-05)
     """
+
+    name: ClassVar[str] = "trainer"
+    config_type: ClassVar[str] = "trainer"
 
     output_dir: types.Folder = with_default(_FIELDS["output_dir"], ...)
     batch_size: types.Count = with_default(_FIELDS["batch_size"], 1)

@@ -73,11 +73,9 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
     train, num_ranks = cfg.train, get_data_parallel_size()
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
     sizes: dict[str, int | None] = {name: train[name] for name in names}
-    recorded = train.dist.data_parallel_size
-    if recorded not in (None, 1, num_ranks) and None not in sizes.values():
-        micro, whole, accumulation = sizes.values()
-        if whole == micro * accumulation * recorded:
-            sizes["num_accumulation_steps"] = None
+    recorded, given = train.dist.data_parallel_size, [size for size in sizes.values() if size is not None]
+    if recorded not in (None, 1, num_ranks) and len(given) == 3 and given[1] == given[0] * given[2] * recorded:
+        sizes["num_accumulation_steps"] = None
     train.update(dict(zip(names, settle_batch_sizes(sizes, num_ranks), strict=True)))
     train.dist.data_parallel_size = num_ranks
 

@@ -58,6 +58,7 @@ class Trainer(TrainerLifecycle):
     Attributes:
         state: ``global_step``, ``epoch`` and ``epoch_step``, counted in calls of ``training_step``.
         total_steps: what ``state.global_step`` is at the end.
+        num_batches, steps_in_epoch: batches of an epoch, and how many of them one trains on.
         callbacks, trainercontrol: see :class:`~trainwright.hooks.Callback`.
         metrics_handler, loss, optimizer, lr_scheduler, checkpointer: what was built.
     """
@@ -150,6 +151,21 @@ class Trainer(TrainerLifecycle):
     def configs(self) -> "TrainingConfig":
         """Another name of ``config``."""
         return self.config
+
+    @property
+    def data_collator(self) -> "Callable[[list[Any]], Any] | None":
+        """What makes a batch of a list of samples: as given, or the data set's own."""
+        return self._collator or getattr(self.train_dataset, "data_collator", None)
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.output_dir / self.config.checkpoints_dir
+
+    @property
+    def logs_dir(self) -> Path:
+        """The folder of ``metrics.csv``."""
+        return self.output_dir / self.config.logs_dir
 
     @property
     def epoch(self) -> int:

@@ -28,7 +28,7 @@ def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
     if isinstance(model, TrainingConfig) and not isinstance(config, TrainingConfig):
         model, config = config, model
     if config is None and isinstance(model, nn.Module):
-        config = TrainingConfig()
+        config = TrainingConfig(output_dir="tmp_trainer")
         logger.warning("Trainer: no config is given; training by the defaults, into %s.", config.output_dir)
     return model, config
 

@@ -181,6 +181,8 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
                 max_steps, self._plan.total_steps, config.num_epochs,
             )  # fmt: skip
         self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
+        self.num_batches = self._plan.steps_per_epoch
+        self.steps_in_epoch = min(self.num_batches, self.total_steps)
         self._save_steps = _steps_of(config.save_steps, self.total_steps)
         self._log_steps = _steps_of(config.log_steps, self.total_steps)
 

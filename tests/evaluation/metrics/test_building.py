@@ -200,3 +200,9 @@ def test_a_metric_of_ones_own():
     assert build_metric(Length()).compute(["ab", "abcd"], ["", ""]) == {"length": 3.0}
     with pytest.raises(ConfigError, match="no result 'size'"):
         Length(output_keys=["size"])
+
+
+def test_the_arguments_may_come_as_a_config():
+    for config in (MetricConfig("accuracy", n_decimals=1), {"n_decimals": 1}):
+        assert build_metric("accuracy", config).compute([1, 0, 0], [1, 1, 0]) == {"accuracy": 0.7}
+    assert build_metric("accuracy", {"n_decimals": 1}, n_decimals=2).compute([1, 0, 0], [1, 1, 0]) == {"accuracy": 0.67}

@@ -40,12 +40,17 @@ class MetricSettings(Protocol):
     n_decimals: Any
 
 
-def build_metric(metric: "str | MetricSettings | Metric", **arguments: Any) -> Metric:
+def build_metric(
+    metric: "str | MetricSettings | Metric",
+    config: "MetricSettings | Mapping[str, Any] | None" = None,
+    **arguments: Any,
+) -> Metric:
     """``build_metric("f1", average="micro")``: a metric with ``compute(predictions, targets) -> dict[str, float]``.
 
     Args:
         metric: accuracy, precision, recall, f1, seqeval, cer, wer, rouge, bleu, any name that `TMMetrics` knows, a
             ``MetricConfig`` with one of these, or a metric, which is taken as it is.
+        config: the arguments of a metric that is named, as a ``MetricConfig`` or a mapping.
         arguments: ``objective``, ``output_keys``, ``n_decimals``, and those of the metric itself.
 
     Raises:
@@ -55,6 +60,8 @@ def build_metric(metric: "str | MetricSettings | Metric", **arguments: Any) -> M
         return metric
     if not isinstance(metric, str):
         return build_metric(metric.name, **{**_settings(metric), **arguments})
+    if config is not None:
+        arguments = {**(config if isinstance(config, Mapping) else _settings(config)), **arguments}
     own = METRICS.get(metric)
     try:
         return TorchMetric(metric, **arguments) if own is None else own(**arguments)
