@@ -81,7 +81,9 @@ class EagerTrainer(TrainerBase):
     def _settle_update(self, grad_scaler: torch.amp.GradScaler | None, *, skip_non_finite: bool) -> None:
         """How gradients come to be and what is done with them."""
         optimizer, is_scaled = self.optimizer, grad_scaler is not None
-        self._updater = direct(optimizer)
+        self._updater = updater = direct(optimizer)
+        # Changes the weights; takes the norm of the gradients, where it is known.
+        self._step_optimizer: Callable[[Any], object] = lambda norm: updater.step()
         self._grad_scaler = grad_scaler
         self._note_loss: Callable[[Any], object] = _nothing
         self._clip_gradients = recorded_norm(gradient_clipper(optimizer), is_scaled=is_scaled)
@@ -89,13 +91,13 @@ class EagerTrainer(TrainerBase):
         if grad_scaler is not None:
             self._differentiate = partial(scaled_backward, grad_scaler)
             self._finish_gradients = unscaled(grad_scaler, optimizer, self._finish_gradients)
-            self._step_optimizer = scaled_step(grad_scaler, optimizer)  # type: ignore[method-assign, assignment]
+            self._step_optimizer = scaled_step(grad_scaler, optimizer)
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, self.model.buffers(), grad_scaler=grad_scaler)
             self._window = AnnouncedWindow(self._window, skip.begin)
             self._note_loss = skip.note_loss
             self._clip_gradients = recorded_norm(gradient_norm(optimizer), is_scaled=is_scaled)
-            self._step_optimizer = recorded_step(skip)  # type: ignore[method-assign, assignment]
+            self._step_optimizer = recorded_step(skip)
 
     @cached_property
     def _data_loader_iter(self) -> Iterator[Any]:
@@ -179,10 +181,6 @@ class EagerTrainer(TrainerBase):
     def _device(self) -> torch.device:
         parameter = next(iter(self.model.parameters()), None)
         return torch.device("cpu") if parameter is None else parameter.device
-
-    def _step_optimizer(self, norm: Any) -> None:
-        """Change the weights. ``norm`` is that of the gradients, where it is known."""
-        self._updater.step()
 
 
 def _nothing(*_: object) -> None:

@@ -54,10 +54,13 @@ class TrainMetrics(HookBase):
         self._of_all: dict[str, float] = {}  # over the batches of all processes, after
         self._read_at = -1  # so many updates
         self._watching: RemovableHandle | None = None
-        if get_world_size() > 1:
-            self._is_borrowed = is_borrowed
-            self.add = self._add_unless_borrowed  # type: ignore[method-assign]
-            self.after_step = self._after_step_of_many  # type: ignore[method-assign]
+        self._is_borrowed = is_borrowed
+        is_alone = get_world_size() == 1
+        # Functions of the class: a bound method would make a circle that outlives the training.
+        self._count: Callable[[TrainMetrics, Any, Any], None]
+        self._count = TrainMetrics._count_batch if is_alone else TrainMetrics._count_unless_borrowed
+        self._put: Callable[[TrainMetrics], None]
+        self._put = TrainMetrics._put_own if is_alone else TrainMetrics._put_of_all
 
     @cached_property
     def _handler(self) -> Any:
@@ -89,6 +92,9 @@ class TrainMetrics(HookBase):
 
     def add(self, step_logs: Any, inputs: Any) -> None:
         """Count a batch. Of ``step_logs`` the ``step_loss`` of the first batch is read."""
+        self._count(self, step_logs, inputs)
+
+    def _count_batch(self, step_logs: Any, inputs: Any) -> None:
         if self._is_counted:
             self._is_counted = False
             return
@@ -127,22 +133,25 @@ class TrainMetrics(HookBase):
         return next(iter(self.read().values()), float("nan"))
 
     def after_step(self) -> None:
+        self._put(self)
+
+    def _put_own(self) -> None:
         if not self._has_values:
             return
         self._is_epoch_over = self._is_epoch_end()
         if self._is_due() or self._is_epoch_over:
             self.trainer.storage.put_scalars(**self.read(), smoothing_hint=False)
 
-    def _add_unless_borrowed(self, step_logs: Any, inputs: Any) -> None:
+    def _count_unless_borrowed(self, step_logs: Any, inputs: Any) -> None:
         if not self._is_borrowed():
-            TrainMetrics.add(self, step_logs, inputs)
+            self._count_batch(step_logs, inputs)
             return
         self._is_counted = False
         if self._is_epoch_over and self._has_values:
             self._is_epoch_over = False
             self._handler.reset()
 
-    def _after_step_of_many(self) -> None:
+    def _put_of_all(self) -> None:
         is_over = self._is_epoch_end()
         self._is_epoch_over = is_over or self._is_epoch_over
         if not (is_over or self._is_due()) or not any(all_gather_object(self._has_values)):

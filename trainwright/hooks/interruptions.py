@@ -71,6 +71,8 @@ class Interruptions(HookBase):
         self._came: set[int] = set()
         self._previous: dict[int, Any] = {}
         self._stops_at_once = False
+        # Functions of the class: a bound method would make a circle that outlives the training.
+        self._look: Callable[[Interruptions], None] = Interruptions._look_alone
         self._next_look = 0  # iteration
         self._last_look: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
 
@@ -82,11 +84,14 @@ class Interruptions(HookBase):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._note)
         if get_world_size() > 1:
-            self.before_step = self._before_step_of_many  # type: ignore[method-assign]
+            self._look = Interruptions._look_together
             self._next_look = self.trainer.start_iter + 1
             self._last_look = (self.trainer.start_iter, time.perf_counter())
 
     def before_step(self) -> None:
+        self._look(self)
+
+    def _look_alone(self) -> None:
         if self._came or self._checkpointer.has_failed():
             self._act(self._came)
 
@@ -114,7 +119,7 @@ class Interruptions(HookBase):
         if self._came.intersection(_STOPPING):
             raise TrainingTerminated if signal.SIGTERM in self._came else KeyboardInterrupt
 
-    def _before_step_of_many(self) -> None:
+    def _look_together(self) -> None:
         iteration = self.trainer.iter
         if iteration < self._next_look:
             return
