@@ -314,7 +314,7 @@ def test_an_evaluator_of_ones_own_decides_the_best(tmp_path: Path) -> None:
             return {"mine": Rising.value}
 
     cfg = config(tmp_path)
-    cfg.train.evaluation.update({"evaluator": Rising(), "eval_metric": "mine", "eval_period": 2})
+    cfg.train.evaluation.update({"evaluator": Rising(), "eval_metric": "mine", "eval_mode": "max", "eval_period": 2})
     assert DefaultTrainer(cfg).train() == {"mine": 3.0}
     assert json.loads((tmp_path / "model_best" / "extra.json").read_text())["mine"] == 3.0
 

@@ -54,6 +54,7 @@ def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("metric", ["loss", "evaluation.cer", "score", "evaluation.score", "eval_loss"])
 def test_the_best_checkpoint_is_kept_and_loaded(metric: str, tmp_path: Path) -> None:
     settings = {"num_epochs": 4, "metric_for_best_model": metric, "load_best_model_at_end": True}
+    settings |= {"greater_is_better": True} if "score" in metric else {}
     trainer = Told(make(), config(tmp_path, **settings), PAIRS, PAIRS)
     trainer.train()
     best = tmp_path / "checkpoints" / "model_best"
@@ -359,7 +360,7 @@ def test_a_best_model_that_cannot_be_found_out_is_an_error(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"load_best_model_at_end: got True, but nothing is evaluated"):
         Trainer(make(), config(tmp_path, load_best_model_at_end=True), PAIRS)
     settings = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="acuracy")
-    with pytest.raises(ConfigError, match=r"the evaluation gave no 'acuracy'.*Did you mean 'accuracy'"):
+    with pytest.raises(ConfigError, match=r"got 'acuracy', which no evaluation gives.*Did you mean 'accuracy'"):
         Trainer(make(), settings, PAIRS, PAIRS).train()
 
 

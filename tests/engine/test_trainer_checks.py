@@ -348,7 +348,9 @@ def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:
         calls.append(len(labels))
         return {"share": (predictions.argmax(1) == labels).float().mean()}
 
-    settings = config(tmp_path, metric_for_best_model="share", load_best_model_at_end=True, eval_batch_size=3)
+    settings = config(
+        tmp_path, metric_for_best_model="share", greater_is_better=True, load_best_model_at_end=True, eval_batch_size=3
+    )
     results = Trainer(make(), settings, DATA, DATA, metrics_handler=compute_metrics).train()
     assert set(results) == {"loss", "share"}
     assert set(calls) == {20}  # all samples at once

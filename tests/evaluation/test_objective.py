@@ -2,6 +2,7 @@
 
 import pytest
 
+from trainwright.config.errors import ConfigError
 from trainwright.config.metric_config import MetricConfig
 from trainwright.evaluation import TextGenerationMetricsHandler, TorchMetricsHandler, build_metric, objective_of
 from trainwright.evaluation.metrics.names import key_of, metric_classes
@@ -21,10 +22,18 @@ BY_THE_CLASS_ONLY = {
     ("key", "objective"),
     [("loss", "minimize"), ("evaluation.loss", "minimize"), ("train.accuracy", "maximize"), ("cer", "minimize"),
      ("evaluation.wer", "minimize"), ("f1", "maximize"), ("rougeLsum", "maximize"), ("val_loss", "minimize"),
-     ("my_metric", "maximize"), ("mean_absolute_error", "minimize"), ("hamming_distance", "minimize")],
+     ("Acc@1", "maximize"), ("val/acc5", "maximize"), ("1_PPL", "minimize"), ("mean_absolute_error", "minimize"),
+     ("hamming_distance", "minimize"), ("cohen_kappa", "maximize"), ("bleu_score", "maximize")],
 )  # fmt: skip
 def test_a_name_tells(key, objective):
     assert objective_of(key) == objective
+
+
+@pytest.mark.parametrize("key", ["my_metric", "nll", "fid", "time", "accuracy_loss"])
+def test_the_direction_of_an_unknown_name_is_not_guessed(key):
+    with pytest.raises(ConfigError, match=f"{key}.*is not known.*objective="):
+        objective_of(key)
+    assert objective_of(key, [MetricConfig(key, objective="minimize")]) == "minimize"
 
 
 def test_names_tell_what_torchmetrics_tells():
@@ -48,5 +57,6 @@ def test_what_the_user_says_comes_first():
     )
     assert objective_of("accuracy", handler) == "minimize"
     assert objective_of("word_info_preserved", handler) == "maximize"
-    assert objective_of("confusion_matrix", handler) == "maximize"
+    with pytest.raises(ConfigError, match="confusion_matrix"):
+        objective_of("confusion_matrix", handler)
     assert objective_of("wer", build_metric("wer")) == "minimize"

@@ -37,4 +37,6 @@ def get_config(name: str) -> DictConfig:
     config: DictConfig = LazyConfig.load(_FOLDER / name)
     if "train" in config:
         mark_default(config.train, "train_iter")  # train_epoch, where it is set, goes before it
+        mark_default(config.train.evaluation, "eval_metric")
+        mark_default(config.train.evaluation, "eval_mode")  # of the default metric: other metrics may say otherwise
     return config

@@ -16,7 +16,7 @@ from trainwright.config.amounts import (
 from trainwright.config.errors import ConfigTypeError
 from trainwright.config.instantiation import TARGET
 from trainwright.config.packaged import get_config
-from trainwright.config.provenance import is_set, raw_children
+from trainwright.config.provenance import is_set, mark_default, raw_children
 from trainwright.config.validate import validate
 
 __all__ = [
@@ -50,8 +50,18 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
         settle_aliases(train, defaults.train)
         if not is_set(train, "train_iter") and _has_epochs(train):
             train.train_iter = 0  # what the user sets goes before a default: no iterations beside these epochs
+    defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not _is_set_for_evaluation(train, key)]
     _fill(whole, defaults)
+    evaluation = OmegaConf.select(whole, "train.evaluation", throw_on_resolution_failure=False)
+    if isinstance(evaluation, DictConfig) and isinstance(evaluation._value(), dict):
+        for key in defaults_of_best:
+            mark_default(evaluation, key)  # filling copies the value alone
     return whole
+
+
+def _is_set_for_evaluation(train: Any, key: str) -> bool:
+    evaluation = raw_children(train).get("evaluation") if isinstance(train, DictConfig) else None
+    return isinstance(evaluation, DictConfig) and isinstance(evaluation._value(), dict) and is_set(evaluation, key)
 
 
 def _has_epochs(train: DictConfig) -> bool:

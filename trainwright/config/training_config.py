@@ -148,6 +148,12 @@ class TrainingConfig(CheckedConfig):
     metric_for_best_model: types.Key = setting(
         "loss", "metrics", "What tells the best checkpoint: a key of evaluation, or one with 'train.' before it."
     )
+    greater_is_better: types.YesNoOrNone = setting(
+        None,
+        "metrics",
+        "Whether more of metric_for_best_model is better; None: as known of losses, error rates, accuracies and the"
+        " metrics of torchmetrics.",
+    )
     log_steps: types.StepsOrShare = setting(
         50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone."
     )

@@ -19,6 +19,7 @@ from trainwright.data.collate import to_batch
 from trainwright.data.position import set_position
 from trainwright.engine.binding import bind_step, call_with_known
 from trainwright.engine.console import log_to_console
+from trainwright.engine.eval_metric import check_eval_metric, resolve_eval_mode
 from trainwright.engine.evaluating import evaluate_loaders
 from trainwright.engine.graph import GraphBase, GraphTrainer
 from trainwright.engine.header import log_header, log_recomputed
@@ -73,6 +74,7 @@ class DefaultTrainer(TrainerBase):
         as_given = complete(cfg)
         validate(as_given)
         expand_output_dir(as_given)
+        resolve_eval_mode(as_given)
         log_to_console()
         self.device = join_ranks(as_given)
         complete_batch_sizes(as_given)
@@ -225,11 +227,11 @@ class DefaultTrainer(TrainerBase):
             ),
         ]
         if evaluation.enabled and self.test_loader:
+            evaluator, period = self.build_evaluator(self.cfg), evaluation.eval_period
+            check_eval_metric(self, evaluator)
             hooks += [
-                EvalHook(evaluation.eval_period, partial(self._evaluate, self.build_evaluator(self.cfg))),
-                BestCheckpointer(
-                    evaluation.eval_period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode
-                ),
+                EvalHook(period, partial(self._evaluate, evaluator)),
+                BestCheckpointer(period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode),
             ]
         hooks.append(profile_hook(train.profile, train.output_dir))
         if is_main_process():

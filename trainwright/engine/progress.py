@@ -105,7 +105,7 @@ class TrainingProgress:
         self._restore_hooks(state["hooks"])
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
-            is_evaluated = self._trainer.storage.undo_end()
+            is_evaluated = self._move_final_values()
             for hook in self._trainer._hooks:
                 if isinstance(hook, PeriodicWriter) and in_place:
                     hook.complete_last_row(is_evaluated=is_evaluated)
@@ -122,6 +122,18 @@ class TrainingProgress:
         if self._outside is not None:
             load_outside_state(self._outside, *self._trained())
             self._outside = None
+
+    def _move_final_values(self) -> bool:
+        """Make the values of a shorter run's end, of its final evaluation above all, those of its last iteration.
+
+        That is where a run that does not end there puts them. Returns whether there were any.
+        """
+        storage = self._trainer.storage
+        first = self._trainer.start_iter
+        moved = [history.move_last(first, first - 1) for history in storage.histories().values()]
+        if any(moved):
+            storage.first_unwritten = min(storage.first_unwritten, first - 1)
+        return any(moved)
 
     def _restore_hooks(self, saved: list[dict[str, Any]]) -> None:
         """Give each hook its state: the n-th of a class gets the n-th that was saved of it."""

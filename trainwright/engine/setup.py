@@ -13,6 +13,7 @@ from trainwright.config.secrets import remember_secrets
 from trainwright.config.sections import complete, settle_batch_sizes, validate
 from trainwright.config.trust import project_roots
 from trainwright.engine.console import log_to_console
+from trainwright.engine.eval_metric import resolve_eval_mode
 from trainwright.engine.run_folder import RunFolder
 from trainwright.parallel.dist import get_data_parallel_size, is_main_process
 from trainwright.parallel.launch import setup_dist_util
@@ -36,6 +37,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     remember_secrets(whole)
     validate(whole, source=source, overrides=overrides)
     expand_output_dir(whole)
+    resolve_eval_mode(whole)
     with open_dict(cfg):
         for section in whole:
             cfg[section] = whole[section]

@@ -102,8 +102,9 @@ class ReduceOnPlateau(HookBase):
         self._seen = self.trainer.last_eval_results
 
     def after_train(self) -> None:
-        if not has_failed(self.trainer):
-            self.after_step()  # by the final evaluation: a longer run goes on from here
+        # By the final evaluation, as a run that does not end here.
+        if self._is_due == self._has_new_results and not has_failed(self.trainer):
+            self.after_step()
 
     def after_step(self) -> None:
         scheduler = self.trainer.lr_scheduler
@@ -126,7 +127,8 @@ class SaveSteps(HookBase):
     ) -> None:
         """``save`` takes ``keep_trained``, as :meth:`Checkpointer.save` does.
 
-        ``saves_before_end``: whether more than the end is to be saved, so that memory for it is got beforehand."""
+        ``saves_before_end``: whether more than the end is to be saved, so that memory for it is got beforehand.
+        """
         self._checkpointer = checkpointer
         self._saves_before_end = saves_before_end
         self._is_due = is_due

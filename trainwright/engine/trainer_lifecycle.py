@@ -16,6 +16,7 @@ from trainwright.data.ahead import ahead
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.engine import trainer_optim as optim
 from trainwright.engine import trainer_parts as parts
+from trainwright.engine.best_metric import check_best_metric, metric_for_best, place_of_best
 from trainwright.engine.contracts import Contract, contract_for
 from trainwright.engine.header import training_info
 from trainwright.engine.outside import log_untrained
@@ -55,17 +56,18 @@ logger = logging.getLogger("trainwright.engine")
 class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, MeasuredTrainer):
     """What is settled before the first step, and what is called before and after the steps."""
 
-    _shows_outputs = True  # the model's, to what weighs and counts them in training
-
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
         config, state = self.config, self.state
         evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
         eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
         saves = config.save_enabled
-        metric, mode = parts.metric_for_best(config, self, evaluates=evaluates)
         load_best = config.load_best_model_at_end
-        best = SaveBest(eval_is_due, self.checkpointer, metric, mode, is_needed=load_best)
+        metric, best = place_of_best(config, self, evaluates=evaluates), None
+        if evaluates and saves:
+            check_best_metric(config, self)
+            _, mode = metric_for_best(config, self, evaluates=True)
+            best = SaveBest(eval_is_due, self.checkpointer, metric, mode, is_needed=load_best)
         evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
         write = WriteSteps(self._log_is_due, lambda: self.build_writers())  # by then another may be assigned
         self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
@@ -77,7 +79,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             SaveSteps(self.checkpointer, self._save_is_due, self._save_step, self._saves_before_end) if saves else None,
             evaluate if evaluates else None,
             self._plateau_hook(metric),
-            best if evaluates and saves else None,
+            best,
             self._run_callbacks,
             profile_hook(config.profile, self.output_dir),
             write if is_main_process() else None,
@@ -87,7 +89,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
 
     def _build_lr_scheduler(self, num_updates: int) -> LRScheduler | None:
         def plateau_mode() -> str:
-            return parts.metric_for_best(self.config, self, evaluates=True)[1]
+            return metric_for_best(self.config, self, evaluates=True)[1]
 
         return optim.build_lr_scheduler(self.config, self.optimizer, num_updates, plateau_mode)
 
@@ -241,7 +243,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
     def _settle_step(self) -> None:
         """What a step needs to know of the configuration, settled once."""
         config = self.config
-        self._contract: Contract | None = None
+        self._contract = None
         uninstall(self, *OF_THE_STEP)
         self._loss_of_model = getattr(self.model, "compute_loss", None)
         self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)

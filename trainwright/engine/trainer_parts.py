@@ -16,6 +16,7 @@ from trainwright.config.errors import MissingFileError
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.epochs import EpochSampler
 from trainwright.data.sampler import SingleRoundSampler
+from trainwright.engine.best_metric import metric_for_best, mode_of_monitor
 from trainwright.engine.streams import is_stream, stream_loader
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks.callbacks import (
@@ -125,28 +126,6 @@ def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
     return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 
-def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> tuple[str, str]:
-    """Where the metric that ``config.metric_for_best_model`` names stands in the storage; and "max" or "min".
-
-    ``train.x`` is x of training, ``evaluation.x``, ``eval_x`` or x that of the evaluation, if there is one.
-    """
-    name = config.metric_for_best_model
-    prefix, _, key = name.partition(".")
-    if prefix not in ("train", "evaluation") or not key:
-        prefix, key = "evaluation" if evaluates or name.startswith("eval_") else "train", name.removeprefix("eval_")
-    if key in ("epoch_loss", "epoch_metric"):  # what callbacks call them
-        first = getattr(trainer.metrics_handler, "first", None) if key == "epoch_metric" else None
-        key = "loss" if key == "epoch_loss" else getattr(first, "key", "metric")
-    mode = "min"
-    if key != "loss":
-        from trainwright.evaluation import objective_of
-
-        mode = "min" if objective_of(key, trainer.metrics_handler) == "minimize" else "max"
-    if prefix == "evaluation":
-        return f"evaluation/{key}", mode
-    return "total_loss" if key == "loss" else key, mode
-
-
 def log_start(trainer: Any) -> None:
     """Log the settings that differ from the defaults. (All of them, and as a warning, where the page shows that.)"""
     from trainwright.config.training_config import TrainingConfig
@@ -178,6 +157,8 @@ def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
     settings: dict[str, Any] = dict(config.early_stopping or {})
     callback: EarlyStoppingCallback
     if "monitor" in given:
+        if settings["mode"] == "auto":
+            settings["mode"] = mode_of_monitor(settings["monitor"], config, trainer)
         callback = EarlyStoppingCallback(trainer.trainercontrol, **settings)
     else:
         evaluates = config.eval_strategy != "no" and trainer.eval_dataloader is not None

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.comparison import Comparison
+from trainwright.engine.contracts import Contract
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_folder import RunFolder
 from trainwright.engine.step_plan import StepPlan
@@ -57,6 +58,10 @@ class TrainerShared(TrainerBase):
     _save_steps: int
     _log_steps: int
     _step_model: Any
+    _contract: Contract | None
+    _criterion: Callable[..., Any] | None
+    _own_loss: Callable[..., Any] | None
+    _shows_outputs = True  # the model's, to what weighs and counts them in training
     _autocast: Autocast | None
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder

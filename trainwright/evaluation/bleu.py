@@ -37,6 +37,9 @@ class BLEUEvaluator(DatasetEvaluator):
         self._candidates += candidates
         self._references += [[reference] if isinstance(reference, str) else list(reference) for reference in references]
 
+    def known_results(self) -> list[str]:
+        return ["bleu_score"]
+
     def evaluate(self) -> dict[str, float]:
         if not self._candidates:
             raise EvaluationError("BLEUEvaluator has seen no samples.")

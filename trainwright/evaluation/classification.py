@@ -56,6 +56,9 @@ class ClsEvaluator(DatasetEvaluator):
         num_correct = self._num_correct.tolist()
         return {f"Acc@{k}": 100 * count / self._num_samples for k, count in zip(self.topk, num_correct, strict=True)}
 
+    def known_results(self) -> list[str]:
+        return [f"Acc@{k}" for k in self.topk]
+
     def _say_once_if_capped(self, num_classes: int) -> None:
         if self._capped or max(self.topk) <= num_classes:
             return

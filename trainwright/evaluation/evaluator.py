@@ -33,6 +33,10 @@ class DatasetEvaluator:
         """The figures of all batches since ``reset``, by name; values are numbers or dictionaries of numbers."""
         raise NotImplementedError(f"{type(self).__name__} must override evaluate()")
 
+    def known_results(self) -> list[str] | None:
+        """The names of all results of ``evaluate``; None where only an evaluation can tell."""
+        return None
+
 
 class DatasetEvaluators(DatasetEvaluator):
     """Several evaluators as one: each sees every batch, and their figures are joined."""
@@ -71,6 +75,10 @@ class DatasetEvaluators(DatasetEvaluator):
             results.update(figures)
             origin.update(dict.fromkeys(figures, name))
         return results
+
+    def known_results(self) -> list[str] | None:
+        known = [evaluator.known_results() for evaluator in self._evaluators]
+        return None if None in known else [name for names in known for name in names or ()]
 
 
 def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) -> Any:

@@ -33,6 +33,9 @@ class RegEvaluator(DatasetEvaluator):
         self._predictions.append(predictions.detach().flatten())
         self._labels.append(labels.detach().flatten())
 
+    def known_results(self) -> list[str]:
+        return ["pearson", "spearman", "corr"]
+
     def evaluate(self) -> dict[str, float]:
         # In double precision on the host: ranks and products of many samples lose digits in float32.
         predictions, labels = (

@@ -255,18 +255,6 @@ class EventStorage:
             self._hints[name] = scalar["smoothing_hint"]
         self._restored = set(self._histories)
 
-    def undo_end(self) -> bool:
-        """Go on after the end of a shorter run: its final evaluation becomes one of its last iteration.
-
-        That is where a run that does not end there puts it. Returns whether there was one.
-        """
-        self._shown = {}
-        last = self.start_iter - 1
-        moved = [history.move_last(self.start_iter, last) for history in self._histories.values()]
-        if any(moved):
-            self.first_unwritten = min(self.first_unwritten, last)
-        return any(moved)
-
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _admit(self, name: str, smoothing_hint: bool) -> None:

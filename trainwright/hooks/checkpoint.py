@@ -158,6 +158,7 @@ class BestCheckpointer(HookBase):
         self._period = eval_period
         self._checkpointer = checkpointer
         self._metric = val_metric
+        self._direction = "higher" if mode == "max" else "lower"
         self._is_better = operator.gt if mode == "max" else operator.lt
         check_prefix(file_prefix, "BestCheckpointer.file_prefix")
         self._file_prefix = file_prefix
@@ -212,9 +213,10 @@ class BestCheckpointer(HookBase):
         with self.trainer.phases.counting("save"):
             self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
         logger.info(
-            "Best %s so far: %.5g (iteration %d), saved as %s.",
+            "Best %s so far: %.5g (%s is better; iteration %d), saved as %s.",
             self._metric,
             self.best,
+            self._direction,
             iteration + 1,
             self._file_prefix,
         )

@@ -37,14 +37,14 @@ class PeriodicWriter(HookBase):
             self._write()
 
     def complete_last_row(self, *, is_evaluated: bool) -> None:
-        """A run goes on after the end of a shorter one: write the row of that one's last iteration again.
+        """A run goes on after the end of a shorter one: the row of that one's last iteration is written again.
 
         With its final evaluation, as a run that did not end there has written it; not where that one has no such row.
         """
         storage, last = self.trainer.storage, self.trainer.start_iter - 1
         if storage.written == last or (is_evaluated and self._writes_evaluations):
             storage.written = last
-            self._delivery.write_files(storage)
+            self._delivery.hold_for_files(storage)
 
     def after_train(self) -> None:
         try:

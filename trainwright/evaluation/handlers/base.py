@@ -83,6 +83,13 @@ class MetricsHandler:
         found = self.compute_metrics(put_together(predictions), put_together(labels))
         return {key: float(value) for key, value in found.items()}
 
+    def known_results(self) -> list[str] | None:
+        """The names of all results that `compute` can give; None where only a computation can tell."""
+        outputs = [getattr(metric, "output_keys", None) for metric in self.metrics.values()]
+        if self._has_own_compute_metrics() or None in outputs:
+            return None
+        return [key for keys in outputs for key in keys or ()]
+
     def objective_of(self, key: str) -> str | None:
         """What is better of the result ``key``, "maximize" or "minimize"; None if no metric here gives it."""
         found = (metric for metric in self.metrics.values() if key in getattr(metric, "output_keys", ()))

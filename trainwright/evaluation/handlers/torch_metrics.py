@@ -8,7 +8,6 @@ from trainwright.config.errors import ConfigError, UserError
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.handlers.base import MetricEntry, MetricsHandler, split_entry
 from trainwright.evaluation.metrics.building import numbers_of
-from trainwright.evaluation.metrics.objective import objective_of_name
 from trainwright.evaluation.metrics.shapes import scores_of
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
 from trainwright.parallel.dist import all_gather_object
@@ -118,13 +117,18 @@ class TorchMetricsHandler(MetricsHandler):
         alone.update(predictions, labels)
         return alone.compute()
 
+    def known_results(self) -> list[str] | None:
+        # Some give a dictionary or a vector.
+        is_plain = all(metric.gives_one_number for metric in self.metrics.values())
+        return list(self.metrics) if is_plain else None
+
     def objective_of(self, key: str) -> str | None:
         metric = self.metrics.get(key)
         if metric is None:
             return None
         asked = self._entries[key].get("objective")
         better = metric.higher_is_better
-        return asked or (objective_of_name(key) if better is None else "maximize" if better else "minimize")
+        return asked or (None if better is None else "maximize" if better else "minimize")
 
     def state_dict(self) -> dict[str, Any]:
         """What was counted, as tensors, numbers, texts, lists and dictionaries of these."""

@@ -12,7 +12,6 @@ from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.classes import F1, Accuracy, Precision, Recall
 from trainwright.evaluation.metrics.labeling import Seqeval
 from trainwright.evaluation.metrics.metric import Metric
-from trainwright.evaluation.metrics.objective import objective_of_name
 from trainwright.evaluation.metrics.texts import Bleu, CharacterErrorRate, Rouge, WordErrorRate
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
 
@@ -93,8 +92,7 @@ class TorchMetric(Metric):
         self.name = name
         self._metric = TMMetrics(name, **arguments)
         better = self._metric.higher_is_better
-        named = objective_of_name(self._metric.key)
-        self.default_objective = named if better is None else "maximize" if better else "minimize"
+        self.default_objective = None if better is None else "maximize" if better else "minimize"
         super().__init__(objective=objective, **settings)
 
     def values(self, predictions: Any, targets: Any) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ class Accuracy(Metric):
     """The share of samples whose class is right."""
 
     name, all_keys = "accuracy", ("accuracy",)
+    default_objective = "maximize"
 
     def values(self, predictions: Any, targets: Any) -> dict[str, float]:
         found, true = class_labels(predictions, targets, self.name)
@@ -64,6 +65,7 @@ class Precision(_OfClasses):
     """Of the samples that were given a class, the share that have it."""
 
     name, all_keys = "precision", ("precision",)
+    default_objective = "maximize"
 
     def ratio(self, hits: Counts, found: Counts, true: Counts) -> Counts:
         return _divided(hits, found)
@@ -73,6 +75,7 @@ class Recall(_OfClasses):
     """Of the samples that have a class, the share that were given it."""
 
     name, all_keys = "recall", ("recall",)
+    default_objective = "maximize"
 
     def ratio(self, hits: Counts, found: Counts, true: Counts) -> Counts:
         return _divided(hits, true)
@@ -82,6 +85,7 @@ class F1(_OfClasses):
     """The harmonic mean of precision and recall."""
 
     name, all_keys = "f1", ("f1",)
+    default_objective = "maximize"
 
     def ratio(self, hits: Counts, found: Counts, true: Counts) -> Counts:
         return _divided(2 * hits, found + true)

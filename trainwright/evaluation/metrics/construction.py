@@ -81,13 +81,7 @@ class Blueprint:
 
     def higher_is_better(self) -> bool | None:
         """None if torchmetrics does not say."""
-        core, classes = self.core, metric_classes()
-        name = core.metric_class.__name__
-        if name in _WRONG_UPSTREAM:
-            return _WRONG_UPSTREAM[name]
-        candidates = [core.metric_class, *(classes.get(prefix + name) for prefix in ("Multiclass", "Binary"))]
-        said = [one.higher_is_better for one in candidates if one is not None]
-        return next((value for value in said if isinstance(value, bool)), None)
+        return higher_is_better(self.core.metric_class)
 
     def build(self, inferred: Mapping[str, Any]) -> Any:
         """The metric; ``inferred`` are task arguments that were not given.
@@ -170,3 +164,13 @@ def _listed(names: Iterable[str]) -> str:
 def on_device(metric: Any, device: torch.device) -> Any:
     """The metric, moved if it lies elsewhere."""
     return metric if metric.device == device else metric.to(device)
+
+
+def higher_is_better(metric_class: type[Any]) -> bool | None:
+    """None if torchmetrics does not say."""
+    name, classes = metric_class.__name__, metric_classes()
+    if name in _WRONG_UPSTREAM:
+        return _WRONG_UPSTREAM[name]
+    candidates = [metric_class, *(classes.get(prefix + name) for prefix in ("Multiclass", "Binary"))]
+    said = [one.higher_is_better for one in candidates if one is not None]
+    return next((value for value in said if isinstance(value, bool)), None)

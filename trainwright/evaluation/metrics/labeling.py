@@ -16,6 +16,7 @@ class Seqeval(Metric):
     """
 
     name, all_keys = "seqeval", ("accuracy", "recall", "precision", "f1")
+    default_objective = "maximize"
 
     def __init__(self, *, mode: str | None = None, scheme: str | None = None, **settings: Any) -> None:
         super().__init__(**settings)

@@ -13,7 +13,7 @@ class Metric:
     """Subclass it, name the results in ``all_keys``, and give ``values``.
 
     Args:
-        objective: "maximize" or "minimize"; None: the metric's own.
+        objective: "maximize" or "minimize"; None: the metric's own, if it has one.
         output_keys: those results that are wanted; None: all.
         n_decimals: digits after the point; None: exact.
 
@@ -23,7 +23,7 @@ class Metric:
 
     name = ""
     all_keys: Sequence[str] = ()
-    default_objective = "maximize"
+    default_objective: str | None = None  # None: what its name says, if that is known
 
     def __init__(
         self,

@@ -1,10 +1,21 @@
-"""Whether more of a figure is better, told by its name."""
+"""Whether more of a result is better, as far as its name says it."""
 
-_WORDS = frozenset(["loss", "error", "errors", "divergence", "deviance", "disparity"])
-_SHORT = frozenset(["cer", "wer", "mer", "ter", "eed", "eer", "mae", "mse", "rmse", "msle", "mape", "ppl"])
-_LONG = frozenset(
+import re
+from functools import cache
+
+_SMALLER = frozenset([
+    "loss", "losses", "err", "error", "errors", "divergence", "deviance", "disparity", "distance",
+    "perplexity", "ppl", "eed", "cer", "wer", "mer", "ter", "eer", "mae", "mse", "rmse", "msle", "mape",
+])  # fmt: skip
+_LARGER = frozenset([
+    "acc", "accuracy", "auc", "auroc", "f1", "fbeta", "precision", "recall", "sensitivity", "specificity",
+    "dice", "iou", "union", "jaccard", "map", "ndcg", "bleu", "r2", "pearson", "spearman", "corr", "correlation",
+    "psnr", "ssim",
+])  # fmt: skip
+_LARGER_BEGINNINGS = ("rouge",)  # rouge1, rougeLsum
+# Of torchmetrics, which is not asked where these say enough: importing it takes seconds.
+_SMALLER_NAMES = frozenset(
     [
-        "perplexity",
         "word_info_lost",
         "translation_edit_rate",
         "retrieval_fall_out",
@@ -15,13 +26,29 @@ _LONG = frozenset(
 )
 
 
-def objective_of_name(key: str) -> str:
-    """Of losses, errors and distances "minimize", of anything else "maximize".
+def objective_of_name(key: str) -> str | None:
+    """Of losses, errors and distances "minimize", of accuracies and scores that are known "maximize"; None if unknown.
 
-    >>> objective_of_name("evaluation.loss"), objective_of_name("mean_squared_error"), objective_of_name("f1")
+    torchmetrics is asked for what it calls a metric.
+
+    >>> objective_of_name("evaluation.loss"), objective_of_name("mean_squared_error"), objective_of_name("Acc@1")
     ('minimize', 'minimize', 'maximize')
     """
-    name = key.rpartition(".")[2].lower()
-    words = name.split("_")
-    smaller = name in _LONG or name.endswith("distance") or not _SHORT.isdisjoint(words) or not _WORDS.isdisjoint(words)
-    return "minimize" if smaller else "maximize"
+    name = re.split(r"[./]", key)[-1]
+    words = re.findall(r"[a-z]+\d*", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    words += [word.rstrip("0123456789") for word in words]  # acc5
+    is_smaller = name.lower() in _SMALLER_NAMES or not _SMALLER.isdisjoint(words)
+    is_larger = not _LARGER.isdisjoint(words) or any(word.startswith(_LARGER_BEGINNINGS) for word in words)
+    if is_smaller != is_larger:
+        return "minimize" if is_smaller else "maximize"
+    return _objectives_of_torchmetrics().get(name.lower())
+
+
+@cache
+def _objectives_of_torchmetrics() -> dict[str, str]:
+    """What the classes of torchmetrics say, by the names of their results."""
+    from trainwright.evaluation.metrics.construction import higher_is_better
+    from trainwright.evaluation.metrics.names import key_of, metric_classes
+
+    known = {key_of(name): higher_is_better(kind) for name, kind in metric_classes().items()}
+    return {key: "maximize" if better else "minimize" for key, better in known.items() if better is not None}

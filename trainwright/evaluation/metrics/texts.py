@@ -60,6 +60,7 @@ class Rouge(Metric):
     """
 
     name, all_keys = "rouge", ("rouge1", "rouge2", "rougeL", "rougeLsum")
+    default_objective = "maximize"
 
     def __init__(self, *, use_stemmer: bool = False, tokenizer: Any = None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -105,6 +106,7 @@ class Bleu(Metric):
     """
 
     name, all_keys = "bleu", ("bleu",)
+    default_objective = "maximize"
 
     def __init__(self, *, tokenize: str | None = None, lowercase: bool = False, **settings: Any) -> None:
         super().__init__(**settings)

@@ -87,6 +87,12 @@ class TMMetrics:
         """None if torchmetrics does not say."""
         return self._blueprint.higher_is_better()
 
+    @property
+    def gives_one_number(self) -> bool:
+        """Whether that is known before it is computed. Metrics of pictures and texts may give dictionaries."""
+        package = self._blueprint.metric_class.__module__
+        return not self.arguments and package.startswith(("torchmetrics.classification", "torchmetrics.regression"))
+
     def fresh(self) -> Self:
         """Another one that is made the same way and has seen nothing."""
         return type(self)(self.name, buffered=self.buffered, from_logits=self.from_logits, **self.arguments)

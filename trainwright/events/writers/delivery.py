@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trainwright.events.snapshot import take_snapshot
+from trainwright.events.snapshot import Snapshot, take_snapshot
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.lane import Lane
@@ -18,6 +18,7 @@ class Delivery:
         others = [writer for writer in writers if _is_beside(writer) and not is_file_writer(writer)]
         self._lanes = [Lane(files, are_files=True)] if files else []
         self._num_of_files = len(self._lanes)
+        self._held: Snapshot | None = None
         self._lanes += [Lane([writer]) for writer in others]
 
     def write(self, storage: EventStorage, *, must_stay: bool = False) -> None:
@@ -30,17 +31,22 @@ class Delivery:
         """
         for writer in self._here:
             writer.write()
+        held, self._held = self._held, None
+        if held is not None and storage.histories():
+            for lane in self._lanes[: self._num_of_files]:
+                lane.put(storage, held, must_stay=True)
         if self._lanes:
             snapshot = take_snapshot(storage)
             for lane in self._lanes:
                 lane.put(storage, snapshot, must_stay=must_stay)
         self._raise_failure()
 
-    def write_files(self, storage: EventStorage) -> None:
-        """As ``write``, into files alone: they know which rows they have."""
-        snapshot = take_snapshot(storage)
-        for lane in self._lanes[: self._num_of_files]:
-            lane.put(storage, snapshot, must_stay=True)
+    def hold_for_files(self, storage: EventStorage) -> None:
+        """Write what ``storage`` tells now before the next ``write``, into files alone: they know which rows they have.
+
+        Not at once: a run that fails in its first step leaves files as they are.
+        """
+        self._held = take_snapshot(storage)
 
     def close(self) -> None:
         """Wait until all is written, and close the writers.

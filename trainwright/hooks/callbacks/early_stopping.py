@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.evaluation.metrics.objective import objective_of_name
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.control import TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
@@ -13,9 +14,6 @@ logger = logging.getLogger("trainwright.hooks")
 
 # What trainers call the first metric of an evaluation, and what is watched where a run has no metric.
 _FIRST_METRIC, _LOSS = "eval_epoch_metric", "eval_epoch_loss"
-# The last word of a metric's name tells which way is better.
-_SMALLER = {"loss", "error", "err", "mae", "mse", "rmse", "mape", "cer", "wer", "ter", "perplexity", "ppl", "nll"}
-_LARGER = {"acc", "accuracy", "acc1", "acc5", "auc", "auroc", "f1", "precision", "recall", "iou", "bleu", "rouge", "r2"}
 
 
 class EarlyStoppingCallback(Callback):
@@ -30,7 +28,8 @@ class EarlyStoppingCallback(Callback):
         monitor: a name in ``logs``, such as ``"eval_epoch_metric"`` or ``"epoch_loss"``.
         min_delta: by how much a value must be better to be better.
         patience: in epochs; 0 is as 1.
-        mode: "max" or "min", or "auto": by the last word of ``monitor`` ("…loss": min, "…accuracy": max).
+        mode: "max" or "min", or "auto": by the name of ``monitor``, as far as it is known ("…loss": min, "…accuracy":
+            max, and the metrics of torchmetrics).
         baseline: epochs count as better only when they are better than this, too.
 
     Raises:
@@ -185,11 +184,9 @@ def _settled_mode(mode: str, monitor: str) -> str:
         return mode
     if mode != "auto":
         raise ConfigError(f"EarlyStoppingCallback.mode: got {mode!r}; it must be 'max', 'min' or 'auto'.")
-    words = set(monitor.lower().replace("/", "_").replace(".", "_").split("_")[-1:])
-    if words & _SMALLER:
-        return "min"
-    if words & _LARGER:
-        return "max"
+    objective = objective_of_name(monitor)
+    if objective is not None:
+        return "min" if objective == "minimize" else "max"
     raise ConfigError(
         f"EarlyStoppingCallback.mode: 'auto' cannot tell from the name {monitor!r} which way is better; "
         "give mode='max' or mode='min'."

@@ -1,0 +1,153 @@
+"""Which way the metric of the best checkpoint is better, and that there is one, is known before the first step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config import MetricConfig
+from trainwright.config.errors import ConfigError
+from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.engine import default_setup
+from trainwright.evaluation import DatasetEvaluator, RegEvaluator
+from trainwright.hooks import EarlyStoppingCallback
+
+INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
+LABELS = (INPUTS[:, 0] > 0).long()
+DATA = TensorDataset(INPUTS, LABELS)
+
+
+def values(predictions: Tensor, labels: Tensor) -> dict[str, float]:
+    """Falls from epoch to epoch."""
+    return {"nll": nn.functional.cross_entropy(predictions, labels).item()}
+
+
+def run(folder: Path, handler: Any = values, **settings: Any) -> Trainer:
+    torch.manual_seed(0)
+    given = {"metric_for_best_model": "nll", "num_epochs": 3, "lr": 0.05, "early_stopping": None, "metrics": None}
+    config = TrainingConfig(output_dir=folder, progress_bar=False, **{**given, **settings})
+    return Trainer(nn.Linear(4, 2), config, DATA, DATA, metrics_handler=handler)
+
+
+def best_step(folder: Path) -> int:
+    extra = json.loads((folder / "checkpoints" / "model_best" / "extra.json").read_text())
+    return int(extra["iteration"]) + 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"greater_is_better": False}, {"metrics": [MetricConfig("nll", objective="minimize")]}],
+)
+def test_less_is_better_where_the_user_says_so(
+    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, **settings).train()
+    assert best_step(tmp_path) == 12
+    assert "Best evaluation/nll so far" in caplog.text
+    assert "lower is better" in caplog.text
+
+
+def test_more_is_better_where_the_user_says_so(tmp_path: Path) -> None:
+    run(tmp_path, greater_is_better=True).train()
+    assert best_step(tmp_path) == 4
+
+
+def test_an_unknown_direction_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metric_for_best_model: got 'nll'.*greater_is_better=True or"):
+        run(tmp_path)
+    run(tmp_path, save_enabled=False)  # nothing is chosen by it
+    with pytest.raises(ConfigError, match=r"greater_is_better: got True, but the MetricConfig of 'nll'"):
+        run(tmp_path, greater_is_better=True, metrics=[MetricConfig("nll", objective="minimize")])
+
+
+def test_early_stopping_and_schedules_go_the_same_way(tmp_path: Path) -> None:
+    schedule = {"lr_scheduler": "ReduceLROnPlateau", "lr_scheduler_type": None}
+    for monitor in ({}, {"monitor": "eval_nll", "mode": "auto"}, {"monitor": "eval_epoch_metric", "mode": "auto"}):
+        trainer = run(
+            tmp_path, greater_is_better=False, num_epochs=1, early_stopping={"patience": 2, **monitor}, **schedule
+        )
+        assert trainer.lr_scheduler.mode == "min"  # type: ignore[union-attr]
+        if monitor.get("monitor") == "eval_epoch_metric":
+            continue  # of a function nobody knows the first metric's name before it is called
+        trainer.train()
+        (stopping,) = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStoppingCallback)]
+        assert stopping.mode == "min"
+
+
+def test_a_metric_that_nothing_measures_is_refused_at_the_start(tmp_path: Path) -> None:
+    settings = {"metrics": ["Accuracy"], "handler": None, "metric_for_best_model": "acuracy"}
+    with pytest.raises(ConfigError, match=r"got 'acuracy', which no evaluation gives.*Did you mean 'accuracy'"):
+        run(tmp_path, **settings)
+
+    class Own(Trainer):
+        def evaluate(self, *arguments: Any) -> dict[str, Any]:
+            return {"acuracy": 1.0}
+
+    config = TrainingConfig(output_dir=tmp_path, metric_for_best_model="acuracy", greater_is_better=True)
+    Own(nn.Linear(4, 2), config, DATA, DATA)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.body(inputs)
+        loss = nn.functional.cross_entropy(scores, labels)
+        return {"loss": loss} if self.training else {"prediction_scores": scores}
+
+
+class Samples(TensorDataset):
+    def __init__(self) -> None:
+        super().__init__(INPUTS, LABELS)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, labels = super().__getitem__(index)
+        return {"inputs": inputs, "labels": int(labels)}
+
+
+class Falling(DatasetEvaluator):
+    def reset(self) -> None: ...
+
+    def process(self, inputs: Any, outputs: Any) -> None: ...
+
+    def evaluate(self) -> dict[str, float]:
+        return {"nll": 1.0, "1_PPL": 2.0}
+
+
+def file_config(folder: Path, **evaluation: Any) -> DictConfig:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    cfg.dataloader = {
+        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Samples)(), num_workers=0),
+        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Samples)(), num_workers=0)],
+    }
+    cfg.train.update(
+        {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 8, "evaluation": evaluation}
+    )
+    return cfg
+
+
+def test_an_eval_metric_without_a_mode_is_judged(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eval_metric: got 'nll'.*eval_mode='max' or 'min'"):
+        DefaultTrainer(file_config(tmp_path, evaluator=Falling(), eval_metric="nll"))
+    with pytest.raises(ConfigError, match=r"eval_metric: got 'nll'"):
+        default_setup(file_config(tmp_path, evaluator=Falling(), eval_metric="nll"))
+    named = DefaultTrainer(file_config(tmp_path / "a", evaluator=Falling(), eval_metric="1_PPL"))
+    assert named.cfg.train.evaluation.eval_mode == "min"
+    given = DefaultTrainer(file_config(tmp_path / "b", evaluator=Falling(), eval_metric="1_PPL", eval_mode="max"))
+    assert given.cfg.train.evaluation.eval_mode == "max"
+    assert DefaultTrainer(file_config(tmp_path / "c")).cfg.train.evaluation.eval_mode == "max"
+
+
+def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eval_metric: got 'Acc@2'.*does not give.*Acc@"):
+        DefaultTrainer(file_config(tmp_path, eval_metric="Acc@2"))
+    DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
