@@ -92,7 +92,14 @@ def test_the_commonest_rate_where_every_group_is_one_parameter() -> None:
     assert trainer.storage.history("lr").latest() == 0.25
 
 
-@pytest.mark.parametrize(("start", "timed"), [(0, [2, 3, 4]), (10, [10, 11, 12, 13, 14])])
+def test_the_timer_records_from_the_third_iteration() -> None:
+    trainer = Trainer()
+    trainer.register_hooks([IterationTimer(warmup_iter=3)])
+    trainer.train(0, 5)
+    assert [iteration for _, iteration in trainer.storage.history("time").values()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("start", "timed"), [(0, [1, 2, 3, 4]), (10, [10, 11, 12, 13, 14])])
 def test_the_timer_leaves_out_the_first_iterations_of_a_run(
     caplog: pytest.LogCaptureFixture, start: int, timed: list[int]
 ) -> None:

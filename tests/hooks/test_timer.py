@@ -290,3 +290,22 @@ def test_advice_of_the_config_door_has_its_names(tmp_path: Path, caplog: pytest.
     assert names.save == "a larger train.checkpointer.period"
     cfg.train.checkpointer.save_model_after_n_epoch = 1
     assert facts_of_files(DefaultTrainer(cfg)).names.save == "a larger train.checkpointer.save_model_after_n_epoch"
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_the_first_iteration_imports_is_blamed_on_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Importing(EagerTrainer):
+        def write_metrics(self, *arguments: Any, **named: Any) -> None:
+            super().write_metrics(*arguments, **named)
+            if self.iter == 0:
+                spend(5.0)
+                self.phases.metrics += 5.0
+
+    model = Net(forward_s=0.05)
+    trainer = Importing(model, [{"x": torch.ones(2, 4)}], torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.register_hooks([IterationTimer()])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 61)
+    trained, times = [record.getMessage() for record in caplog.records]
+    assert "(50 ms each, behind a first one of 5.05 s)" in trained
+    assert times == "Time: forward 100 %."

@@ -156,3 +156,9 @@ def test_a_slow_writer_of_the_objects_door_slows_no_step(tmp_path: Path) -> None
     rows = [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()]
     assert rows == [0, 1, 2, 3]
     assert len(trainer.load_csv_logs()["iteration"]) == 4
+
+
+@pytest.mark.parametrize("writer", [object(), Memory, None])
+def test_what_is_no_writer_is_refused(writer: Any) -> None:
+    with pytest.raises(TypeError, match="a writer must be an EventWriter object"):
+        PeriodicWriter([writer])

@@ -81,11 +81,11 @@ def test_without_settings_all_parameters_are_one_group_and_the_optimizer_keeps_i
 
 
 def test_overrides_of_the_caller_stay_as_they_are():
-    overrides = {"bias": {"lr": 0.2}}
+    overrides = {"weight": {"lr": 0.2}}
     model = nn.Linear(2, 2)
     groups = get_default_optimizer_params(model, weight_decay_bias=0.0, overrides=overrides)
-    assert overrides == {"bias": {"lr": 0.2}}
-    assert settings_by_name(model, groups)["bias"] == {"weight_decay": 0.0, "lr": 0.2}
+    assert overrides == {"weight": {"lr": 0.2}}
+    assert settings_by_name(model, groups)["bias"] == {"weight_decay": 0.0}
 
 
 def test_an_override_of_a_name_that_does_not_exist_names_the_nearest():
@@ -127,3 +127,25 @@ def test_groups_with_equal_settings_are_merged_in_order():
     assert [[p.item() for p in group["params"]] for group in reduced] == [[0.0, 2.0], [1.0, 3.0]]
     assert [set(group) for group in reduced] == [{"params", "betas"}, {"params"}]
     assert given[0]["params"] == [a]
+
+
+@pytest.mark.parametrize("override", [{"lr": 0.2}, {"weight_decay": 0.1}, {}])
+def test_biases_that_are_set_in_two_places_are_a_value_error(override):
+    with pytest.raises(ValueError, match=r"weight_decay_bias=0.0 and overrides\['bias'\]"):
+        get_default_optimizer_params(nn.Linear(2, 2), weight_decay_bias=0.0, overrides={"bias": override})
+
+
+def test_settings_of_a_parameter_in_several_groups_are_merged_and_the_later_one_wins():
+    a, b, c = (nn.Parameter(torch.tensor(float(n))) for n in range(3))
+    given = [
+        {"params": [a, b], "lr": 1.0},
+        {"params": [c], "lr": 1.0, "weight_decay": 0.0},
+        {"params": [a], "weight_decay": 0.0},
+        {"params": b, "lr": 2.0},
+    ]
+    reduced = reduce_param_groups(given)
+    assert [[p.item() for p in group["params"]] for group in reduced] == [[0.0, 2.0], [1.0]]
+    assert [{k: v for k, v in g.items() if k != "params"} for g in reduced] == [
+        {"lr": 1.0, "weight_decay": 0.0},
+        {"lr": 2.0},
+    ]

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -45,10 +46,12 @@ from trainwright.engine.update import Update
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions, IterationTimer
 from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.epoch_progress import EpochProgress
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.formula import FormulaLR
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
+from trainwright.terminal import is_terminal
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -82,10 +85,20 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             best,
             self._run_callbacks,
             profile_hook(config.profile, self.output_dir),
+            self._progress_lines(),
             write if is_main_process() else None,
             AtEnd(self._load_best) if load_best else None,
             AtEnd(self._write_card) if saves and is_main_process() else None,
         ]
+
+    def _progress_lines(self) -> HookBase | None:
+        """In place of a bar where there is no terminal, unless lines are asked for by steps."""
+        config, state, plan = self.config, self.state, self._plan
+        is_shown = config.progress_bar and config.print_steps is None and not config.log_steps
+        if not is_shown or is_terminal(sys.stderr) or not is_main_process():
+            return None
+        position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
+        return EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)
 
     def _build_lr_scheduler(self, num_updates: int) -> LRScheduler | None:
         def plateau_mode() -> str:

@@ -20,8 +20,9 @@ _MIN_SHOWN = 1.0  # seconds: a shorter training shows no phases
 class IterationTimer(HookBase):
     """Record the seconds of each iteration as ``time``; at the end log where the time went, and what would help.
 
-    The first ``warmup_iter`` iterations of a run are left out: they are slower than the rest. A resumed run leaves out
-    the same iterations as an uninterrupted one. Hooks do not count as part of an iteration.
+    The ``warmup_iter``-th iteration of a run is the first one recorded: those before are slower. A resumed run leaves
+    out the same iterations as an uninterrupted one. Hooks do not count as part of an iteration. The shares at the end
+    are those of the time behind the first iteration, in which libraries are imported.
 
     ``facts(trainer)`` returns what the advice has to know of a training; without it the advice is in general words.
     """
@@ -30,20 +31,24 @@ class IterationTimer(HookBase):
         self._warmup_iter = warmup_iter
         self._facts = facts
         self._train_start = 0.0
-        self._steps_total = 0.0
+        self._steps_total = self._first_step = 0.0
         self._before = PhaseTimes()  # those when the training began
+        self._timed_from: float | None = None  # the end of the first iteration, and
+        self._phases_of_first = PhaseTimes()  # what was counted by then: imports, the first use of a device
         self._advised = ""  # each advice is given once, also where each epoch is a training of its own
 
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
-        self._steps_total = 0.0
+        self._steps_total, self._timed_from = 0.0, None
         self._before = dataclasses.replace(self.trainer.phases)
 
     def after_step(self) -> None:
         trainer = self.trainer
         seconds = trainer.step_seconds
         self._steps_total += seconds
-        if trainer.iter >= self._warmup_iter:
+        if self._timed_from is None:
+            self._end_first_iteration()
+        if trainer.iter >= self._warmup_iter - 1:
             trainer.storage.put_scalar("time", seconds)
 
     def after_train(self) -> None:
@@ -51,20 +56,34 @@ class IterationTimer(HookBase):
         if iterations <= 0 or not is_main_process():
             return
         total = time.perf_counter() - self._train_start
+        first = self._slow_first_iteration(iterations)
         compiling = self.trainer.phases.compile - self._before.compile
+        without = f", behind a first one of {_clock(first)}" if first else ""
+        if compiling:
+            first, without = 0.0, f", without {_clock(compiling)} of compiling"
         logger.info(
             "Trained %d iterations in %s (%s each%s); %s in all, %s of it outside the steps.",
             iterations,
             _clock(self._steps_total),
-            duration(max(0.0, self._steps_total - compiling) / iterations),
-            f", without {_clock(compiling)} of compiling" if compiling else "",
+            duration(max(0.0, self._steps_total - compiling - first) / (iterations - bool(first))),
+            without,
             _clock(total),
             _clock(total - self._steps_total),
         )
-        self._show_phases(iterations, total)
+        if self._timed_from is not None and iterations > 1:
+            self._show_phases(iterations, time.perf_counter() - self._timed_from)
+
+    def _end_first_iteration(self) -> None:
+        self._timed_from, self._first_step = time.perf_counter(), self.trainer.step_seconds
+        self._phases_of_first = dataclasses.replace(self.trainer.phases)
+
+    def _slow_first_iteration(self, iterations: int) -> float:
+        """The seconds of the first iteration, if they would spoil the mean; else 0."""
+        rest = (self._steps_total - self._first_step) / max(1, iterations - 1)
+        return self._first_step if iterations > 1 and self._first_step > max(1.0, 10 * rest) else 0.0
 
     def _show_phases(self, iterations: int, seconds: float) -> None:
-        phases = _since(self._before, self.trainer.phases)
+        phases = _since(self._phases_of_first, self.trainer.phases)
         if phases.total == 0 or seconds < _MIN_SHOWN:
             return
         shares = shares_of(phases, seconds)

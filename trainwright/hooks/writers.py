@@ -27,6 +27,7 @@ class PeriodicWriter(HookBase):
         if self.trainer.storage.written is None:
             self.trainer.storage.written = self.trainer.start_iter - 1
         self._written_results = self.trainer.last_eval_results
+        self._delivery.begin(self.trainer.storage)
 
     def after_step(self) -> None:
         iteration = self.trainer.iter + 1

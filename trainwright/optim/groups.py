@@ -35,13 +35,18 @@ def get_default_optimizer_params(
 
     Raises:
         ConfigKeyError: an override names no parameter of the model.
-        ConfigError: the weight decay of biases is set twice, or a clipping value is out of range.
+        ConfigError: ``weight_decay_bias`` and ``overrides`` both set biases, or a clipping value is out of range.
     """
     defaults = _given(lr=base_lr, weight_decay=weight_decay) | _clipping(clip_grad_max_norm, clip_grad_norm_type)
     by_name = {name: dict(settings) for name, settings in (overrides or {}).items()}
     _check_override_names(model, by_name)
     if weight_decay_bias is not None:
-        by_name["bias"] = _bias_settings(by_name.get("bias", {}), weight_decay_bias)
+        if "bias" in by_name:
+            raise ConfigError(
+                f"weight_decay_bias={weight_decay_bias} and overrides['bias']={by_name['bias']}: both are settings of"
+                " the biases. Give all of them in overrides['bias'], and weight_decay_bias=None."
+            )
+        by_name["bias"] = {"weight_decay": weight_decay_bias}
 
     groups: list[ParamGroup] = []
     seen: set[nn.Parameter] = set()
@@ -56,22 +61,26 @@ def get_default_optimizer_params(
 
 
 def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[ParamGroup]:
-    """Merge groups with equal settings, which lets an optimizer update more parameters at once.
+    """Merge the settings of each parameter, and then groups with equal settings: fewer groups are quicker to update.
 
+    A parameter in several groups has the settings of all of them; where two set the same thing, the later one wins.
     The order of groups, and of parameters in a group, is that of their first appearance. The given groups stay as
     they are.
     """
-    reduced: list[tuple[ParamGroup, list[Any]]] = []
+    merged: dict[int, tuple[Any, ParamGroup]] = {}
     for group in groups:
         settings = {key: value for key, value in group.items() if key != "params"}
-        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        for parameter in [group["params"]] if isinstance(group["params"], Tensor) else group["params"]:
+            merged.setdefault(id(parameter), (parameter, {}))[1].update(settings)
+    reduced: list[tuple[ParamGroup, list[Any]]] = []
+    for parameter, settings in merged.values():
         # Settings may hold lists, which cannot be hashed; a model has few distinct ones, so a search is cheap.
         for known, members in reduced:
             if known == settings:
-                members.extend(params)
+                members.append(parameter)
                 break
         else:
-            reduced.append((settings, params))
+            reduced.append((settings, [parameter]))
     return [{"params": members, **settings} for settings, members in reduced]
 
 
@@ -91,15 +100,6 @@ def _clipping(max_norm: float | None, norm_type: float | None) -> dict[str, floa
     if faults:
         raise ConfigError("\n".join(faults))
     return {"clip_grad_max_norm": max_norm, "clip_grad_norm_type": float(norm_type)}
-
-
-def _bias_settings(override: Mapping[str, Any], weight_decay_bias: float) -> dict[str, Any]:
-    if "weight_decay" in override:
-        raise ConfigError(
-            f"weight_decay_bias={weight_decay_bias} and overrides['bias']['weight_decay']={override['weight_decay']} "
-            "set the same thing. Give one of the two."
-        )
-    return {"weight_decay": weight_decay_bias, **override}
 
 
 def _check_override_names(model: nn.Module, overrides: Iterable[str]) -> None:

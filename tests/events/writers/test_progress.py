@@ -1,6 +1,7 @@
 import io
 import logging
 import re
+import time
 
 import pytest
 
@@ -117,3 +118,25 @@ def test_a_record_that_cannot_be_formatted_does_not_stop_the_run(screen, handler
     handler.handle(record)
     writer.close()
     assert "Logging error" in capsys.readouterr().err
+
+
+def test_a_bar_is_there_from_the_start_and_shows_the_rate_of_this_process(screen):
+    storage = EventStorage(1000)
+    writer = ProgressWriter(2000, file=screen)
+    writer.begin(storage)
+    assert "1000/2000" in screen.lines()[-1]
+    put_step(storage, 1019)
+    time.sleep(0.2)
+    writer.write(storage)
+    rate = float(re.search(r"([\d.]+)it/s", screen.lines()[-1]).group(1))
+    writer.close()
+    assert rate < 110  # 20 iterations in a fifth of a second, not 1020
+
+
+def test_without_a_beginning_what_was_done_before_is_no_rate(screen):
+    storage = EventStorage()
+    put_step(storage, 9999)
+    writer = ProgressWriter(20000, file=screen)
+    writer.write(storage)
+    assert "?it/s" in screen.lines()[-1] or "0.00it/s" in screen.lines()[-1]
+    writer.close()

@@ -20,6 +20,9 @@ class EventWriter:
 
     in_background: bool = True
 
+    def begin(self, storage: EventStorage) -> None:
+        """Called before the first step of a training, with its storage, of a writer that is not in the background."""
+
     def write(self, storage: EventStorage | None = None) -> None:
         """Write what is new in ``storage``, by default the current one."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, storage=None).")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from trainwright.config.errors import ConfigTypeError
 from trainwright.events.snapshot import Snapshot, take_snapshot
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import EventWriter
@@ -13,6 +14,10 @@ class Delivery:
     """Calls writers: files in one thread, each other writer in one of its own, those of a terminal here and now."""
 
     def __init__(self, writers: Sequence[EventWriter]) -> None:
+        for writer in writers:
+            if not isinstance(writer, EventWriter):
+                got = f"{writer!r:.80} ({type(writer).__name__})"
+                raise ConfigTypeError(f"PeriodicWriter.writers: got {got}; a writer must be an EventWriter object.")
         self._here = [writer for writer in writers if not _is_beside(writer)]
         files = [writer for writer in writers if _is_beside(writer) and is_file_writer(writer)]
         others = [writer for writer in writers if _is_beside(writer) and not is_file_writer(writer)]
@@ -20,6 +25,11 @@ class Delivery:
         self._num_of_files = len(self._lanes)
         self._held: Snapshot | None = None
         self._lanes += [Lane([writer]) for writer in others]
+
+    def begin(self, storage: EventStorage) -> None:
+        """Before the first step: writers of a terminal may show that there is a run."""
+        for writer in self._here:
+            writer.begin(storage)
 
     def write(self, storage: EventStorage, *, must_stay: bool = False) -> None:
         """Have written what ``storage``, the current one, tells now.

@@ -69,6 +69,13 @@ class ProgressWriter(EventWriter):
     def __repr__(self) -> str:
         return f"ProgressWriter({self._max_iter}, batch_size={self._batch_size}, window_size={self._window_size})"
 
+    def begin(self, storage: EventStorage) -> None:
+        """Show the bar: its rate counts from here."""
+        self.close()
+        self._storage = storage
+        self._last_written = storage.start_iter - 1
+        self._bar = self._open(storage.start_iter)
+
     def write(self, storage: EventStorage | None = None) -> None:
         storage = get_event_storage() if storage is None else storage
         if storage is not self._storage:
@@ -79,8 +86,8 @@ class ProgressWriter(EventWriter):
         if new is None:
             return
         self._last_written = new.last_iteration
-        if self._bar is None:
-            self._bar = self._open(storage.start_iter)
+        if self._bar is None:  # in a loop without a beginning: what is done does not count for the rate
+            self._bar = self._open(storage.iter + (not storage.is_over))
         self._bar.set_postfix_str(", ".join(self._fields(new)), refresh=False)
         self._bar.update(min(storage.iter + (not storage.is_over), self._max_iter) - self._bar.n)
         self._bar.refresh()
