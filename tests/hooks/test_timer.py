@@ -136,7 +136,7 @@ def test_evaluations_and_saves_are_counted_by_themselves_and_among_hooks() -> No
     trainer.train(0, 12)
     phases = trainer.phases
     assert phases.evaluation == about(3 * 0.02)  # iterations 5, 10, and the last
-    assert phases.save == about(4 * 0.05)  # model_0000003, 7, 11 and final
+    assert phases.save == about(5 * 0.05)  # model_0000003, 7, 11, and final before and after the last evaluation
     assert phases.hooks == about(2 * 0.02 + 2 * 0.05)  # between steps
 
 
