@@ -303,3 +303,25 @@ def test_flags_may_stand_before_between_and_after_overrides(finished, train, tmp
         [weights, "train.output_dir=a", "--config-file", finished.config, "--eval-only"],
     ):
         assert "Acc@1" in train(*arguments, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("name", [b"a\xff", b"a${x}"])
+def test_a_folder_with_an_odd_name_and_a_deleted_working_folder(
+    finished, environment, short, sha, read_rows, tmp_path: Path, name: bytes
+) -> None:
+    folder = tmp_path / os.fsdecode(name)
+    # Deleted after the imports: torch itself asks for it in some of them.
+    program = (
+        "import os, sys, torch._dynamo, trainwright.engine; from trainwright.cli.train import main;"
+        " torch.ones(2, 2) @ torch.ones(2, 2); os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone');"
+        " sys.exit(main(sys.argv[1:]))"
+    )
+    place = "train.output_dir=" + str(folder).replace("${", r"\${")
+    for more in ("train.train_iter=30", "--resume"):
+        words = [sys.executable, "-c", program, finished.config, *short, place, more]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
+        assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert b"/model_final." in done.stdout  # the newest, which can be read
+    assert read_rows(folder)[-1]["iteration"] == 60
+    saved = yaml.safe_load((folder / "config.yaml").read_text())["train"]["output_dir"]
+    assert saved == str(folder).replace("${", r"\${")

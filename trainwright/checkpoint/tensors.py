@@ -6,7 +6,9 @@ Reading is the library's.
 """
 
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -129,8 +131,22 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     read_header(path)  # the library would take the last of two tensors of one name
     try:
-        with safe_open(path, framework="pt") as file:
+        with _utf8_name(path) as name_of_file, safe_open(name_of_file, framework="pt") as file:
             names = file.keys()
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except SafetensorError as error:
         raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
+
+
+@contextmanager
+def _utf8_name(path: Path) -> Iterator[str]:
+    """A name of the file that the library takes: it opens none whose bytes are no UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with tempfile.TemporaryDirectory() as folder:
+            link = Path(folder, "tensors")
+            link.symlink_to(path.resolve())
+            yield str(link)
+    else:
+        yield str(path)

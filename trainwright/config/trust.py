@@ -65,6 +65,14 @@ def project_root(config_file: str | os.PathLike[str]) -> Path:
     return folder.parent if folder.name == "configs" else folder
 
 
+def working_folder() -> list[Path]:
+    """The working folder; none where it has been deleted."""
+    try:
+        return [Path.cwd().resolve()]
+    except FileNotFoundError:
+        return []
+
+
 def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
     """The folders whose modules are the project's own: the project root and the working folder.
 
@@ -72,12 +80,12 @@ def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[
     file's folder. That is honoured when it lies inside the working folder, so that a file from elsewhere cannot point
     at code.
     """
-    working = Path.cwd().resolve()
+    working = working_folder()
     root = project_root(config_file)
     named = try_get_key(cfg, "project_root") if isinstance(cfg, dict | DictConfig) else None
     if isinstance(named, str):
         there = (Path(config_file).resolve().parent / named).resolve()
-        if there.is_relative_to(working):
+        if any(there.is_relative_to(folder) for folder in working):
             root = there
         else:
             logger.warning(
@@ -85,9 +93,9 @@ def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[
                 "to use its modules.",
                 config_file,
                 named,
-                working,
+                working[0] if working else "(deleted)",
             )
-    return list(dict.fromkeys([root, working]))
+    return list(dict.fromkeys([root, *working]))
 
 
 def use_project(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
@@ -111,7 +119,7 @@ def locate_untrusted(path: str, *, config_file: Path | None = None, partial: boo
     """
     if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could turn data into what looks like code's
         return PLAIN_CONTAINERS[path]
-    folders = {Path.cwd().resolve(), *_allowed_folders}
+    folders = {*working_folder(), *_allowed_folders}
     if config_file is not None:
         folders.add(project_root(config_file))
     first = path.split(".")[0]

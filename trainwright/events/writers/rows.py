@@ -68,12 +68,7 @@ class RowFile:
     def is_possible(self) -> bool:
         """Whether a file can be there. Where something else is in its place, a warning says so once."""
         if not self._is_left_out:
-            folders = [folder for folder in self.path.parents if os.path.lexists(folder) and not folder.is_dir()]
-            kinds = {folder: irregular(folder) or "no folder" for folder in folders} | {self.path: irregular(self.path)}
-            path, kind = next(((path, kind) for path, kind in kinds.items() if kind is not None), (None, None))
-            if kind is not None:
-                self._is_left_out = True
-                logger.warning("%s: not written, since %s is %s; the run goes on without it.", self.path, path, kind)
+            self._is_left_out = is_left_out(self.path)
         return not self._is_left_out
 
     def keep_beside(self) -> Path:
@@ -99,6 +94,16 @@ class RowFile:
             finally:
                 os.close(self._descriptor)
                 self._descriptor = None
+
+
+def is_left_out(path: Path) -> bool:
+    """Whether a file cannot be there, since its name or that of its folder is that of something else; a warning."""
+    folders = [folder for folder in path.parents if os.path.lexists(folder) and not folder.is_dir()]
+    kinds = {folder: irregular(folder) or "no folder" for folder in folders} | {path: irregular(path)}
+    place, kind = next(((place, kind) for place, kind in kinds.items() if kind is not None), (None, None))
+    if kind is not None:
+        logger.warning("%s: not written, since %s is %s; the run goes on without it.", path, place, kind)
+    return kind is not None
 
 
 def _write_all(descriptor: int, block: bytes) -> None:

@@ -10,7 +10,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.events.figures import Histogram, Image
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
-from trainwright.events.writers.rows import rows_after
+from trainwright.events.writers.rows import is_left_out, rows_after
 
 
 class TensorBoardWriter(FileWriter):
@@ -25,6 +25,7 @@ class TensorBoardWriter(FileWriter):
         self._window_size = window_size
         self._last_written = -1
         self._last_figure = 0
+        self._is_left_out = False
         self._storage: EventStorage | None = None
         self._writer: Any = None  # a SummaryWriter
         self._file = Path()  # the one it writes
@@ -42,6 +43,10 @@ class TensorBoardWriter(FileWriter):
         rows = rows_after(storage, self._last_written, self._window_size)
         figures = storage.figures(after=self._last_figure)
         if not (rows or figures):
+            return
+        if self._writer is None and not self._is_left_out:
+            self._is_left_out = is_left_out(Path(self._log_dir, "events.out.tfevents"))
+        if self._is_left_out:
             return
         if self._writer is None:
             self._open()
