@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright import Trainer, TrainingConfig
+from trainwright import Trainer, TrainerConfig, TrainingConfig
 
 # B batch, F features, C classes.
 INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
@@ -139,3 +139,61 @@ def test_what_is_set_between_two_trainings_counts_for_the_second(
     trainer.train()
     assert list(tmp_path.glob("events.out.tfevents.*")) == events
     assert capsys.readouterr().out.startswith("epoch=2/2, global_step=14, ")
+
+
+def test_callbacks_see_loss_and_metric_of_an_evaluation_so_far(tmp_path: Path) -> None:
+    from trainwright.hooks import Callback
+
+    class Watching(Callback):
+        def on_eval_batch_end(self, batch: Any, logs: Any) -> None:
+            seen.append((logs["eval_step_loss"], logs["eval_epoch_loss"], logs["eval_epoch_metric"]))
+
+        def on_eval_end(self, logs: Any) -> None:
+            ends.append((logs["eval_epoch_loss"], logs["eval_epoch_metric"]))
+
+    seen: list[tuple[float, ...]] = []
+    ends: list[tuple[float, ...]] = []
+    inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
+    config = TrainingConfig(output_dir=tmp_path, num_epochs=2, progress_bar=False)
+    Trainer(nn.Linear(4, 2), config, data, data, callbacks=[Watching()]).train()
+    assert len(seen) == 6
+    assert seen[0][0] == pytest.approx(seen[0][1])
+    assert seen[1][1] == pytest.approx((seen[0][0] + seen[1][0]) / 2)
+    assert [epoch[1:] for epoch in seen[2::3]] == [pytest.approx(end) for end in ends]
+    tags = events_in(tmp_path)
+    assert {"eval_epoch_loss", "eval_epoch_metric", "evaluation/loss", "evaluation/accuracy"} <= tags
+
+
+def test_the_names_of_the_trainer_config_page_are_in_csv_and_tensorboard(tmp_path: Path) -> None:
+    inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    data = [{"features": x, "labels": int(x[0] > 0)} for x in inputs]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, features: Any, labels: Any = None) -> Any:
+            logits = self.layer(features)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    config = TrainerConfig(
+        output_dir=tmp_path, task="text_classification", num_epochs=2, batch_size=8, num_dataloader_workers=0,
+        progress_bar=False,
+    )  # fmt: skip
+    trainer = Trainer(Model(), config, data, data)
+    trainer.train()
+    logs = trainer.load_csv_logs()
+    assert logs["step"] == [3.0, 6.0, 6.0]
+    assert logs["train.loss"] == logs["total_loss"]
+    assert logs["evaluation.accuracy"][-1] == trainer.last_eval_results["accuracy"]
+    assert {"train.loss", "total_loss"} <= events_in(tmp_path / "logs")
+
+
+def events_in(folder: Path) -> set[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return set(events.Tags()["scalars"])

@@ -29,6 +29,10 @@ class MeanLoss:
         self._total = weighted if self._total is None else self._total + weighted
         self._weight = weight if self._weight is None else self._weight + weight
 
+    def so_far(self) -> Tensor | None:
+        """The mean over what this rank has counted, on its device; None if that is nothing."""
+        return None if self._total is None or self._weight is None else self._total / self._weight
+
     def results(self) -> dict[str, float]:
         """``loss`` over the samples of all ranks, if there was one. Every rank must call this."""
         is_empty = self._total is None or self._weight is None or not self._weight.item()

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -20,7 +21,7 @@ from trainwright.engine.scoring import MeanLoss, batch_size, told_by_all, weight
 from trainwright.engine.trainer_shared import OF_THE_STEP, TrainerShared
 from trainwright.evaluation.untouched import evaluation_mode, kept_randomness
 from trainwright.hooks.overrides import install, is_overridden, uninstall
-from trainwright.parallel.dist import all_gather_object
+from trainwright.parallel.dist import all_gather_object, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -207,16 +208,34 @@ class EvaluatingTrainer(TrainerShared):
                     self._run_callbacks.note({name: value for name, value in logs.items() if value is not None})
                 if not self._is_counted:
                     self._take(logs, inputs)
+                elif self._is_watched:
+                    self._show_so_far()
                 has_batches = True
         if not any(all_gather_object(has_batches)):
             raise ConfigError(
                 f"Trainer.evaluate: {type(loader).__name__} gave no batch. Give data with a sample at least; an"
                 " iterator or a generator can be gone through only once: give a list, a data set or a loader."
             )
+        if self._is_watched:
+            self._forget_so_far()
         results: dict[str, Any] = self._mean_loss.results()
         if all(all_gather_object(self._has_metrics)):
             results |= self.metrics_handler.compute()
         return results | told_by_all(self._told, self._num_seen)
+
+    def _show_so_far(self) -> None:
+        """Show callbacks the means over the batches so far; a metric is computed when it is read."""
+        logs, loss = self._run_callbacks.logs, self._mean_loss.so_far()
+        if loss is not None:
+            logs["eval_epoch_loss"] = loss
+        self._forget_so_far()
+        if self._has_metrics and get_world_size() == 1:  # several processes compute it together, at the end
+            logs.defer("eval_epoch_metric", lambda: next(iter(self.metrics_handler.compute().values()), math.nan))
+
+    def _forget_so_far(self) -> None:
+        logs = self._run_callbacks.logs
+        if "eval_epoch_metric" in logs:
+            del logs["eval_epoch_metric"]
 
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
         """Take a batch into the loss and the metrics."""

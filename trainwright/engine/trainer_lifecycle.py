@@ -124,7 +124,10 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
 
     def build_writers(self) -> list[EventWriter]:
         """Where metrics go: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
-        return parts.build_writers(self.config, self.output_dir, self.max_iter, self._plan.samples(self._plan.steps(1)))
+        handler = vars(self).get("metrics_handler")  # None: that of the default metric, made when it is needed
+        first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
+        batch_size = self._plan.samples(self._plan.steps(1))
+        return parts.build_writers(self.config, self.output_dir, self.max_iter, batch_size, first_metric=first)
 
     def print_info(self) -> None:
         """Log what is trained, on what, and for how long."""

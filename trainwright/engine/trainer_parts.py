@@ -198,9 +198,14 @@ class DefaultEarlyStopping(EarlyStoppingCallback):
         return False
 
 
-def build_writers(config: "TrainingConfig", folder: Path, num_updates: int, batch_size: int) -> list[EventWriter]:
+def build_writers(
+    config: "TrainingConfig", folder: Path, num_updates: int, batch_size: int, *, first_metric: str | None
+) -> list[EventWriter]:
     """Lines on the console unless they are printed by steps, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+    from trainwright.config.trainer_config import TrainerConfig
+
     tensorboard = config.tensorboard
+    aliases = {"evaluation/loss": "eval_epoch_loss", f"evaluation/{first_metric}": "eval_epoch_metric"}
     logs = folder / config.logs_dir
     return default_writers(
         folder,
@@ -210,6 +215,7 @@ def build_writers(config: "TrainingConfig", folder: Path, num_updates: int, batc
         console=config.print_steps is None,
         table=logs / CSV_NAME,
         tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
+        tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
     )
 
 

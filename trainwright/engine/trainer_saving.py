@@ -68,9 +68,13 @@ class SavingTrainer(TrainerShared):
     def load_csv_logs(self, logs_dir: str | Path | None = None) -> dict[str, list[float | None]]:
         """The columns of ``metrics.csv`` by name, None where a row has no value.
 
+        With a ``TrainerConfig`` also ``step`` (steps done), ``train.loss`` and ``evaluation.<metric>``.
+
         Raises:
             MissingFileError: no such file has been written.
         """
+        from trainwright.config.trainer_config import TrainerConfig
+
         settle_files()
         folder = self.output_dir / self.config.logs_dir if logs_dir is None else Path(logs_dir)
         path = folder / parts.CSV_NAME
@@ -79,7 +83,17 @@ class SavingTrainer(TrainerShared):
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         names = list(rows[0]) if rows else []
-        return {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
+        columns = {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
+        return self._second_names(columns) | columns if isinstance(self.config, TrainerConfig) else columns
+
+    def _second_names(self, columns: Mapping[str, list[float | None]]) -> dict[str, list[float | None]]:
+        """The columns that the page of ``TrainerConfig`` names otherwise."""
+        plan, first = self._plan, "evaluation/"
+        named = {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
+        if "total_loss" in columns:
+            named["train.loss"] = columns["total_loss"]
+        steps = [float(min(plan.steps(int(at or 0) + 1), self.total_steps)) for at in columns.get("iteration", [])]
+        return {"step": [*steps], **named}
 
     # What the hooks call.
 

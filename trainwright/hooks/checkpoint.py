@@ -15,6 +15,7 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import ConfigError
+from trainwright.events.writers.shown import unit_of
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_world_size
 
@@ -213,9 +214,10 @@ class BestCheckpointer(HookBase):
         with self.trainer.phases.counting("save"):
             self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
         logger.info(
-            "Best %s so far: %.5g (%s is better; iteration %d), saved as %s.",
+            "Best %s so far: %.5g%s (%s is better; iteration %d), saved as %s.",
             self._metric,
             self.best,
+            unit_of(self._metric),
             self._direction,
             iteration + 1,
             self._file_prefix,

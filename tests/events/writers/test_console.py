@@ -65,7 +65,7 @@ def test_the_final_evaluation_is_shown_alone_at_the_end(lines):
     storage.iter = 2
     storage.put_scalar("Acc@1", 98.765, smoothing_hint=False)
     writer.write(storage)
-    assert lines()[1:] == ["iteration: 2/2  consumed_samples: 64  Acc@1: 98.77"]
+    assert lines()[1:] == ["iteration: 2/2  consumed_samples: 64  Acc@1: 98.77 %"]
 
 
 def test_nothing_new_is_no_line(lines):

@@ -5,7 +5,7 @@ import logging
 
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.shown import ShownMetrics, new_metrics
+from trainwright.events.writers.shown import ShownMetrics, new_metrics, unit_of
 
 logger = logging.getLogger("trainwright.events")
 
@@ -49,7 +49,7 @@ class ConsoleWriter(EventWriter):
     def _fields(self, storage: EventStorage, new: ShownMetrics) -> list[str]:
         done = min(storage.iter + (not storage.is_over), self._max_iter)
         fields = [f"iteration: {done}/{self._max_iter}", f"consumed_samples: {storage.samples}"]
-        fields += [f"{name}: {value:.4g}" for name, value in (new.losses | new.others).items()]
+        fields += [f"{name}: {value:.4g}{unit_of(name)}" for name, value in (new.losses | new.others).items()]
         if new.time_s is not None:
             seconds_left = self._time_of_iteration(storage) * (self._max_iter - done)
             fields.insert(0, f"eta: {datetime.timedelta(seconds=int(seconds_left))}")

@@ -1,6 +1,7 @@
 """The writers of a run that asks for no others."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainwright.events.writers.base import EventWriter
@@ -22,6 +23,7 @@ def default_writers(
     console: bool = True,
     table: str | Path | None = None,
     tensorboard: str | Path | None = "",
+    tensorboard_aliases: Mapping[str, str] | None = None,
 ) -> list[EventWriter]:
     """A progress bar on a terminal, lines on the console, ``metrics.json`` and TensorBoard's events in ``folder``.
 
@@ -29,6 +31,7 @@ def default_writers(
         batch_size: samples of an iteration, for the rate that is shown; 0 if unknown.
         table: a CSV file to write too.
         tensorboard: another folder for TensorBoard's events; None: no events.
+        tensorboard_aliases: second names of metrics there, by their names.
     """
     writers: list[EventWriter] = []
     if progress_bar and is_terminal(sys.stdout):  # first, since the console's lines are left out while the bar is there
@@ -38,4 +41,6 @@ def default_writers(
     writers.append(JSONWriter(Path(folder, "metrics.json")))
     if table is not None:
         writers.append(CSVWriter(table))
-    return writers if tensorboard is None else [*writers, SafeWriter(TensorBoardWriter(tensorboard or folder))]
+    if tensorboard is not None:
+        writers.append(SafeWriter(TensorBoardWriter(tensorboard or folder, aliases=tensorboard_aliases)))
+    return writers

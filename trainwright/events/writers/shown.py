@@ -1,5 +1,6 @@
 """Which of the metrics a person watches during a run, read from the storage once per line or bar update."""
 
+import re
 from dataclasses import dataclass
 
 from trainwright.events.storage import EventStorage
@@ -22,6 +23,11 @@ class ShownMetrics:
     def main_loss(self) -> float | None:
         """The total loss, or the first one where no total was put."""
         return self.losses.get("total_loss", next(iter(self.losses.values()), None))
+
+
+def unit_of(name: str) -> str:
+    """What stands after a value that is shown: top-k accuracies, ``Acc@k``, are in percent, as LiBai has them."""
+    return " %" if re.fullmatch(r"Acc@\d+", name.rpartition("/")[2]) else ""
 
 
 def new_metrics(storage: EventStorage, after: int, window_size: int) -> ShownMetrics | None:

@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ class TensorBoardWriter(FileWriter):
     before the checkpoint that a resumed run starts from are left to the run that put them.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str], window_size: int = 20) -> None:
+    def __init__(
+        self, log_dir: str | os.PathLike[str], window_size: int = 20, *, aliases: Mapping[str, str] | None = None
+    ) -> None:
+        """``aliases``: second names, by the names of metrics; these are written under both."""
+        self._aliases = dict(aliases or {})
         self._log_dir = os.fspath(log_dir)
         self._window_size = window_size
         self._last_written = -1
@@ -52,6 +57,7 @@ class TensorBoardWriter(FileWriter):
             self._open()
         for iteration, row in rows.items():
             # One event for a row, where add_scalar makes one for each value, at five times the cost.
+            row |= {also: row[name] for name, also in self._aliases.items() if name in row}
             values = [self._summary.Value(tag=name, simple_value=number) for name, number in row.items()]
             self._writer.file_writer.add_summary(self._summary(value=values), iteration)
             self._last_written = iteration

@@ -13,8 +13,9 @@ class Callback:
     """Override the methods you need; one that is left alone costs nothing.
 
     ``logs`` holds the newest values by name: ``global_step`` (batches trained on, over all resumes), ``epoch`` (from 1
-    on), ``epoch_step``, ``eval_global_step``, ``lr``, ``step_loss``, ``epoch_loss`` …, and after an evaluation
-    ``eval_epoch_loss``, ``eval_epoch_metric`` and each result under ``eval_<name>``. Values read as floats.
+    on), ``epoch_step``, ``eval_global_step``, ``lr``, ``step_loss``, ``epoch_loss`` …; in an evaluation
+    ``eval_step_loss`` and, over its batches so far, ``eval_epoch_loss`` and ``eval_epoch_metric`` (the latter with one
+    process); after it these over all batches and each result under ``eval_<name>``. Values read as floats.
 
     The order of calls::
 
