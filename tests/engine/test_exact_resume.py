@@ -189,15 +189,27 @@ def test_a_run_that_is_done_stays_as_it_is(tmp_path: Path) -> None:
     assert rows(tmp_path) == before
 
 
-def test_a_run_that_was_killed_in_its_final_evaluation_comes_to_its_end(tmp_path: Path) -> None:
-    run(config(tmp_path, num_workers=0))
-    expected = rows(tmp_path)
+def test_a_run_that_was_killed_in_its_final_evaluation_comes_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(config(tmp_path / "whole", num_workers=0))
+    expected = rows(tmp_path / "whole")
     assert [row["iteration"] for row in expected[-2:]] == [ITERATIONS - 1, ITERATIONS]
-    lines = (tmp_path / "metrics.json").read_text().splitlines(keepends=True)
-    (tmp_path / "metrics.json").write_text("".join(lines[:-1]) + lines[-1][:5])  # model_final is there, and no more
-    assert run(config(tmp_path, num_workers=0)) == {}
-    assert rows(tmp_path) == expected
-    assert (tmp_path / "last_checkpoint").read_text() == "model_final"
+    evaluate, calls = DefaultTrainer.test.__func__, []
+
+    def end_the_third(cls: Any, *arguments: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return evaluate(cls, *arguments)
+
+    monkeypatch.setattr(DefaultTrainer, "test", classmethod(end_the_third))
+    with pytest.raises(KeyboardInterrupt):
+        run(config(tmp_path / "cut", num_workers=0))
+    monkeypatch.undo()
+    assert run(config(tmp_path / "cut", num_workers=0)) == {}
+    assert rows(tmp_path / "cut") == expected
+    assert (tmp_path / "cut" / "last_checkpoint").read_text() == "model_final"
 
 
 def test_settings_that_a_resume_finds_changed_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
