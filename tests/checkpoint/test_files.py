@@ -114,3 +114,60 @@ def test_the_file_room_imports_nothing_of_ours():
     loads = "import sys, runpy; runpy.run_path(sys.argv[1])"
     code = f"{loads}; assert not [m for m in sys.modules if m.split('.')[0] == 'trainwright']"
     subprocess.run([sys.executable, "-c", code, files.__file__], check=True)
+
+
+KILLED = """
+import os, signal, socket, sys
+socket.gethostname = lambda: "a container"
+from trainwright.checkpoint import Checkpointer, folder
+import torch
+
+class Stops:
+    def state_dict(self): return {}
+    def load_state_dict(self, state): pass
+
+def measure(writer, file=None, measure=folder.measure):
+    print("writing", flush=True)
+    sys.stdin.read()
+
+folder.measure = measure
+Checkpointer(torch.nn.Linear(1, 1), sys.argv[1], asynchronous=False).save("model_0000009", iteration=9)
+"""
+
+
+def test_what_a_killed_run_of_another_container_was_writing_goes_and_that_of_a_live_one_stays(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout.readline() == b"writing\n"
+            (entry,) = tmp_path.glob(".tmp-*")
+            assert files.remove_stale(tmp_path) == []
+        finally:
+            writer.kill()
+    assert files.remove_stale(tmp_path) == [entry]
+    assert names(tmp_path) == []
+
+
+def test_an_entry_of_another_machine_that_has_not_changed_for_a_day_goes(tmp_path):
+    old, new = (tmp_path / temporary_name_of(number, host="another machine") for number in (1, 2))
+    for path in (old, new):
+        path.mkdir()
+    os.utime(old, (1, 1))
+    assert files.remove_stale(tmp_path) == [old]
+
+
+def test_an_entry_that_cannot_be_deleted_keeps_no_other(tmp_path, monkeypatch):
+    first, second = (tmp_path / temporary_name_of(dead_pid()) for _ in range(2))
+    for path in (first, second):
+        path.write_text("x")
+    remove = type(first).unlink
+
+    def unlink(path, **options):
+        if path == min(first, second):
+            raise PermissionError(13, "Permission denied", str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(type(first), "unlink", unlink)
+    with pytest.raises(PermissionError):
+        files.remove_stale(tmp_path)
+    assert names(tmp_path) == [min(first, second).name]

@@ -14,7 +14,8 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,6 +23,8 @@ PathLike = str | os.PathLike[str]
 Writer = Callable[[BinaryIO], object]  # writes its content into an open binary file
 
 _TEMPORARY = re.compile(r"\.tmp-.+-(?P<pid>\d+)-(?P<host>[0-9a-f]{8})-(?P<start>\d+)-\d+", re.DOTALL)
+_LOCK_NAME = ".lock"  # in a temporary folder while it is written
+_ABANDONED_S = 24 * 3600  # without a change: of a process on a machine that cannot be asked
 _counter = itertools.count()
 
 
@@ -64,7 +67,10 @@ def commit_folder(temporary: PathLike, final: PathLike) -> None:
     temporary, final = Path(temporary), Path(final)
     for folder, _, names in os.walk(temporary, topdown=False):
         for name in names:
-            sync_file(Path(folder, name))
+            if name != _LOCK_NAME:
+                sync_file(Path(folder, name))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(Path(folder, _LOCK_NAME))
         sync_folder(folder)
     os.rename(temporary, final)
     sync_folder(final.parent)
@@ -118,21 +124,82 @@ def remove_folder(path: PathLike) -> None:
 
 
 def remove_stale(folder: PathLike) -> list[Path]:
-    """Delete the temporary entries that dead processes of this machine left in ``folder``; returns what was deleted.
+    """Delete the temporary entries that dead processes left in ``folder``; returns what was deleted.
 
-    An entry of another machine may belong to a running process there, and stays.
+    Of this machine, whose processes are known. Of another one (each container has its own name) a folder whose writer
+    holds its lock no more, and anything that has not changed for a day.
+
+    Raises:
+        OSError: some could not be deleted. The others are.
     """
-    removed = []
+    removed, failure = [], None
     for entry in _entries(folder):
         match = _TEMPORARY.fullmatch(entry.name)
-        if match is None or match["host"] != _host() or _start_time(int(match["pid"])) == int(match["start"]):
+        if match is None or not _is_abandoned(entry, match):
             continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink(missing_ok=True)
-        removed.append(entry)
+        try:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+            removed.append(entry)
+        except OSError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
     return removed
+
+
+@contextlib.contextmanager
+def locked(temporary: PathLike) -> Iterator[None]:
+    """Hold a lock in a temporary folder while it is written; it is gone with the process, however that ends."""
+    try:
+        import fcntl
+
+        descriptor = os.open(Path(temporary, _LOCK_NAME), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # a filesystem without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_abandoned(entry: Path, match: re.Match[str]) -> bool:
+    is_free = _lock_is_free(entry / _LOCK_NAME)
+    if match["host"] == _host():
+        # Two containers may have one name, and a process of the other one looks dead from here.
+        return _start_time(int(match["pid"])) != int(match["start"]) and is_free is not False
+    if is_free is not None:
+        return is_free
+    try:
+        return time.time() - os.lstat(entry).st_mtime > _ABANDONED_S
+    except OSError:
+        return False
+
+
+def _lock_is_free(path: Path) -> bool | None:
+    """Whether nobody holds the lock; None where there is none, or where that cannot be found out."""
+    try:
+        import fcntl
+
+        descriptor = open_regular(path, os.O_RDWR) if path.exists() else None
+    except (ImportError, OSError):
+        return None
+    if descriptor is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def irregular(path: PathLike) -> str | None:

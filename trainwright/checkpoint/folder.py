@@ -20,6 +20,7 @@ from trainwright.checkpoint.files import (
     atomic_write,
     commit_folder,
     is_temporary,
+    locked,
     read_regular,
     real_path,
     remove_folder,
@@ -201,18 +202,20 @@ def _commit(
     written: dict[str, FileEntry] = {}
     try:
         os.mkdir(temporary)
-        for name, writer in writers.items():
-            if "/" in name:
-                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            if before and entries[name] == before.manifest.files.get(name) and _link(before.folder, temporary, name):
-                written[name] = entries[name]
-                continue
-            with open(temporary / name, "xb") as file:
-                written[name] = measure(writer, file)
-        manifest = replace(manifest, files=written)
-        with open(temporary / MANIFEST_NAME, "xb") as file:
-            file.write(manifest.to_bytes())
-        commit_folder(temporary, folder)
+        with locked(temporary):
+            for name, writer in writers.items():
+                if "/" in name:
+                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                is_same = before is not None and entries[name] == before.manifest.files.get(name)
+                if before is not None and is_same and _link(before.folder, temporary, name):
+                    written[name] = entries[name]
+                    continue
+                with open(temporary / name, "xb") as file:
+                    written[name] = measure(writer, file)
+            manifest = replace(manifest, files=written)
+            with open(temporary / MANIFEST_NAME, "xb") as file:
+                file.write(manifest.to_bytes())
+            commit_folder(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -106,7 +106,7 @@ class _Block:
         self.header = file.header
         self.is_pinned = _is_sent_by_gpu(file)
         size = file.num_bytes - len(file.header)
-        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.is_pinned)
+        self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self.is_pinned)
 
     def __call__(self, file: BinaryIO) -> None:
         file.write(self.header)

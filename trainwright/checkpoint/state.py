@@ -125,7 +125,7 @@ class _Encoder:
                 f"{_shown(path)}: got a {type(array).__name__} of dtype {array.dtype}; "
                 "allowed: numbers, bool, dates, text."
             )
-        data = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else _no_bytes()
+        data = torch.from_numpy(np.frombuffer(array.tobytes(), dtype=np.uint8).copy())
         entry = {"dtype": array.dtype.str, "shape": list(array.shape), "scalar": scalar}
         return {"$array": {"data": self._store(data, path), **entry}}
 
@@ -144,10 +144,6 @@ class _Encoder:
 def _shown(path: tuple[str, ...]) -> str:
     """A value's place. Half of a character (a lone surrogate) has no place in a file's names: it is shown escaped."""
     return ".".join(path).encode(errors="backslashreplace").decode()
-
-
-def _no_bytes() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _encode_key(key: Any, path: tuple[str, ...]) -> Any:
