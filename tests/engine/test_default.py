@@ -371,3 +371,15 @@ def test_trainers_leave_no_thread_and_no_copy_of_what_was_saved(tmp_path: Path) 
         trainer.train()
         assert threading.active_count() == before
         assert not trainer.checkpointer._writer._staging._blocks
+
+
+def test_a_default_dtype_of_float64_trains_saves_and_resumes(tmp_path: Path) -> None:
+    try:
+        torch.set_default_dtype(torch.float64)
+        DefaultTrainer(config(tmp_path, train_iter=3)).train()
+        trainer = DefaultTrainer(config(tmp_path, train_iter=6, resume=True))
+        trainer.train()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert trainer.iterations_done == 6
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float64}

@@ -1,5 +1,6 @@
 """The objects door does what a hand-written loop does: same weights, bit for bit, in all three contracts."""
 
+import copy
 import gc
 import math
 import sys
@@ -314,3 +315,28 @@ def test_without_a_config_it_trains_in_a_folder_of_its_own(
     data = TensorDataset(torch.randn(8, 4), torch.zeros(8, dtype=torch.long))
     assert Trainer(nn.Linear(4, 2), train_dataset=data).output_dir == tmp_path / "tmp_trainer"
     assert "tmp_trainer" in caplog.text
+
+
+@pytest.mark.parametrize(("dtype", "device"), [(torch.float64, None), (torch.float32, "meta")])
+def test_the_users_default_dtype_and_device_change_no_training(
+    tmp_path: Path, dtype: torch.dtype, device: str | None
+) -> None:
+    def train(folder: Path, epochs: int, *, resume: bool) -> dict[str, Tensor]:
+        model = copy.deepcopy(begin)
+        settings: dict[str, Any] = {"batch_size": 8, "device": "cpu", "resume_from_checkpoint": resume, "save_steps": 4}
+        trainer = Trainer(model, TrainingConfig(output_dir=folder, num_epochs=epochs, **settings), PAIRS, PAIRS)
+        trainer.train()
+        return model.state_dict()
+
+    begin = Net()
+    train(tmp_path / "plain", 1, resume=False)
+    expected = train(tmp_path / "plain", 2, resume=True)
+    try:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(device)
+        train(tmp_path / "other", 1, resume=False)
+        found = train(tmp_path / "other", 2, resume=True)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -174,7 +174,7 @@ def make_loader(
         mixup_func=mixup_func,
         num_workers=num_workers,
         collate_fn=collate_fn or collate,
-        generator=torch.Generator().manual_seed(mixed_seed(seed, LOADER_STREAM, rank)),
+        generator=torch.Generator("cpu").manual_seed(mixed_seed(seed, LOADER_STREAM, rank)),
         **options,
     )
 

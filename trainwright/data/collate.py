@@ -107,7 +107,7 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, DistTensorData):
         return _moved_tensor(value.tensor, device)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return _moved_tensor(torch.as_tensor(value), device)
+        return _moved_tensor(torch.as_tensor(value, device="cpu"), device)
     if isinstance(value, Instance):
         return {name: _moved(item, device) for name, item in value.get_fields().items()}
     if isinstance(value, Mapping):

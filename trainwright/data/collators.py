@@ -61,7 +61,7 @@ class TextPaddingDataCollator(_WithTokenizer):
     def __call__(self, samples: Samples) -> Batch:
         batch = self._texts(samples)
         if "labels" in samples[0]:
-            batch["labels"] = torch.as_tensor([sample["labels"] for sample in samples])
+            batch["labels"] = torch.as_tensor([sample["labels"] for sample in samples], device="cpu")
         return batch
 
 
@@ -93,7 +93,7 @@ class SpeechRecognitionDataCollator:
 
 
 def _pictures(samples: Samples) -> Tensor:
-    pictures = [torch.as_tensor(sample["pixel_values"]) for sample in samples]
+    pictures = [torch.as_tensor(sample["pixel_values"], device="cpu") for sample in samples]
     if len({picture.shape for picture in pictures}) > 1:
         shapes = sorted({tuple(picture.shape) for picture in pictures})
         raise DataError(

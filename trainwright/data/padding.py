@@ -23,7 +23,7 @@ def pad(sequences: Sequence[Any], value: float, *, side: Literal["right", "left"
     rows = [_as_tensor(row) for row in sequences]
     filled = next((row for row in rows if row.numel()), rows[0])
     length = max(1, *(len(row) for row in rows))
-    padded = torch.full((len(rows), length, *filled.shape[1:]), value, dtype=filled.dtype)
+    padded = torch.full((len(rows), length, *filled.shape[1:]), value, dtype=filled.dtype, device=filled.device)
     for number, row in enumerate(rows):
         if len(row):
             padded[number, : len(row)] = row
@@ -35,11 +35,11 @@ def pad(sequences: Sequence[Any], value: float, *, side: Literal["right", "left"
 
 def pad_mask(sequences: Sequence[Any], *, side: Literal["right", "left"] = "right") -> Tensor:
     """(B, L) int64: 1 where `pad` has kept a value, 0 where it has filled up."""
-    return pad([torch.ones(len(row), dtype=torch.int64) for row in sequences], 0, side=side)
+    return pad([torch.ones(len(row), dtype=torch.int64, device="cpu") for row in sequences], 0, side=side)
 
 
 def _as_tensor(row: Any) -> Tensor:
-    tensor = torch.as_tensor(row)
+    tensor = row if isinstance(row, Tensor) else torch.as_tensor(row, device="cpu")
     if tensor.numel() == 0 and not isinstance(row, Tensor):
         return tensor.to(torch.int64)  # an empty list has no type of its own
     return tensor if tensor.is_floating_point() else tensor.to(torch.int64)

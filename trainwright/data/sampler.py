@@ -92,7 +92,7 @@ class CyclicSampler(Sampler[list[int]]):
         while True:
             epoch, offset = divmod(position, self.data_size)
             indices = self.part_of_epoch(epoch, offset, size)
-            yield indices if len(indices) == size else torch.tensor(self._indices(position, size))
+            yield indices if len(indices) == size else torch.tensor(self._indices(position, size), device="cpu")
             position += step
 
     def _indices(self, position: int, count: int) -> SampleIndices:
@@ -114,7 +114,7 @@ class CyclicSampler(Sampler[list[int]]):
     def part_of_epoch(self, epoch: int, offset: int, count: int) -> Tensor:
         """``indices_of_epoch`` as a tensor: int64 (B,), a view of the epoch's order where it is shuffled."""
         if not self.shuffle:
-            return torch.arange(offset, min(offset + count, self.data_size))
+            return torch.arange(offset, min(offset + count, self.data_size), device="cpu")
         return self._shuffled.tensor(self.seed, epoch)[offset : offset + count]
 
     def __repr__(self) -> str:
@@ -184,7 +184,7 @@ class SingleRoundSampler(Sampler[list[int]]):
         for number in self._batch_numbers():
             start = number * self.micro_batch_size
             stop = min(start + self.micro_batch_size, self.data_size)
-            yield torch.arange(start, stop) if order is None else order[start:stop]
+            yield torch.arange(start, stop, device="cpu") if order is None else order[start:stop]
 
     def _batch_numbers(self) -> range:
         if self.drop_last:
@@ -277,7 +277,7 @@ class _Shuffled:
     def __init__(self, length: int) -> None:
         self._length = length
         self._key: tuple[int, int] | None = None
-        self._tensor = torch.empty(0, dtype=torch.int64)
+        self._tensor = torch.empty(0, dtype=torch.int64, device="cpu")
         self._order: npt.NDArray[np.int64] = self._tensor.numpy()
 
     def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:

@@ -35,8 +35,8 @@ def words_at(key: bytes, place: str) -> bytes:
 
 def permutation(length: int, seed: int, epoch: int) -> torch.Tensor:
     """The order of ``range(length)`` in one epoch: int64, drawn without touching the global generators."""
-    generator = torch.Generator().manual_seed(mixed_seed(seed, ORDER_STREAM, epoch))
-    return torch.randperm(length, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(mixed_seed(seed, ORDER_STREAM, epoch))
+    return torch.randperm(length, generator=generator, device="cpu")
 
 
 def seed_everything_in_this_process(seed: int) -> None:

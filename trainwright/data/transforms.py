@@ -70,8 +70,8 @@ class Normalize:
             raise ConfigError(f"Normalize.std: got {list(std)}; no value may be 0.")
         self.mean = list(mean)
         self.std = list(std)
-        self._mean_C11 = torch.tensor(self.mean)[:, None, None]
-        self._std_C11 = torch.tensor(self.std)[:, None, None]
+        self._mean_C11 = torch.tensor(self.mean, dtype=torch.float32, device="cpu")[:, None, None]
+        self._std_C11 = torch.tensor(self.std, dtype=torch.float32, device="cpu")[:, None, None]
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         if not isinstance(image, torch.Tensor) or not image.is_floating_point():
