@@ -112,6 +112,7 @@ def test_list_shows_the_names_beside_the_objects_doors_checkpoints(
     assert os.readlink(copy / "final_epoch") == f"checkpoints/{last.name}"
     said, _ = checkpoint("list", copy)
     assert f"-> checkpoints/{last.name}" in line_of(said, "final_epoch")
+    assert "None of them" not in said
     (place, inner) = json.loads(checkpoint("list", copy, "--json")[0])
     assert (place["resume"], inner["resume"]) == (None, last.name)
 
@@ -168,7 +169,7 @@ def test_a_bad_pointer_is_said(checkpoint: Command, run: Path, content: str, say
 def test_a_run_without_a_whole_checkpoint_says_so(checkpoint: Command, run: Path) -> None:
     for weights in run.glob("*/model.safetensors"):
         weights.write_bytes(b"")
-    assert "None of them is whole" in checkpoint("list", run, code=1)[0]
+    assert "None of them is complete" in checkpoint("list", run, code=1)[0]
 
 
 def test_an_empty_folder_has_no_checkpoints(checkpoint: Command, tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ class Place:
     Attributes:
         found: the first saved stands first, and a name for it behind it.
         resumed: the one that a resume takes, as far as it was looked at; None if none is good.
+        has_candidates: whether a resume would look at any; not where there are only links to another folder, as in the
+            folder of a run beside its ``checkpoints/``.
         last: the name in ``last_checkpoint``; None if there is none.
         pointer_fault: what is wrong with ``last_checkpoint``; "" if nothing.
     """
@@ -67,6 +69,7 @@ class Place:
     folder: Path
     found: tuple[Found, ...]
     resumed: Found | None
+    has_candidates: bool
     last: str | None
     pointer_fault: str
 
@@ -100,7 +103,7 @@ def _place(folder: Path, *, contents: bool, deep: bool) -> Place:
         if found or not paths:  # else all were deleted while we looked, and others may be there now
             break
     found.sort(key=lambda entry: (Saved(entry.path, entry.manifest).rank, entry.points_at is not None, entry.path.name))
-    return Place(folder, tuple(found), _resumed(candidates, found), last, fault)
+    return Place(folder, tuple(found), _resumed(candidates, found), bool(candidates), last, fault)
 
 
 def _look_at_all(paths: list[Path], *, contents: bool, deep: bool) -> list[Found]:

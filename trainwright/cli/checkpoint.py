@@ -141,7 +141,7 @@ def _is_whole(place: Place) -> bool:
 
 
 def _place_lines(place: Place) -> list[str]:
-    rows = [["name", "iteration", "saved at", "size", "ranks", "whole", ""]]
+    rows = [["name", "iteration", "saved at", "size", "ranks", "complete", ""]]
     for entry in place.found:
         manifest = entry.manifest
         iteration = "?" if manifest is None else "-" if manifest.iteration is None else str(manifest.iteration)
@@ -162,8 +162,8 @@ def _place_lines(place: Place) -> list[str]:
     lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry in place.found for fault in entry.faults]
     if place.pointer_fault:
         lines.append(f"  {POINTER_NAME}: {shown(place.pointer_fault)}")
-    if place.found and place.resumed is None:
-        lines.append("  None of them is whole: a resume would stop with an error.")
+    if place.has_candidates and place.resumed is None:
+        lines.append("  None of them is complete: a resume would stop with an error.")
     return lines
 
 
