@@ -23,7 +23,7 @@ PathLike = str | os.PathLike[str]
 Writer = Callable[[BinaryIO], object]  # writes its content into an open binary file
 
 _TEMPORARY = re.compile(r"\.tmp-.+-(?P<pid>\d+)-(?P<host>[0-9a-f]{8})-(?P<start>\d+)-\d+", re.DOTALL)
-_LOCK_NAME = ".lock"  # in a temporary folder while it is written
+_LOCK = "lock"  # a temporary file of a process that is writing
 _ABANDONED_S = 24 * 3600  # without a change: of a process on a machine that cannot be asked
 _counter = itertools.count()
 
@@ -67,10 +67,7 @@ def commit_folder(temporary: PathLike, final: PathLike) -> None:
     temporary, final = Path(temporary), Path(final)
     for folder, _, names in os.walk(temporary, topdown=False):
         for name in names:
-            if name != _LOCK_NAME:
-                sync_file(Path(folder, name))
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(Path(folder, _LOCK_NAME))
+            sync_file(Path(folder, name))
         sync_folder(folder)
     os.rename(temporary, final)
     sync_folder(final.parent)
@@ -126,17 +123,16 @@ def remove_folder(path: PathLike) -> None:
 def remove_stale(folder: PathLike) -> list[Path]:
     """Delete the temporary entries that dead processes left in ``folder``; returns what was deleted.
 
-    Of this machine, whose processes are known. Of another one (each container has its own name) a folder whose writer
-    holds its lock no more, and anything that has not changed for a day.
+    Those of this machine, whose processes are known. Of another one (each container has its own name) those of a
+    process that does not hold its lock any more, and what has not changed for a day.
 
     Raises:
         OSError: some could not be deleted. The others are.
     """
     removed, failure = [], None
-    for entry in _entries(folder):
-        match = _TEMPORARY.fullmatch(entry.name)
-        if match is None or not _is_abandoned(entry, match):
-            continue
+    matches = [(entry, _TEMPORARY.fullmatch(entry.name)) for entry in _entries(folder)]
+    # All are found before the first is deleted: a lock tells of the others.
+    for entry in [entry for entry, match in matches if match is not None and _is_abandoned(entry, match)]:
         try:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
@@ -151,55 +147,60 @@ def remove_stale(folder: PathLike) -> list[Path]:
 
 
 @contextlib.contextmanager
-def locked(temporary: PathLike) -> Iterator[None]:
-    """Hold a lock in a temporary folder while it is written; it is gone with the process, however that ends."""
-    try:
-        import fcntl
+def locked(folder: PathLike) -> Iterator[None]:
+    """Show that the temporary entries of this process in ``folder`` are being written.
 
-        descriptor = os.open(Path(temporary, _LOCK_NAME), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except ImportError:  # Windows
-        yield
-        return
+    By a lock, which the system frees with the process, however that ends, and which also other containers see.
+    """
+    lock = temporary_sibling(Path(folder, _LOCK))
+    descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        with contextlib.suppress(OSError):  # a filesystem without locks
+        with contextlib.suppress(ImportError, OSError):  # Windows; a filesystem without locks
+            import fcntl
+
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
+        with contextlib.suppress(OSError):
+            os.unlink(lock)
         os.close(descriptor)
 
 
 def _is_abandoned(entry: Path, match: re.Match[str]) -> bool:
-    is_free = _lock_is_free(entry / _LOCK_NAME)
+    held = _holds_lock(entry.parent, match)
     if match["host"] == _host():
         # Two containers may have one name, and a process of the other one looks dead from here.
-        return _start_time(int(match["pid"])) != int(match["start"]) and is_free is not False
-    if is_free is not None:
-        return is_free
+        return _start_time(int(match["pid"])) != int(match["start"]) and not held
+    if held is not None:
+        return not held
     try:
         return time.time() - os.lstat(entry).st_mtime > _ABANDONED_S
     except OSError:
         return False
 
 
-def _lock_is_free(path: Path) -> bool | None:
-    """Whether nobody holds the lock; None where there is none, or where that cannot be found out."""
+def _holds_lock(folder: Path, match: re.Match[str]) -> bool | None:
+    """Whether the process of a temporary entry holds a lock; None where it made none, or locks do not work."""
     try:
         import fcntl
-
-        descriptor = open_regular(path, os.O_RDWR) if path.exists() else None
-    except (ImportError, OSError):
+    except ImportError:
         return None
-    if descriptor is None:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return True
+    held = None
+    for lock in folder.glob(f".tmp-{_LOCK}-{match['pid']}-{match['host']}-{match['start']}-*"):
+        try:
+            descriptor = open_regular(lock, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = held or False
+        except BlockingIOError:
+            held = True
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+    return held
 
 
 def irregular(path: PathLike) -> str | None:

@@ -201,8 +201,8 @@ def _commit(
     temporary = temporary_sibling(folder)
     written: dict[str, FileEntry] = {}
     try:
-        os.mkdir(temporary)
-        with locked(temporary):
+        with locked(folder.parent):
+            os.mkdir(temporary)
             for name, writer in writers.items():
                 if "/" in name:
                     (temporary / name).parent.mkdir(parents=True, exist_ok=True)
