@@ -396,7 +396,7 @@ CALLS = {
         "os.system": {"command": "touch {canary}"},
         "posix.system": {"command": "touch {canary}"},
         "torch.os.system": {"command": "touch {canary}"},
-        "trainwright.config.save.os.system": {"command": "touch {canary}"},
+        "trainwright.config.lazy.serialization.os.system": {"command": "touch {canary}"},
         "subprocess.run": {"args": ["touch", "{canary}"]},
         "subprocess.Popen": {"args": ["touch", "{canary}"]},
         "builtins.eval": {"source": "__import__('os').system('touch {canary}')"},

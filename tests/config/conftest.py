@@ -1,6 +1,6 @@
 import pytest
 
-from trainwright.config import trust
+from trainwright.config.lazy import allowlist as trust
 
 
 @pytest.fixture(autouse=True)

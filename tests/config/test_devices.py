@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainwright import TrainingConfig
-from trainwright.config.devices import find_device, warn_missing
+from trainwright.config.torch_names import find_device, warn_missing
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from trainwright.data import build_image_train_loader
-from trainwright.data.position import set_position
+from trainwright.data.loaders import set_position
 
 
 def test_a_loader_of_ours_begins_there() -> None:

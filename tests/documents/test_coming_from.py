@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.config.synonyms import SYNONYMS
+from trainwright.config.training.aliases import SYNONYMS
 from trainwright.hooks import Callback, TrainerControl
 
 REPOSITORY = Path(__file__).parents[2]

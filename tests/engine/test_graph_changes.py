@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.engine.test_graph import Event, Net, Run, adamw, batches, captures, has_compiler, refusals
 from torch import Tensor, nn
 
-from tests.engine.test_graph import Event, Net, Run, adamw, batches, captures, has_compiler, refusals
-from trainwright.engine.graph_batch import layout_of
+from trainwright.engine.compiled.batch import layout_of
 
 Optimizer = torch.optim.Optimizer
 CHANGE_AT, UPDATES = 10, 24

@@ -113,7 +113,7 @@ def test_a_mistake_inside_of_torch_is_told_with_the_operation_and_the_place(
     monkeypatch.setattr(decomposition, "select_decomp_table", lambda: table)
     layers = nn.Conv2d(3, 4, 3), nn.Softplus()
     if not shutil.which("g++"):
-        monkeypatch.setattr("trainwright.engine.graph.usable_backend", lambda backend, device: backend)
+        monkeypatch.setattr("trainwright.engine.compiled.graph_trainer.usable_backend", lambda backend, device: backend)
     graph, eager = losses("inductor", *layers)[0], losses(None, *layers)[0]
     assert graph.tolist() == eager.tolist()
     assert re.search(
@@ -161,7 +161,7 @@ def test_a_resumed_program_of_inductor_goes_on_bit_for_bit(
 
 def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A making of programs that takes a second more, of no processor."""
-    from trainwright.engine import graph_update
+    from trainwright.engine.compiled import update as graph_update
 
     seconds = [0.0]
     clock = graph_update.time.perf_counter

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainwright.engine.graph_replay import Replayed
+from trainwright.engine.compiled.program import Replayed
 
 
 class Recorder:

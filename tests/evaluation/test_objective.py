@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.config.errors import ConfigError
-from trainwright.config.metric_config import MetricConfig
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import TextGenerationMetricsHandler, TorchMetricsHandler, build_metric, objective_of
 from trainwright.evaluation.metrics.names import key_of, metric_classes
 

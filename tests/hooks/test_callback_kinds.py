@@ -15,7 +15,7 @@ from trainwright import hooks
 from trainwright.checkpoint import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.progress import TrainingProgress
+from trainwright.engine.state import TrainingProgress
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks import (
     CallbackList,

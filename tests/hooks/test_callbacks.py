@@ -11,7 +11,7 @@ from torch import nn
 from trainwright.checkpoint import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.progress import TrainingProgress
+from trainwright.engine.state import TrainingProgress
 from trainwright.hooks import Callback, CallbackList, EvalHook, Logs, RunCallbacks, TrainerControl
 
 METHODS = [name for name in vars(Callback) if name.startswith("on_")]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainwright.data.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
+from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 from trainwright.models import Model, ModelConfig, ModelOutput, register_model
 
 

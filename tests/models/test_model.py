@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
-from trainwright.data.preprocessor import PreprocessorsContainer
+from trainwright.data.tasks.preprocessor import PreprocessorsContainer
 from trainwright.models import BertConfig, Model, ModelConfig, ModelOutput
 
 

@@ -5,10 +5,9 @@ import logging
 import pytest
 import torch
 
-from trainwright.config.devices import warn_missing
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.device import pick_device
-from trainwright.parallel.launch import setup_dist_util
+from trainwright.config.torch_names import warn_missing
+from trainwright.parallel.launch import pick_device, setup_dist_util
 
 has_accelerator = torch.accelerator.is_available()
 

@@ -42,7 +42,7 @@ def points_before_it_is_there() -> None:
 
 def forgets_random_numbers() -> None:
     """A resumed run draws other numbers."""
-    from trainwright.engine import progress
+    from trainwright.engine import state as progress
 
     progress.set_random_state = lambda state: None
 

@@ -17,9 +17,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.checkpoint.agreement import raised_together
 from trainwright.checkpoint.candidates import first_good, resume_candidates
-from trainwright.checkpoint.contents import (
+from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
+from trainwright.checkpoint.files import PathLike, Writer
+from trainwright.checkpoint.folder import check_name, checkpoint_names
+from trainwright.checkpoint.order import make_last
+from trainwright.checkpoint.rank_errors import raised_together
+from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
+from trainwright.checkpoint.state_files import (
     EXTRA,
     MODEL_FILES,
     RESERVED_NAMES,
@@ -31,11 +36,6 @@ from trainwright.checkpoint.contents import (
     serialize,
     state_names,
 )
-from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.files import PathLike, Writer
-from trainwright.checkpoint.folder import check_name, checkpoint_names
-from trainwright.checkpoint.order import make_last
-from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.verify import TRIES, identity, in_terms_of, verify
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean

@@ -134,7 +134,7 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 
 def _read_back(folder: Path, manifest: Manifest) -> None:
     # Here: all else of this file does without torch.
-    from trainwright.checkpoint.contents import NOT_OURS, read_state
+    from trainwright.checkpoint.state_files import NOT_OURS, read_state
     from trainwright.checkpoint.tensors import read_tensors
 
     for name in manifest.files:

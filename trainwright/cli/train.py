@@ -16,10 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.arguments import default_argument_parser
 from trainwright.config.errors import ConfigError, MissingFileError, UserError
-from trainwright.config.lazy import LazyConfig
-from trainwright.config.lookup import try_get_key
+from trainwright.config.lazy.allowlist import allow_module, use_project
+from trainwright.config.lazy.lazy_config import LazyConfig
+from trainwright.config.lazy.lookup import try_get_key
 from trainwright.config.secrets import redact
-from trainwright.config.trust import allow_module, use_project
 from trainwright.config.yaml_file import regular_file
 from trainwright.terminal import guarded, open_standard_streams, print_line
 
@@ -139,7 +139,7 @@ def _evaluation(
 ) -> Callable[[], object]:
     """Build the model with its weights and what it is tested on."""
     from trainwright.checkpoint.checkpointer import Checkpointer
-    from trainwright.engine.setup import join_ranks
+    from trainwright.engine.default.setup import join_ranks
     from trainwright.parallel.precision import apply_autocast
 
     if not cfg.train.load_weight and not args.resume:

@@ -6,7 +6,6 @@ from trainwright.names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.config.arguments import default_argument_parser as default_argument_parser
-    from trainwright.config.configurables import configurable as configurable
     from trainwright.config.enums import LRSchedulerType as LRSchedulerType
     from trainwright.config.enums import OptimizerType as OptimizerType
     from trainwright.config.enums import PrecisionType as PrecisionType
@@ -18,34 +17,33 @@ if TYPE_CHECKING:
     from trainwright.config.errors import ConfigTypeError as ConfigTypeError
     from trainwright.config.errors import MissingFileError as MissingFileError
     from trainwright.config.errors import UserError as UserError
-    from trainwright.config.instantiation import instantiate as instantiate
-    from trainwright.config.lazy import LazyConfig as LazyConfig
-    from trainwright.config.lazy_call import LazyCall as LazyCall
-    from trainwright.config.lookup import try_get_key as try_get_key
-    from trainwright.config.metric_config import MetricConfig as MetricConfig
-    from trainwright.config.packaged import get_config as get_config
-    from trainwright.config.setting_help import dump_default_yaml as dump_default_yaml
-    from trainwright.config.setting_help import get_config_help as get_config_help
-    from trainwright.config.trainer_config import TrainerConfig as TrainerConfig
-    from trainwright.config.training_config import TrainingConfig as TrainingConfig
+    from trainwright.config.lazy.configurables import configurable as configurable
+    from trainwright.config.lazy.instantiation import instantiate as instantiate
+    from trainwright.config.lazy.lazy_call import LazyCall as LazyCall
+    from trainwright.config.lazy.lazy_config import LazyConfig as LazyConfig
+    from trainwright.config.lazy.lazy_config import get_config as get_config
+    from trainwright.config.lazy.lookup import try_get_key as try_get_key
+    from trainwright.config.training.metric_config import MetricConfig as MetricConfig
+    from trainwright.config.training.reference import dump_default_yaml as dump_default_yaml
+    from trainwright.config.training.reference import get_config_help as get_config_help
+    from trainwright.config.training.training_config import TrainerConfig as TrainerConfig
+    from trainwright.config.training.training_config import TrainingConfig as TrainingConfig
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
     "arguments": "default_argument_parser",
-    "configurables": "configurable",
     "enums": "LRSchedulerType OptimizerType PrecisionType TaskType",
     "errors": (
         "ConfigError ConfigImportError ConfigKeyError ConfigSyntaxError ConfigTypeError MissingFileError UserError"
     ),
-    "instantiation": "instantiate",
-    "lazy": "LazyConfig",
-    "lazy_call": "LazyCall",
-    "lookup": "try_get_key",
-    "packaged": "get_config",
-    "metric_config": "MetricConfig",
-    "setting_help": "dump_default_yaml get_config_help",
-    "trainer_config": "TrainerConfig",
-    "training_config": "TrainingConfig",
+    "lazy.configurables": "configurable",
+    "lazy.instantiation": "instantiate",
+    "lazy.lazy_call": "LazyCall",
+    "lazy.lazy_config": "LazyConfig get_config",
+    "lazy.lookup": "try_get_key",
+    "training.metric_config": "MetricConfig",
+    "training.reference": "dump_default_yaml get_config_help",
+    "training.training_config": "TrainerConfig TrainingConfig",
 }
 
 __all__ = [*" ".join(_NAMES_OF.values()).split()]

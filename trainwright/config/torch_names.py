@@ -1,6 +1,8 @@
 """Optimizers, losses, schedules and dtypes by torch's names. Torch is imported when a name is looked up."""
 
+import functools
 import inspect
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,39 @@ from trainwright.config.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import torch
+
+
+logger = logging.getLogger("trainwright.config")
+
+
+def find_device(name: str | None) -> "torch.device":
+    """The device of that name; of a kind of device the first; for None the accelerator if there is one, else the CPU.
+
+    One that is not there is one warning and the CPU.
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name is None:
+        return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, 0)
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    if accelerator is None or accelerator.type != device.type:
+        warn_missing(device.type)
+        return torch.device("cpu")
+    index = device.index or 0
+    if index >= torch.accelerator.device_count():
+        warn_missing(f"{device.type}:{index}")
+        return torch.device("cpu")
+    return torch.device(device.type, index)
+
+
+@functools.cache  # once per process and device
+def warn_missing(name: str) -> None:
+    """Say that a device that was asked for is not there."""
+    logger.warning("This machine has no %s device: computing on the CPU.", name)
+
 
 _SET_BY_TRAINER = {"optimizer": ("params",), "loss": (), "lr_scheduler": ("optimizer", "last_epoch")}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainwright.config.errors import ConfigError, MissingFileError
-from trainwright.config.interpolation import check_interpolations
+from trainwright.config.lazy.interpolation import check_interpolations
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -94,7 +94,7 @@ def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
     """The configuration in a YAML file, marked as data."""
     from omegaconf import DictConfig  # here: settings are written without it
 
-    from trainwright.config.provenance import distrust, set_origin
+    from trainwright.config.lazy.provenance import distrust, set_origin
 
     content = read_mapping(filename)
     check_interpolations(content, str(filename))

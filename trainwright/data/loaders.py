@@ -14,6 +14,7 @@ be lazy nodes too.
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,26 @@ from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.data.splits import train_val_test_datasets
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+
+logger = logging.getLogger("trainwright.data")
+
+
+def set_position(data_loader: Any, consumed_samples: int) -> None:
+    """Let a loader begin after ``consumed_samples`` of all ranks, counted over epochs.
+
+    A loader whose batch sampler has no ``set_consumed_samples`` begins its data anew, which is a warning.
+    """
+    set_consumed_samples = getattr(getattr(data_loader, "batch_sampler", None), "set_consumed_samples", None)
+    if set_consumed_samples is not None:
+        set_consumed_samples(consumed_samples)
+    elif consumed_samples:
+        logger.warning(
+            "The training loader %s cannot be set to a position, so this run begins its data anew instead of after %d"
+            " samples. Use trainwright.data's loaders, or a batch sampler with set_consumed_samples.",
+            type(data_loader).__name__,
+            consumed_samples,
+        )
+
 
 _SET_BY_LOADER = ("dataset", "micro_batch_size", "consumed_samples", "data_parallel_rank", "data_parallel_size")
 
@@ -269,6 +290,6 @@ def _is_node(value: Any) -> bool:
 def _instantiated(value: Any, **arguments: Any) -> Any:
     if not _is_node(value):
         return value
-    from trainwright.config.instantiation import instantiate
+    from trainwright.config.lazy.instantiation import instantiate
 
     return instantiate(value, **arguments)

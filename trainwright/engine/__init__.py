@@ -5,23 +5,23 @@ from typing import TYPE_CHECKING
 from trainwright.names import on_first_use
 
 if TYPE_CHECKING:
-    from trainwright.engine.default import DefaultTrainer as DefaultTrainer
-    from trainwright.engine.graph import GraphBase as GraphBase
-    from trainwright.engine.graph import GraphTrainer as GraphTrainer
+    from trainwright.engine.compiled.graph_trainer import GraphBase as GraphBase
+    from trainwright.engine.compiled.graph_trainer import GraphTrainer as GraphTrainer
+    from trainwright.engine.default.default_trainer import DefaultTrainer as DefaultTrainer
+    from trainwright.engine.default.setup import default_setup as default_setup
     from trainwright.engine.loop import TrainerBase as TrainerBase
-    from trainwright.engine.setup import default_setup as default_setup
-    from trainwright.engine.steps import EagerTrainer as EagerTrainer
-    from trainwright.engine.trainer import Trainer as Trainer
+    from trainwright.engine.step import EagerTrainer as EagerTrainer
+    from trainwright.engine.trainer.trainer import Trainer as Trainer
     from trainwright.hooks.base import HookBase as HookBase
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
-    "default": "DefaultTrainer",
-    "graph": "GraphBase GraphTrainer",
+    "compiled.graph_trainer": "GraphBase GraphTrainer",
+    "default.default_trainer": "DefaultTrainer",
+    "default.setup": "default_setup",
     "loop": "TrainerBase",
-    "setup": "default_setup",
-    "steps": "EagerTrainer",
-    "trainer": "Trainer",
+    "step": "EagerTrainer",
+    "trainer.trainer": "Trainer",
     "trainwright.hooks.base": "HookBase",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.engine.contracts import losses_of, target_of
+from trainwright.engine.loss_fn import losses_of, target_of
 
 _LOSSES_OF_CLASSES = (
     nn.CrossEntropyLoss,

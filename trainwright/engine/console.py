@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from trainwright.config.secrets import RedactingFormatter, redact
-from trainwright.engine.run_folder import LOG_FORMAT
+from trainwright.engine.run_directory import LOG_FORMAT
 from trainwright.events.writers.progress import ProgressAwareHandler
 from trainwright.parallel.dist import get_rank
 from trainwright.terminal import open_standard_streams

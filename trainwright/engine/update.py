@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.run_backward import plain_backward
+from trainwright.engine.accumulation import AllGroups, WindowMean, weighted_mean
+from trainwright.engine.extra_parameters import synchronized
+from trainwright.engine.gradient_sync import RankMean, Replica, SkipTogether, mean_over_ranks
 from trainwright.engine.gradients import noted, recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled
-from trainwright.engine.outside import synchronized
-from trainwright.engine.rank_mean import RankMean, SkipTogether, mean_over_ranks
-from trainwright.engine.replica import Replica
-from trainwright.engine.window import AllGroups, WindowMean, weighted_mean
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.skip import SkipNonFinite
 

@@ -5,23 +5,25 @@ from typing import TYPE_CHECKING
 from trainwright.names import on_first_use
 
 if TYPE_CHECKING:
-    from trainwright.evaluation.bleu import BLEUEvaluator as BLEUEvaluator
-    from trainwright.evaluation.classification import ClsEvaluator as ClsEvaluator
     from trainwright.evaluation.evaluator import DatasetEvaluator as DatasetEvaluator
     from trainwright.evaluation.evaluator import DatasetEvaluators as DatasetEvaluators
     from trainwright.evaluation.evaluator import EvaluationError as EvaluationError
+    from trainwright.evaluation.evaluators import BLEUEvaluator as BLEUEvaluator
+    from trainwright.evaluation.evaluators import ClsEvaluator as ClsEvaluator
+    from trainwright.evaluation.evaluators import PPLEvaluator as PPLEvaluator
+    from trainwright.evaluation.evaluators import RegEvaluator as RegEvaluator
     from trainwright.evaluation.handlers.base import MetricsHandler as MetricsHandler
-    from trainwright.evaluation.handlers.classification import (
-        TextClassificationMetricsHandler as TextClassificationMetricsHandler,
-    )
-    from trainwright.evaluation.handlers.labeling import (
+    from trainwright.evaluation.handlers.tasks import Image2TextMetricHandler as Image2TextMetricHandler
+    from trainwright.evaluation.handlers.tasks import Image2TextMetricsHandler as Image2TextMetricsHandler
+    from trainwright.evaluation.handlers.tasks import (
         SequenceLabelingMetricsHandler as SequenceLabelingMetricsHandler,
     )
+    from trainwright.evaluation.handlers.tasks import SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler
+    from trainwright.evaluation.handlers.tasks import (
+        TextClassificationMetricsHandler as TextClassificationMetricsHandler,
+    )
+    from trainwright.evaluation.handlers.tasks import TextGenerationMetricsHandler as TextGenerationMetricsHandler
     from trainwright.evaluation.handlers.tasks import metrics_handler_for as metrics_handler_for
-    from trainwright.evaluation.handlers.texts import Image2TextMetricHandler as Image2TextMetricHandler
-    from trainwright.evaluation.handlers.texts import Image2TextMetricsHandler as Image2TextMetricsHandler
-    from trainwright.evaluation.handlers.texts import SpeechRecognitionMetricsHandler as SpeechRecognitionMetricsHandler
-    from trainwright.evaluation.handlers.texts import TextGenerationMetricsHandler as TextGenerationMetricsHandler
     from trainwright.evaluation.handlers.torch_metrics import TorchMetricsHandler as TorchMetricsHandler
     from trainwright.evaluation.loop import inference_on_dataset as inference_on_dataset
     from trainwright.evaluation.metrics.building import build_metric as build_metric
@@ -30,32 +32,26 @@ if TYPE_CHECKING:
     from trainwright.evaluation.metrics.tm_metrics import get_metric_by_name as get_metric_by_name
     from trainwright.evaluation.metrics.tm_metrics import show_avaliable_metrics as show_avaliable_metrics
     from trainwright.evaluation.objective import objective_of as objective_of
-    from trainwright.evaluation.perplexity import PPLEvaluator as PPLEvaluator
-    from trainwright.evaluation.regression import RegEvaluator as RegEvaluator
     from trainwright.evaluation.report import flatten_results_dict as flatten_results_dict
     from trainwright.evaluation.report import print_csv_format as print_csv_format
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
-    "bleu": "BLEUEvaluator",
-    "classification": "ClsEvaluator",
     "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError",
-    "loop": "inference_on_dataset",
-    "perplexity": "PPLEvaluator",
-    "regression": "RegEvaluator",
-    "report": "flatten_results_dict print_csv_format",
+    "evaluators": "BLEUEvaluator ClsEvaluator PPLEvaluator RegEvaluator",
     "handlers.base": "MetricsHandler",
-    "handlers.classification": "TextClassificationMetricsHandler",
-    "handlers.labeling": "SequenceLabelingMetricsHandler",
-    "handlers.tasks": "metrics_handler_for",
-    "handlers.texts": (
-        "Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler TextGenerationMetricsHandler"
+    "handlers.tasks": (
+        "TextClassificationMetricsHandler SequenceLabelingMetricsHandler metrics_handler_for "
+        "Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler "
+        "TextGenerationMetricsHandler"
     ),
     "handlers.torch_metrics": "TorchMetricsHandler",
+    "loop": "inference_on_dataset",
     "metrics.building": "build_metric",
     "metrics.metric": "Metric",
     "metrics.tm_metrics": "TMMetrics get_metric_by_name show_avaliable_metrics",
     "objective": "objective_of",
+    "report": "flatten_results_dict print_csv_format",
 }
 
 __all__ = [*" ".join(_NAMES_OF.values()).split()]

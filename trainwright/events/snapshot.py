@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.events.figures import FiguresUntil, Histogram, Image
+from trainwright.events.media import FiguresUntil, Histogram, Image
 from trainwright.events.smoothing import HistoryBuffer
 from trainwright.events.storage import EventStorage, Scalar
 

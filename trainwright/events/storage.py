@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
-from trainwright.events.figures import Figures, Histogram, Image, wide_dtype
+from trainwright.events.media import Figures, Histogram, Image, wide_dtype
 from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
 
 if TYPE_CHECKING:
-    from trainwright.events.figures import ArrayLike
+    from trainwright.events.media import ArrayLike
 
 _MAX_PENDING = 1000  # values kept as they came before they are turned into numbers: bounds memory on the device
 _MAX_SAVED = 1000  # values per metric in a checkpoint: the longest window that is shown (the ETA's)

@@ -1,7 +1,6 @@
 """Hooks: what happens around the steps of a training."""
 
-from trainwright.hooks.base import HookBase
-from trainwright.hooks.callback_hook import CallbackHook
+from trainwright.hooks.base import CallbackHook, HookBase
 from trainwright.hooks.callbacks import (
     Callback,
     CallbackList,
@@ -19,11 +18,11 @@ from trainwright.hooks.callbacks import (
 )
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
 from trainwright.hooks.evaluate import EvalHook
-from trainwright.hooks.finite import FiniteCheck, NonFiniteError
-from trainwright.hooks.interruptions import Interruptions
 from trainwright.hooks.matmul_precision import Float32MatmulPrecision
+from trainwright.hooks.nan_check import FiniteCheck, NonFiniteError
 from trainwright.hooks.profile import ProfileHook
 from trainwright.hooks.schedule import LRScheduler
+from trainwright.hooks.signals import Interruptions
 from trainwright.hooks.timer import IterationTimer
 from trainwright.hooks.writers import PeriodicWriter
 

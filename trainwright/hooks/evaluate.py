@@ -7,7 +7,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.evaluation.report import flatten_results_dict
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import has_failed
-from trainwright.hooks.interruptions import stopped_by_signals
+from trainwright.hooks.signals import stopped_by_signals
 
 
 class EvalHook(HookBase):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.delivery import Delivery
+from trainwright.events.writers.dispatcher import Delivery
 from trainwright.hooks.base import HookBase
 
 

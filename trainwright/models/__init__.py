@@ -6,39 +6,41 @@ from trainwright.names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.models import vit as vit
-    from trainwright.models.bert import Bert as Bert
-    from trainwright.models.bert import BertConfig as BertConfig
-    from trainwright.models.bert import BertSequenceLabeling as BertSequenceLabeling
-    from trainwright.models.bert import BertSequenceLabelingConfig as BertSequenceLabelingConfig
-    from trainwright.models.bert import BertTextClassification as BertTextClassification
-    from trainwright.models.bert import BertTextClassificationConfig as BertTextClassificationConfig
     from trainwright.models.card import ModelCard as ModelCard
     from trainwright.models.config import ModelConfig as ModelConfig
-    from trainwright.models.crnn import CRNNImage2Text as CRNNImage2Text
-    from trainwright.models.crnn import CRNNImage2TextConfig as CRNNImage2TextConfig
     from trainwright.models.folder import init_weights as init_weights
-    from trainwright.models.gpt import GPTTextGeneration as GPTTextGeneration
-    from trainwright.models.gpt import GPTTextGenerationConfig as GPTTextGenerationConfig
     from trainwright.models.model import Model as Model
     from trainwright.models.model import build_model as build_model
     from trainwright.models.model import model_files as model_files
     from trainwright.models.model import register_model as register_model
     from trainwright.models.outputs import ModelOutput as ModelOutput
-    from trainwright.models.speech import CTCSpeechRecognition as CTCSpeechRecognition
-    from trainwright.models.speech import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
+    from trainwright.models.tasks.bert import Bert as Bert
+    from trainwright.models.tasks.bert import BertConfig as BertConfig
+    from trainwright.models.tasks.bert import BertSequenceLabeling as BertSequenceLabeling
+    from trainwright.models.tasks.bert import BertSequenceLabelingConfig as BertSequenceLabelingConfig
+    from trainwright.models.tasks.bert import BertTextClassification as BertTextClassification
+    from trainwright.models.tasks.bert import BertTextClassificationConfig as BertTextClassificationConfig
+    from trainwright.models.tasks.crnn import CRNNImage2Text as CRNNImage2Text
+    from trainwright.models.tasks.crnn import CRNNImage2TextConfig as CRNNImage2TextConfig
+    from trainwright.models.tasks.gpt import GPTTextGeneration as GPTTextGeneration
+    from trainwright.models.tasks.gpt import GPTTextGenerationConfig as GPTTextGenerationConfig
+    from trainwright.models.tasks.speech import CTCSpeechRecognition as CTCSpeechRecognition
+    from trainwright.models.tasks.speech import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
-    "model": "Model register_model build_model model_files",
-    "config": "ModelConfig",
-    "outputs": "ModelOutput",
-    "folder": "init_weights",
-    "crnn": "CRNNImage2Text CRNNImage2TextConfig",
-    "bert": "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling"
-    " BertSequenceLabelingConfig",
-    "speech": "CTCSpeechRecognition CTCSpeechRecognitionConfig",
-    "gpt": "GPTTextGeneration GPTTextGenerationConfig",
     "card": "ModelCard",
+    "config": "ModelConfig",
+    "folder": "init_weights",
+    "model": "Model register_model build_model model_files",
+    "outputs": "ModelOutput",
+    "tasks.bert": (
+        "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling "
+        "BertSequenceLabelingConfig"
+    ),
+    "tasks.crnn": "CRNNImage2Text CRNNImage2TextConfig",
+    "tasks.gpt": "GPTTextGeneration GPTTextGenerationConfig",
+    "tasks.speech": "CTCSpeechRecognition CTCSpeechRecognitionConfig",
     "vit": "vit",
 }
 

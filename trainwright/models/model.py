@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from trainwright.checkpoint.hub import upload_folder
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import to_batch
-from trainwright.data.preprocessor import Preprocessor, PreprocessorsContainer, part_of_kind
-from trainwright.data.registry import Registry
+from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorsContainer, part_of_kind
+from trainwright.data.tasks.registry import Registry
 from trainwright.models import folder as files
 from trainwright.models.config import CONFIG_NAME, ModelConfig
 from trainwright.models.modes import evaluation_mode
@@ -264,12 +264,12 @@ class Model(nn.Module):
 
 M = TypeVar("M", bound=type[Model])
 _OWN = {
-    "crnn_image2text": "trainwright.models.crnn",
-    "bert": "trainwright.models.bert",
-    "bert_text_classification": "trainwright.models.bert",
-    "bert_sequence_labeling": "trainwright.models.bert",
-    "ctc_speech_recognition": "trainwright.models.speech",
-    "gpt_text_generation": "trainwright.models.gpt",
+    "crnn_image2text": "trainwright.models.tasks.crnn",
+    "bert": "trainwright.models.tasks.bert",
+    "bert_text_classification": "trainwright.models.tasks.bert",
+    "bert_sequence_labeling": "trainwright.models.tasks.bert",
+    "ctc_speech_recognition": "trainwright.models.tasks.speech",
+    "gpt_text_generation": "trainwright.models.tasks.gpt",
 }
 _registry: Registry[Model] = Registry("model", ModelConfig, _OWN)
 

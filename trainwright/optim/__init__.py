@@ -40,9 +40,10 @@ _NAMES_OF = {
     "build": "build_lr_scheduler build_optimizer",
     "clip": "gradient_clipper",
     "configured": (
-        "configure_constant_scheduler configure_constant_scheduler_with_warmup"
-        " configure_cosine_scheduler_with_warmup configure_cosine_with_hard_restarts_scheduler_with_warmup"
-        " configure_linear_scheduler_with_warmup configure_polynomial_decay_scheduler_with_warmup"
+        "configure_constant_scheduler configure_constant_scheduler_with_warmup "
+        "configure_cosine_scheduler_with_warmup "
+        "configure_cosine_with_hard_restarts_scheduler_with_warmup "
+        "configure_linear_scheduler_with_warmup configure_polynomial_decay_scheduler_with_warmup"
     ),
     "freeze": "LayerFreezer freeze_bn",
     "groups": "get_default_optimizer_params reduce_param_groups",

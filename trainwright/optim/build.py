@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.instantiation import instantiate, locate_target
+from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.optim.fused import fused_arguments, run_fused
 from trainwright.optim.groups import get_default_optimizer_params
 

@@ -11,7 +11,7 @@ import torch
 
 from trainwright.config.enums import TaskType
 from trainwright.config.errors import ConfigError
-from trainwright.config.metric_config import MetricConfig
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import (
     EvaluationError,
     Image2TextMetricHandler,

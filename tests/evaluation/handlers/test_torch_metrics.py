@@ -9,7 +9,7 @@ import torch
 
 from trainwright.checkpoint.state import decode_state, encode_state
 from trainwright.config.errors import ConfigError
-from trainwright.config.metric_config import MetricConfig
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import EvaluationError, TMMetrics, TorchMetricsHandler
 
 N, C = 60, 3

@@ -10,7 +10,7 @@ import torch
 from rouge_score import rouge_scorer
 
 from trainwright.config.errors import ConfigError, UserError
-from trainwright.config.metric_config import MetricConfig
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import EvaluationError, Metric, build_metric
 from trainwright.evaluation.metrics.texts import Words
 

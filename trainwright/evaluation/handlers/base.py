@@ -3,15 +3,86 @@
 ``reset``, ``update`` for each batch, ``compute`` once: the value over all samples of all ranks, however batched.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any  # predictions, labels and trainers are of many kinds
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any, TypeVar  # a model's outputs and a loader's labels may be anything
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.handlers.samples import in_order, on_host, paired_rows, put_together
 from trainwright.evaluation.metrics.building import METRICS, MetricSettings, build_metric
+from trainwright.evaluation.metrics.classes import as_array
 from trainwright.evaluation.metrics.metric import Metric
+from trainwright.evaluation.metrics.shapes import scores_of, shape_and_type
 from trainwright.parallel.dist import all_gather_object
+
+IGNORED_LABEL = -100
+
+Batch = TypeVar("Batch")
+
+
+def rows_of(values: Any) -> list[Any]:
+    """One entry per sample of a tensor, an array or a list; tensors become arrays in memory."""
+    values = scores_of(values) if isinstance(values, Mapping) else values
+    if isinstance(values, Tensor | np.ndarray):
+        return list(as_array(values))
+    return [as_array(value) if isinstance(value, Tensor) else value for value in values]
+
+
+def paired_rows(predictions: Any, labels: Any, handler: object) -> Iterator[tuple[Any, Any]]:
+    """The rows of both, sample by sample.
+
+    Raises:
+        EvaluationError: they are not equally many.
+    """
+    some, others = rows_of(predictions), rows_of(labels)
+    if len(some) != len(others):
+        raise EvaluationError(
+            f"{type(handler).__name__}: predictions {shape_and_type(predictions)} and labels {shape_and_type(labels)} "
+            f"hold {len(some)} and {len(others)} samples; there must be one of each for every sample."
+        )
+    return zip(some, others, strict=True)
+
+
+def on_host(value: Any) -> Any:
+    """The same with tensors in memory, without gradient."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, Mapping):
+        return {key: on_host(item) for key, item in value.items()}
+    return type(value)(map(on_host, value)) if type(value) in (tuple, list) else value
+
+
+def put_together(batches: Sequence[Any]) -> Any:
+    """Batches as one: tensors and arrays joined, where their samples have one shape; else a list of samples."""
+    first = batches[0]
+    if all(isinstance(batch, Mapping) for batch in batches):
+        return {key: put_together([batch[key] for batch in batches]) for key in first}
+    if all(isinstance(batch, tuple) and len(batch) == len(first) for batch in batches):
+        return tuple(put_together(list(parts)) for parts in zip(*batches, strict=True))
+    for kind, join in ((Tensor, torch.cat), (np.ndarray, np.concatenate)):
+        if all(isinstance(batch, kind) and batch.ndim for batch in batches):
+            return _joined(batches, join)
+    if all(isinstance(batch, list) for batch in batches):
+        return list(chain.from_iterable(batches))
+    return list(batches)
+
+
+def _joined(batches: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+    if len({(batch.shape[1:], batch.dtype) for batch in batches}) == 1:
+        return join(list(batches))
+    return [sample for batch in batches for sample in batch]
+
+
+def in_order(shares: Sequence[Sequence[Batch]]) -> list[Batch]:
+    """The batches of all ranks in the order of the data set: rank r has the r-th batch of each round."""
+    absent = object()
+    rounds = zip_longest(*shares, fillvalue=absent)
+    return [batch for one_round in rounds for batch in one_round if batch is not absent]  # type: ignore[misc]
+
 
 MetricEntry = str | MetricSettings | Metric | Mapping[str, Any]
 
@@ -161,3 +232,22 @@ def split_entry(entry: Any) -> tuple[str, dict[str, Any]]:
 def _nearest(name: str, allowed: Sequence[str]) -> str:
     hint = did_you_mean(name, allowed)
     return hint if "Did you mean" in hint else ""
+
+
+class FunctionHandler(MetricsHandler):
+    """Call ``function(predictions, labels)`` once, with all samples of the data set; it gives figures by name.
+
+    Raises:
+        EvaluationError: it gives something else than a dict of numbers.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Mapping[str, Any]], trainer: Any = None) -> None:
+        self._function = function
+        super().__init__([], trainer)
+
+    def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
+        found = self._function(predictions, labels)
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        if not isinstance(found, Mapping):
+            raise EvaluationError(f"metrics_handler: {name} returned {type(found).__name__}; it must return a dict.")
+        return {key: float(value) for key, value in found.items()}

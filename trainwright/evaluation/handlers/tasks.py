@@ -1,16 +1,189 @@
 """Which handler computes the metrics of which task."""
 
+import re
+from collections.abc import Mapping
 from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.evaluation.handlers.base import MetricsHandler
-from trainwright.evaluation.handlers.classification import TextClassificationMetricsHandler
-from trainwright.evaluation.handlers.labeling import SequenceLabelingMetricsHandler
-from trainwright.evaluation.handlers.texts import (
-    Image2TextMetricHandler,
-    SpeechRecognitionMetricsHandler,
-    TextGenerationMetricsHandler,
-)
+from trainwright.evaluation.evaluator import EvaluationError
+from trainwright.evaluation.handlers.base import IGNORED_LABEL, MetricsHandler, paired_rows
+from trainwright.evaluation.metrics.shapes import shape_and_type
+
+
+class TextClassificationMetricsHandler(MetricsHandler):
+    """Scores (B, C) or class ids (B), and labels (B). Samples whose label is -100 do not count."""
+
+    valid_metrics = ("accuracy", "recall", "precision", "f1")
+    default_metrics = ("accuracy",)
+
+    def process(self, predictions: Any, labels: Any, **batch: Any) -> tuple[list[Any], list[Any]]:
+        pairs = [(_class(row), np.asarray(label)) for row, label in paired_rows(predictions, labels, self)]
+        if any(found is None or label.size != 1 for found, label in pairs):
+            raise EvaluationError(
+                f"{type(self).__name__}: predictions {shape_and_type(predictions)} and labels {shape_and_type(labels)} "
+                "do not fit; they must be scores (B, C) or class ids (B), and class ids (B)."
+            )
+        kept = [(found, label.item()) for found, label in pairs if label.item() != IGNORED_LABEL]
+        return [found for found, _ in kept], [label for _, label in kept]
+
+
+def _class(row: Any) -> Any:
+    """The class of one sample: the best of its scores, or itself; None if it is neither."""
+    scores = np.asarray(row)
+    if scores.ndim == 1 and (scores.size > 1 or scores.dtype.kind == "f"):
+        return int(scores.argmax())
+    return scores.item() if scores.size == 1 and scores.dtype.kind != "f" else None
+
+
+_IOB_LABEL = re.compile(r"O|[BIESLU]-.+")
+
+
+class SequenceLabelingMetricsHandler(MetricsHandler):
+    """Scores (B, L, C) or label ids (B, L), and label ids (B, L); tokens whose label is -100 do not count.
+
+    ``trainer.model.config.id2label`` tells the labels' names. If they are in no scheme such as IOB
+    (``trainer.train_dataset.config.is_iob_schema`` is False; where that is not said, the names tell), each labeled
+    token is a span of its own: ``name`` counts as ``B-name``, and ``O`` stays outside.
+    """
+
+    valid_metrics = ("seqeval",)
+    default_metrics = ("seqeval",)
+
+    def process(self, predictions: Any, labels: Any, **batch: Any) -> tuple[list[Any], list[Any]]:
+        names = self._names()
+        found: list[list[str]] = []
+        true: list[list[str]] = []
+        for scores, row in paired_rows(predictions, labels, self):
+            found_L, true_L = np.asarray(scores), np.asarray(row)
+            found_L = found_L.argmax(axis=-1) if found_L.ndim == 2 else found_L
+            if found_L.shape != true_L.shape or true_L.ndim != 1:
+                raise EvaluationError(
+                    f"{type(self).__name__}: a sample has predictions of shape {np.asarray(scores).shape} and labels "
+                    f"of shape {true_L.shape}; they must be (L, C) or (L,), and (L,)."
+                )
+            counted_L = true_L != IGNORED_LABEL
+            found.append([_name(names, label) for label in found_L[counted_L]])
+            true.append([_name(names, label) for label in true_L[counted_L]])
+        return found, true
+
+    def _names(self) -> dict[int, str]:
+        id2label = getattr(getattr(getattr(self.trainer, "model", None), "config", None), "id2label", None)
+        if not id2label:
+            raise ConfigError(
+                f"{type(self).__name__}: the names of the labels are not known. Give the model a config with id2label, "
+                'for example {0: "O", 1: "B-name", 2: "I-name"}, and the handler its trainer.'
+            )
+        pairs = id2label.items() if hasattr(id2label, "items") else enumerate(id2label)
+        names = {int(number): str(name) for number, name in pairs}
+        is_iob = getattr(getattr(getattr(self.trainer, "train_dataset", None), "config", None), "is_iob_schema", None)
+        if is_iob is None:
+            is_iob = all(_IOB_LABEL.fullmatch(name) for name in names.values())
+        return names if is_iob else {n: name if name == "O" else f"B-{name}" for n, name in names.items()}
+
+
+def _name(names: dict[int, str], label: Any) -> str:
+    try:
+        return names[int(label)]
+    except KeyError:
+        raise EvaluationError(
+            f"label {int(label)} is not in id2label, which has {min(names)} to {max(names)}."
+        ) from None
+
+
+class _TextsMetricsHandler(MetricsHandler):
+    """Predictions and labels become texts by ``trainer.model.post_process``, unless they are texts already."""
+
+    def process(self, predictions: Any, labels: Any, **batch: Any) -> tuple[list[Any], list[Any]]:
+        found, true = self._texts(predictions, "predictions"), self._texts(labels, "labels")
+        if len(found) != len(true):
+            raise EvaluationError(
+                f"{type(self).__name__}: predictions {shape_and_type(predictions)} are {len(found)} texts, labels "
+                f"{shape_and_type(labels)} are {len(true)}; there must be one of each for every sample."
+            )
+        return found, true
+
+    def _texts(self, values: Any, what: str) -> list[Any]:
+        found = _as_texts(values)
+        if found is not None:
+            return found
+        model = getattr(self.trainer, "model", None)
+        post_process = getattr(model, "post_process", None)
+        if post_process is None:
+            raise ConfigError(
+                f"{type(self).__name__}: {what} are {shape_and_type(values)}, no texts, and the model "
+                f"({type(model).__name__}) has no post_process(outputs) that makes texts of them."
+            )
+        if isinstance(values, np.ndarray):
+            values = torch.as_tensor(values)
+        if what == "labels":
+            values = _without_ignored(values, _padding_id(model))
+        found = _as_texts(post_process(values))
+        if found is None:
+            raise EvaluationError(
+                f"{type(model).__name__}.post_process gave no texts of {what} {shape_and_type(values)}; it must give a "
+                'list with a mapping that has a "text" for every sample.'
+            )
+        return found
+
+
+class Image2TextMetricHandler(_TextsMetricsHandler):
+    """How far the texts read in pictures are from what stands there."""
+
+    valid_metrics = ("cer", "wer")
+    default_metrics = ("cer",)
+
+
+Image2TextMetricsHandler = Image2TextMetricHandler
+
+
+class SpeechRecognitionMetricsHandler(_TextsMetricsHandler):
+    """How far the texts heard are from what was said."""
+
+    valid_metrics = ("cer", "wer")
+    default_metrics = ("cer", "wer")
+
+
+class TextGenerationMetricsHandler(_TextsMetricsHandler):
+    """How much of a reference is in a generated text."""
+
+    shifts_labels = True
+
+    valid_metrics = ("rouge", "bleu")
+    default_metrics = ("rouge",)
+
+
+def _as_texts(values: Any) -> list[Any] | None:
+    """Texts, or lists of texts, one per sample; None if ``values`` are something else."""
+    if isinstance(values, Tensor | str | Mapping) or not hasattr(values, "__iter__"):
+        return None
+    texts = [value["text"] if isinstance(value, Mapping) and "text" in value else value for value in values]
+    are_texts = (isinstance(t, str) or (isinstance(t, list) and t and isinstance(t[0], str)) for t in texts)
+    return [str(t) if isinstance(t, str) else list(t) for t in texts] if all(are_texts) else None
+
+
+def _without_ignored(values: Any, padding_id: int) -> Any:
+    """Ids with the model's own padding where -100 says that nothing is to be learned."""
+    if isinstance(values, Tensor):
+        return values.masked_fill(values == IGNORED_LABEL, padding_id)
+    rows = [torch.as_tensor(row) for row in values]
+    if all(row.shape == rows[0].shape for row in rows):
+        return _without_ignored(torch.stack(rows), padding_id)
+    return _without_ignored(
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding_id), padding_id
+    )
+
+
+def _padding_id(model: Any) -> int:
+    """What the model's config says: ``pad_token_id``, or the blank of CTC; else 0."""
+    config = getattr(model, "config", None)
+    found = (getattr(config, name, None) for name in ("pad_token_id", "blank_id"))
+    return next((value for value in found if isinstance(value, int)), 0)
+
 
 HANDLERS: dict[str, type[MetricsHandler]] = {
     "text_classification": TextClassificationMetricsHandler,

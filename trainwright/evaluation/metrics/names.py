@@ -6,11 +6,43 @@ import pkgutil
 import re
 from functools import cache
 from types import ModuleType
-from typing import Any  # torchmetrics ships classes whose types differ between releases
+from typing import Any
+
+from torch import Tensor
 
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.evaluation.metrics.area import area_under_curve
 from trainwright.evaluation.metrics.packages import load_package
+
+
+@cache
+def area_under_curve() -> type[Any]:
+    """The class ``AUC(reorder=False)``: ``update(x, y)`` takes points of one curve, ``compute`` gives the area."""
+    torchmetrics = load_package("torchmetrics", "AUC", "pip install torchmetrics")
+    compute = load_package("torchmetrics.utilities.compute", "AUC", "pip install torchmetrics")
+    data = load_package("torchmetrics.utilities.data", "AUC", "pip install torchmetrics")
+
+    class AUC(torchmetrics.Metric):  # type: ignore[name-defined, misc]  # the package is loaded only when it is used
+        """Trapezoidal area; the points must run in one direction of x unless ``reorder``."""
+
+        is_differentiable = False
+        higher_is_better = None
+        full_state_update = False
+
+        def __init__(self, reorder: bool = False, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.reorder = reorder
+            self.add_state("x", default=[], dist_reduce_fx="cat")
+            self.add_state("y", default=[], dist_reduce_fx="cat")
+
+        def update(self, preds: Tensor, target: Tensor) -> None:
+            self.x.append(preds.flatten())
+            self.y.append(target.flatten())
+
+        def compute(self) -> Any:
+            return compute.auc(data.dim_zero_cat(self.x), data.dim_zero_cat(self.y), reorder=self.reorder)
+
+    return AUC
+
 
 # What torchmetrics 0.7 called it: today's name, and the arguments with which that is the old one.
 OLD_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,7 +65,9 @@ OLD_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "SNR": ("SignalNoiseRatio", {}),
     "WER": ("WordErrorRate", {}),
 }
+
 _OWN = {"AUC": area_under_curve}  # classes that torchmetrics has no more, made from its functions
+
 _BASES = {"Metric", "BaseAggregator", "CompositionalMetric", "MetricInputTransformer", "RetrievalMetric"}
 
 

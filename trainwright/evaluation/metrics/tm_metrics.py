@@ -1,13 +1,16 @@
 """A torchmetrics metric by its name, that finds out about the task by itself and is cheap to update at every step."""
 
-from typing import Any, Self  # torchmetrics' results: numbers, tensors, dictionaries or tuples of these
+from collections.abc import Iterator, Sequence
+from typing import (
+    Any,  # a state is a plain dictionary
+    Self,  # torchmetrics' results: numbers, tensors, dictionaries or tuples of these
+)
 
 import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.buffer import LARGE_BATCH, Buffer, joined
 from trainwright.evaluation.metrics.construction import IGNORED_LABEL, SIZE_OF_TASK, Blueprint, on_device
 from trainwright.evaluation.metrics.names import available_names, key_of
 from trainwright.evaluation.metrics.shapes import (
@@ -20,8 +23,138 @@ from trainwright.evaluation.metrics.shapes import (
     is_channels_last,
     shape_and_type,
 )
-from trainwright.evaluation.metrics.state import State, put_joined_states, put_state, take_state
 from trainwright.parallel.dist import all_gather_object, get_world_size
+
+MAX_BATCHES = 128
+
+MAX_ELEMENTS = 1_000_000  # of predictions and targets together: 4 MB in float32
+
+LARGE_BATCH = MAX_ELEMENTS // 16  # a batch of this size is counted at once: a copy would cost more than it saves
+
+
+class Buffer:
+    """Copies of predictions and targets, in order.
+
+    Copies, since a loader may fill the same target again, a captured graph writes its outputs to the same place, and
+    a slice of a large output would keep all of it in memory.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def clear(self) -> None:
+        self._pairs: list[Pair] = []
+        self._num_elements = 0
+
+    def add(self, predictions: Tensor, targets: Tensor) -> bool:
+        """Take one batch; whether it is time to count."""
+        self._pairs.append((predictions.detach().clone(), targets.detach().clone()))
+        self._num_elements += predictions.numel() + targets.numel()
+        return len(self._pairs) >= MAX_BATCHES or self._num_elements >= MAX_ELEMENTS
+
+    def take(self) -> list[Pair]:
+        """What was added, as few pairs as types and shapes allow; the buffer is empty then."""
+        pairs = self._pairs
+        self.clear()
+        return joined(pairs)
+
+    def to(self, device: torch.device | str) -> None:
+        self._pairs = [(predictions.to(device), targets.to(device)) for predictions, targets in self._pairs]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pairs": [list(pair) for pair in self._pairs]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._pairs = [(predictions, targets) for predictions, targets in state["pairs"]]
+        self._num_elements = sum(value.numel() for pair in self._pairs for value in pair)
+
+
+def joined(pairs: list[Pair]) -> list[Pair]:
+    """One pair of all batches if they differ only in length, else all of them. They go to the last one's device."""
+    if not pairs:
+        return []
+    predictions, targets = map(list, zip(*pairs, strict=True))
+    if len({value.device for value in (*predictions, *targets)}) > 1:
+        device = predictions[-1].device
+        predictions, targets = [p.to(device) for p in predictions], [t.to(device) for t in targets]
+    shapes = {(p.shape, t.shape) for p, t in pairs}
+    # Two lengths in one batch are an error that says so; joined with others, they might seem to fit.
+    fitting = all(p and t and p[0] == t[0] for p, t in shapes) and len({(p[1:], t[1:]) for p, t in shapes}) == 1
+    if not fitting or len({p.dtype for p in predictions}) > 1 or len({t.dtype for t in targets}) > 1:
+        return list(zip(predictions, targets, strict=True))
+    return [(torch.cat(predictions), torch.cat(targets))]
+
+
+State = dict[str, dict[str, Any]]  # by the path of the metric inside its wrappers; "" is the metric itself
+
+_PLAIN = (bool, int, float, str, type(None))
+
+_KEPT_PRIVATE = ("_update_count", "_num_vals_seen")
+
+
+def take_state(metric: Any) -> State:
+    """Everything that a metric has counted. Tensors are copies, on the CPU."""
+    return {
+        path: {
+            "states": {name: _copied(getattr(part, name)) for name in part._defaults},
+            "attributes": {
+                name: _copied(value)
+                for name, value in vars(part).items()
+                if name not in part._defaults and _is_attribute(name, value)
+            },
+        }
+        for path, part in _parts(metric)
+    }
+
+
+def put_state(metric: Any, state: State) -> None:
+    """The inverse of `take_state`, into a metric that was made with the same arguments. It stays on its device."""
+    device = metric.device
+    for path, part in _parts(metric):
+        for name, value in {**state[path]["states"], **state[path]["attributes"]}.items():
+            setattr(part, name, _copied(value))
+        part._computed = None
+    metric.to(device)
+
+
+def put_joined_states(metric: Any, states: Sequence[State]) -> None:
+    """Put what several ranks have counted into a fresh metric, as torchmetrics does when it joins ranks."""
+    put_state(metric, states[0])
+    if len(states) == 1:
+        return
+    for path, part in _parts(metric):
+        for name, reduction in part._reductions.items():
+            setattr(part, name, _joined([state[path]["states"][name] for state in states], reduction))
+        part._update_count = sum(state[path]["attributes"]["_update_count"] for state in states)
+
+
+def _joined(values: list[Any], reduction: Any) -> Any:
+    if isinstance(values[0], Tensor):
+        stacked = torch.stack(values)
+        return stacked if reduction is None else reduction(stacked)
+    return [item for value in values for item in value]
+
+
+def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
+    for path, part in metric.named_modules():
+        if hasattr(part, "_reductions"):
+            yield path, part
+
+
+def _is_attribute(name: str, value: Any) -> bool:
+    """A value that a metric notes beside its states, such as the smallest result of a MinMaxMetric."""
+    kept = not name.startswith("_") or name in _KEPT_PRIVATE
+    return kept and type(value) in (*_PLAIN, Tensor)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
 
 _BUFFERED = ("classification", "regression")  # kinds whose result does not depend on how samples lie in batches
 

@@ -5,7 +5,7 @@ import logging
 
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.shown import ShownMetrics, new_metrics, unit_of
+from trainwright.events.writers.display_metrics import ShownMetrics, new_metrics, unit_of
 
 logger = logging.getLogger("trainwright.events")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.checkpoint.files import sync_folder
 from trainwright.config.errors import ConfigError
-from trainwright.events.figures import Histogram, Image
+from trainwright.events.media import Histogram, Image
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 from trainwright.events.writers.rows import is_left_out, rows_after

@@ -2,12 +2,11 @@
 
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.bridge import RunCallbacks
-from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.control_requests import TrainerControl
 from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.callbacks.model_checkpoint import ModelCheckpointCallback
-from trainwright.hooks.callbacks.printing import PrintCallback
-from trainwright.hooks.callbacks.progress_bar import ProgressBarCallback
+from trainwright.hooks.callbacks.progress_bar import PrintCallback, ProgressBarCallback
 from trainwright.hooks.callbacks.sequence import CallbackList
 from trainwright.hooks.callbacks.tensorboard import TensorBoardCallback
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.control_requests import TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.overrides import overridable
 

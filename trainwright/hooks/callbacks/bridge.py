@@ -11,11 +11,9 @@ from trainwright.config.errors import ConfigError
 from trainwright.evaluation.report import flatten_results_dict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.callbacks.control import TrainerControl
-from trainwright.hooks.callbacks.epoch_mean import EpochMean
-from trainwright.hooks.callbacks.logs import Logs
+from trainwright.hooks.callbacks.control_requests import TrainerControl, Wishes
+from trainwright.hooks.callbacks.logs import EpochMean, Logs
 from trainwright.hooks.callbacks.sequence import CallbackList
-from trainwright.hooks.callbacks.wishes import Wishes
 from trainwright.hooks.checkpoint import has_failed
 from trainwright.parallel.dist import get_world_size
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.hooks.callbacks.base import Callback
-from trainwright.hooks.callbacks.control import TrainerControl
+from trainwright.hooks.callbacks.control_requests import TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.overrides import is_overridden
 

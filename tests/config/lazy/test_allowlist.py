@@ -1,0 +1,384 @@
+"""What data may call."""
+
+import copy
+import importlib
+import logging
+import sys
+import threading
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from trainwright.config import ConfigError, ConfigImportError, LazyCall, LazyConfig, instantiate
+from trainwright.config.lazy.allowlist import allow_module, locate_untrusted, project_root, project_roots, use_project
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project in the working folder, with a module of its own, and a stranger's module outside of it."""
+    (tmp_path / "project/configs").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "project/own_parts_xyz.py").write_text(
+        "import os, subprocess\nfrom collections import Counter\n"
+        "import torch\n"
+        "from trainwright.config import instantiate\n"
+        "class Net:\n    def __init__(self, width=1): self.width = width\n    apply = torch.nn.Module.apply\n"
+        "    def _make(): pass\n"
+        "def _hidden(): pass\n"
+        "def pair(name, path=None): return {'_target_': name, 'path': path}\n"
+        "def listed(name, path=None): return [pair(name, path)]\n"
+        "def fails(**_): raise RuntimeError('on the way')\n"
+        "class Builds:\n    def __init__(self, parts): self.parts = instantiate(parts)\n"
+    )
+    (tmp_path / "elsewhere/stranger_xyz.py").write_text("raise SystemExit('a stranger was imported')\n")
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.syspath_prepend(tmp_path / "project")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    yield tmp_path / "project"
+    sys.modules.pop("own_parts_xyz", None)
+
+
+def from_yaml(folder, text):
+    (folder / "c.yaml").write_text(text)
+    return LazyConfig.load(folder / "c.yaml")
+
+
+def test_the_projects_own_modules_torch_and_trainwright_may_be_named(project):
+    cfg = from_yaml(
+        project,
+        "a: {_target_: own_parts_xyz.Net, width: 3}\nb: {_target_: torch.nn.Linear, in_features: 1, out_features: 2}\n",
+    )
+    assert instantiate(cfg.a).width == 3
+    assert instantiate(cfg.b).out_features == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.nn.Linear",
+        "torch.optim.AdamW",
+        "torch.optim.lr_scheduler.StepLR",
+        "torch.utils.data.DataLoader",
+        "torch.utils.data.TensorDataset",
+        "torch.nn.functional.gelu",
+        "torch.nn.init.xavier_uniform_",
+        "torch.distributions.Normal",
+        "torch.zeros",
+        "torch.tensor",
+        "torch.Generator",
+        "torch.device",
+        "torch.einsum",
+        "torch.manual_seed",
+        "torch.nn.functional.max_pool2d",
+        "torch.nn.utils.rnn.pad_sequence",
+        "torch.utils.data.default_collate",
+        "torch.utils.data.random_split",
+        "torch.linalg.norm",
+        "trainwright.data.build_image_train_loader",
+        "trainwright.data.CyclicSampler",
+        "trainwright.data.sampler.CyclicSampler",
+        "trainwright.data.Instance",
+        "trainwright.data.collate",
+        "trainwright.data.datasets.MNIST",
+        "trainwright.data.transforms.ToTensor",
+        "trainwright.evaluation.ClsEvaluator",
+        "trainwright.optim.WarmupCosineLR",
+        "trainwright.optim.get_default_optimizer_params",
+        "trainwright.optim.configure_constant_scheduler",
+        "trainwright.engine.GraphBase",
+        "builtins.dict",
+    ],
+)
+def test_the_building_blocks_are_allowed(name):
+    assert callable(locate_untrusted(name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system",
+        "posix.system",
+        "builtins.eval",
+        "builtins.open",
+        "subprocess.run",
+        "subprocess.Popen",
+        "sys.exit",
+        "shutil.rmtree",
+        "importlib.import_module",
+        "pickle.loads",
+        "runpy.run_path",
+        "functools.partial",
+        "operator.methodcaller",
+        "yaml.unsafe_load",
+        "numpy.load",
+        "torch.load",
+        "torch.save",
+        "torch.from_file",
+        "torch.hub.load",
+        "torch.os.system",
+        "torch.nn.modules.module.functools.partial",
+        "torch.serialization.load",
+        "torch.jit.load",
+        "torch.compile",
+        "torch.package.PackageImporter",
+        "torch.utils.cpp_extension.load_inline",
+        "torch.utils.cpp_extension.load",
+        "torch.utils.benchmark.Timer",
+        "torch.utils.data.datapipes.utils.decoder.basichandlers",
+        "torch.utils.collect_env.run",
+        "torch.utils.model_zoo.load_url",
+        "torch.classes.load_library",
+        "torch.ops.load_library",
+        "torch.distributed.checkpoint.load",
+        "torch.multiprocessing.spawn",
+        "torch.nn",
+        "torch.nn.Module.__subclasses__",
+        "torch.nn.Module.__init__.__globals__.get",
+        "trainwright.config.lazy.allowlist.allow_module",
+        "trainwright.config.LazyConfig.load",
+        "trainwright.config.LazyCall",
+        "trainwright.checkpoint.Checkpointer",
+        "trainwright.checkpoint.files.remove_folder",
+        "trainwright.checkpoint.files.atomic_write",
+        "trainwright.checkpoint.keep_newest",
+        "trainwright.checkpoint.state._Decoder.decode",
+        "trainwright.data.loaders._instantiated",
+        "trainwright.data.to_batch",
+        "trainwright.data.datasets.write_idx",
+        "trainwright.data.Instance.stack",
+        "trainwright.engine.run_directory.RunFolder",
+        "trainwright.events.EventStorage",
+        "trainwright.events.JSONWriter",
+        "trainwright.hooks.CallbackHook",
+        "trainwright.optim.build_optimizer",
+        "trainwright.DefaultTrainer",
+        "trainwright.instantiate",
+        "torch.nn.Module.apply",
+        "torch.nn.Module.register_module",
+        "torch.nn.Linear.load_state_dict",
+        "torch.nn.parallel.data_parallel",
+        "torch.nn.utils.parametrize.register_parametrization",
+        "torch.nn.utils.skip_init",
+        "torch.nn.utils.stateless.functional_call",
+        "torch.nn.functional.boolean_dispatch",
+        "torch.optim.swa_utils.update_bn",
+        "torch.distributions.kl.register_kl",
+        "torch.Tensor.register_hook",
+        "torch.Tensor.apply_",
+        "torch.frombuffer",
+        "torch.random.fork_rng",
+        "torch._C._nn.gelu",
+        "own_parts_xyz.Net.apply",
+        "own_parts_xyz._hidden",
+        "own_parts_xyz.Net._make",
+        "trainwright.cli.main.main",
+        "own_parts_xyz.os.system",
+        "own_parts_xyz.subprocess.run",
+        "own_parts_xyz.Counter",
+        "stranger_xyz.anything",
+        "not a name",
+        "",
+    ],
+)
+def test_everything_else_is_refused_without_importing_strangers(project, name):
+    with pytest.raises((ConfigError, ConfigImportError), match=r"refused|dotted path"):
+        locate_untrusted(name)
+    assert "stranger_xyz" not in sys.modules
+
+
+def build_all(node):
+    """Build a node, and then the child that it may have left as a config, which is data still."""
+    return instantiate(instantiate(node).width)
+
+
+def test_a_refused_target_is_not_called_wherever_it_is_put(project):
+    marker = project / "marker"
+    call = f"{{_target_: os.mkdir, path: {marker}}}"
+    cases = [
+        f"x: {call}",
+        f"x: {{_target_: own_parts_xyz.Net, width: {call}}}",
+        f"x: [1, {call}]",
+        f"x: {{a: {{b: {call}}}}}",
+        f"y: {call}\nx: ${{y}}",
+        f"name: os.mkdir\nx: {{_target_: '${{name}}', path: {marker}}}",
+        f"x: {{_target_: {{_target_: own_parts_xyz.os.mkdir, _partial_: true}}, path: {marker}}}",
+        f"x: {{_target_: own_parts_xyz.Net, _recursive_: false, width: {call}}}",
+    ]
+    for text in cases:
+        cfg = from_yaml(project, text)
+        with pytest.raises(ConfigError, match="refused"):
+            build_all(cfg.x)
+        assert not marker.exists()
+
+
+@pytest.mark.parametrize("launder", ["pair", "listed"])
+@pytest.mark.parametrize("outer", ["own_parts_xyz.Builds", "trainwright.data.build_image_test_loader"])
+def test_data_stays_data_when_a_function_hands_it_on_as_a_plain_dict(project, launder, outer):
+    marker = project / "marker"
+    inner = f"{{_target_: own_parts_xyz.{launder}, name: os.mkdir, path: {marker}}}"
+    key = "parts" if "Builds" in outer else "test_batch_size: 1, num_workers: 0, dataset"
+    cfg = from_yaml(project, f"x: {{_target_: {outer}, {key}: {inner}}}\n")
+    with pytest.raises(ConfigError, match=r"'os\.mkdir' is refused"):
+        instantiate(cfg.x)
+    assert not marker.exists()
+
+    (project / "c.py").write_text(
+        "from own_parts_xyz import Builds\nfrom trainwright.config import LazyCall\nx = LazyCall(Builds)(parts=None)\n"
+    )
+    mixed = LazyConfig.apply_overrides(LazyConfig.load(project / "c.py"), [f"x.parts={inner.replace(': ', ':')}"])
+    with pytest.raises(ConfigError, match=r"'os\.mkdir' is refused"):
+        instantiate(mixed.x)
+    assert not marker.exists()
+
+
+def test_plain_dicts_are_codes_again_after_data_was_built_or_failed(project):
+    cfg = from_yaml(project, "a: {_target_: own_parts_xyz.Net}\nb: {_target_: own_parts_xyz.fails, x: 1}\n")
+    instantiate(cfg.a)
+    with pytest.raises(RuntimeError, match="on the way"):
+        instantiate(cfg.b)
+    assert instantiate({"_target_": "os.getcwd"}) == str(project)
+
+
+def test_another_thread_that_builds_what_code_wrote_is_not_hindered(project):
+    inside, done = threading.Event(), threading.Event()
+    (project / "waits_xyz.py").write_text("EVENTS = []\ndef wait(): EVENTS[0].set(); EVENTS[1].wait(10)\n")
+    cfg = from_yaml(project, "x: {_target_: waits_xyz.wait}")
+    importlib.import_module("waits_xyz").EVENTS.extend([inside, done])
+    thread = threading.Thread(target=instantiate, args=(cfg.x,))
+    thread.start()
+    try:
+        assert inside.wait(10)
+        assert instantiate({"_target_": "os.getcwd"}) == str(project)
+    finally:
+        done.set()
+        thread.join()
+        sys.modules.pop("waits_xyz")
+
+
+def test_what_builds_nodes_may_be_called_but_not_handed_on_by_data(project):
+    for name in ("trainwright.data.build_image_train_loader", "builtins.dict"):
+        cfg = from_yaml(project, f"x: {{_target_: own_parts_xyz.Net, width: {{_target_: {name}, _partial_: true}}}}")
+        with pytest.raises(ConfigError, match="refused"):
+            instantiate(cfg.x)
+
+
+def test_data_may_describe_plain_containers(project):
+    assert instantiate(from_yaml(project, "x: {_target_: builtins.dict, a: {_target_: builtins.list}}").x) == {"a": []}
+
+
+def test_a_private_name_is_refused_with_the_reason(project):
+    with pytest.raises(ConfigError, match=r"public.*'_'"):
+        locate_untrusted("own_parts_xyz._hidden")
+
+
+def test_the_mark_of_data_survives_copies_merges_and_moves(project):
+    data = from_yaml(project, "x: {_target_: os.getcwd}")
+    base = OmegaConf.create({"x": LazyCall(list)()}, flags={"allow_objects": True})
+    moved = OmegaConf.create({"deep": [data.x]})
+    for node in (copy.deepcopy(data).x, OmegaConf.merge(base, data).x, moved.deep[0], OmegaConf.create(data).x):
+        with pytest.raises(ConfigError, match="refused"):
+            instantiate(node)
+
+
+def test_nodes_cannot_be_built_out_of_text(project):
+    for text in ("x: '${oc.create:{_target_:os.getcwd}}'", "n: create\nx: '${oc.${n}:{_target_:os.getcwd}}'"):
+        with pytest.raises(ConfigError, match="refused"):
+            from_yaml(project, text)
+
+
+def test_targets_from_the_command_line_follow_the_same_rule(project):
+    (project / "c.py").write_text(
+        "from own_parts_xyz import Net\nfrom trainwright.config import LazyCall\n"
+        "model = LazyCall(Net)(width=LazyCall(Net)(width=LazyCall('os.getcwd')()))\nother = dict(name='x')\n"
+        "link = LazyCall('${other.name}')()\n"
+    )
+    for override in (
+        "model._target_=os.getcwd",
+        "model={_target_:os.getcwd}",
+        "+model.more={_target_:os.getcwd}",
+        "+model.more=[{_target_:os.getcwd}]",
+        "model.width._target_=os.getcwd",
+        "model._target_=${other.name}",
+    ):
+        cfg = LazyConfig.load(project / "c.py")
+        LazyConfig.apply_overrides(cfg, [override, "other.name=os.getcwd"])
+        with pytest.raises(ConfigError, match="refused"):
+            instantiate(cfg.model)
+    with pytest.raises(ConfigError, match="refused"):
+        instantiate(LazyConfig.apply_overrides(LazyConfig.load(project / "c.py"), ["other.name=os.getcwd"]).link)
+
+    cfg = LazyConfig.apply_overrides(LazyConfig.load(project / "c.py"), ["model._target_=own_parts_xyz.Net"])
+    assert str(instantiate(cfg.model).width.width) == str(project)  # what code named in the same tree is still code's
+
+
+def test_allow_module_adds_a_module_but_never_one_that_runs_anything():
+    with pytest.raises(ConfigError, match="--allow-module"):
+        locate_untrusted("collections.Counter")
+    allow_module("collections")
+    assert locate_untrusted("collections.Counter")
+    for name in ("os", "builtins", "subprocess", "os.path", "importlib.util"):
+        with pytest.raises(ConfigError, match="never"):
+            allow_module(name)
+    with pytest.raises(ConfigError, match="not the name"):
+        allow_module("a b")
+
+
+def test_python_configurations_are_code():
+    assert instantiate(LazyCall("os.getcwd")())
+
+
+def test_the_project_root_is_the_folder_or_the_parent_of_configs(project):
+    assert project_root("configs/x.py") == project
+    assert project_root("x.py") == project
+    assert project_roots(project.parent / "elsewhere/x.py") == [project.parent / "elsewhere", project]
+
+
+def test_a_saved_project_root_is_honoured_inside_the_working_folder_only(project, caplog):
+    (project / "out").mkdir()
+    assert project_roots("out/config.yaml", {"project_root": ".."}) == [project]
+    assert project_roots("out/config.yaml", OmegaConf.create({"project_root": "../configs"}))[0] == project / "configs"
+    with caplog.at_level(logging.WARNING, logger="trainwright.config"):
+        assert project_roots("out/config.yaml", {"project_root": "../../elsewhere"})[0] == project / "out"
+    assert len(caplog.records) == 1
+    assert "elsewhere" in caplog.text
+
+
+def test_use_project_makes_the_folders_importable_and_trusted(project, monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if "elsewhere" not in p])
+    other = project.parent / "other"
+    other.mkdir()
+    (other / "far_parts_xyz.py").write_text("class Far: pass\n")
+    assert use_project(other / "c.yaml") == [other, project]
+    assert sys.path[0] == str(other)
+    assert use_project(other / "c.yaml") == [other, project]
+    assert sys.path.count(str(other)) == 1
+    assert locate_untrusted("far_parts_xyz.Far").__name__ == "Far"
+    sys.modules.pop("far_parts_xyz")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '${oc.select:foo,{_target_:os.system,command:"touch PWNED"}}',
+        "${oc.select:foo,[{_target_:os.system,command:${n}}]}",
+        "${oc.env:HOME}",
+        "${own.resolver:1}",
+        "${oc.create:1}",
+        "${oc.${n}:1}",
+    ],
+)
+def test_interpolations_in_data_only_read_other_keys(tmp_path, text):
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"n": "select", "model": text}))
+    with pytest.raises(ConfigError, match="is refused"):
+        LazyConfig.load(file)
+    with pytest.raises(ConfigError):
+        LazyConfig.apply_overrides(OmegaConf.create({"n": "select", "model": 1}), [f"model='{text}'"])
+
+
+def test_interpolations_in_data_may_read_other_keys(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("a: {x: 3}\nb: ${a.x}\nc: ${oc.select:a.y,7}\nd: ${oc.dict.keys:a}\n")
+    loaded = LazyConfig.load(file)
+    assert (loaded.b, loaded.c, list(loaded.d)) == (3, 7, ["x"])

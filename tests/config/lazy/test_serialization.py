@@ -1,0 +1,240 @@
+"""Configurations as YAML and as Python."""
+
+import enum
+import logging
+import math
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from trainwright.config import LazyCall, LazyConfig, instantiate
+from trainwright.config.lazy.allowlist import allow_module
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass
+class Shape:
+    channels: int = 1
+
+
+class Part:
+    def __init__(self, **kw):
+        self.kw = kw
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+    PAIR = (1, 2)
+
+
+class _Hidden:
+    pass
+
+
+class TakesPath:
+    def __init__(self, root: str | Path, other: Path | None = None):
+        self.root, self.other = root, other
+
+
+def collate(batch):
+    return batch
+
+
+@pytest.fixture
+def cfg():
+    return OmegaConf.create(
+        {
+            "text": ["1e-3", "null", "yes", "010", "2024-01-01", "12:30", "a: b", "", "ü", "'", "???x", "~", "1_000"],
+            "numbers": [1, -2.5, 1e-5, 1e9, math.inf, True, None, 1e22, 0],
+            "link": "${numbers.0}",
+            "later": "???",
+            "deep": {"x": {"y": [{"z": 1}]}, 3: "three"},
+        },
+        flags={"allow_objects": True},
+    )
+
+
+def test_what_is_saved_loads_to_an_equal_config_with_its_interpolations(cfg, tmp_path):
+    LazyConfig.save(cfg, tmp_path / "c.yaml")
+    loaded = LazyConfig.load(tmp_path / "c.yaml")
+    assert OmegaConf.to_container(loaded) == OmegaConf.to_container(cfg)
+    assert [type(a) for a in loaded.numbers] == [type(a) for a in cfg.numbers]
+    loaded.numbers[0] = 7
+    assert loaded.link == 7
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]  # no file beside it
+
+
+def test_targets_are_written_as_the_shortest_path_and_build_again(tmp_path):
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.model = LazyCall(OrderedDict)(a=1)
+    cfg.part = LazyCall(Part)(fn=collate, shape=Shape(2), cls=Counter, parts=[LazyCall(Part)(n="${model.a}")])
+    LazyConfig.save(cfg, tmp_path / "c.yaml")
+    text = (tmp_path / "c.yaml").read_text()
+    assert "_target_: collections.OrderedDict" in text
+
+    loaded = LazyConfig.load(tmp_path / "c.yaml")
+    allow_module("collections")
+    part = instantiate(loaded.part)
+    assert part.kw["fn"] is collate
+    assert part.kw["cls"] is Counter
+    assert part.kw["shape"] == Shape(2)
+    assert part.kw["parts"][0].kw == {"n": 1}
+    assert instantiate(loaded.model) == OrderedDict(a=1)
+
+
+def test_what_has_no_path_is_left_as_text_with_one_warning(tmp_path, caplog):
+    class Unprintable:
+        def __repr__(self):
+            raise ValueError
+
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.model = LazyCall(lambda: 1)()
+    cfg.train = {"thing": object(), "odd": Unprintable(), "numbers": {1, 2}}
+    with caplog.at_level(logging.WARNING, logger="trainwright.config"):
+        LazyConfig.save(cfg, tmp_path / "c.yaml")
+    (record,) = caplog.records
+    for where in ("model._target_", "train.thing", "train.odd", "train.numbers"):
+        assert where in record.getMessage()
+    assert "lambda" in LazyConfig.load(tmp_path / "c.yaml").model._target_
+
+
+def test_values_near_to_plain_ones_are_written_plainly(tmp_path, caplog):
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.given = {
+        "a": np.float32(0.5),
+        "b": np.int64(3),
+        "c": np.float64(2),
+        "d": Path("/x"),
+        "e": Colour.RED,
+        "f": b"\x00",
+    }
+    LazyConfig.save(cfg, tmp_path / "c.yaml")
+    assert LazyConfig.load(tmp_path / "c.yaml").given == {"a": 0.5, "b": 3, "c": 2, "d": "/x", "e": "RED", "f": b"\x00"}
+    assert not caplog.records
+
+
+def again(cfg, folder):
+    LazyConfig.save(cfg, folder / "c.yaml")
+    return LazyConfig.load(folder / "c.yaml")
+
+
+def test_enums_dtypes_devices_and_functions_of_torch_among_arguments_are_built_again(tmp_path, caplog):
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    given = {
+        "mode": Mode.FAST,
+        "modes": [Mode.FAST, {"a": Colour.RED}],
+        "dtype": torch.float16,
+        "device": torch.device("cuda", 1),
+        "cpu": torch.device("cpu"),
+        "act": functional.gelu,
+        "pool": functional.max_pool2d,
+    }
+    cfg = OmegaConf.create({"part": LazyCall(Part)(**given)}, flags={"allow_objects": True})
+    loaded = again(cfg, tmp_path)
+    kw = instantiate(loaded.part).kw
+    assert kw["modes"][1]["a"] is Colour.RED
+    assert kw["modes"][0] is kw["mode"] is Mode.FAST
+    assert {name: kw[name] for name in ("dtype", "device", "cpu", "act", "pool")} == {
+        name: given[name] for name in ("dtype", "device", "cpu", "act", "pool")
+    }
+    assert not caplog.records
+
+
+def test_lazy_calls_of_plain_containers_are_built_again(tmp_path, caplog):
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.part = LazyCall(Part)(options=LazyCall(dict)(a=1, b=LazyCall(list)()))
+    options = instantiate(again(cfg, tmp_path).part).kw["options"]
+    assert type(options) is dict
+    assert options == {"a": 1, "b": []}
+    assert not caplog.records
+
+
+def test_a_path_is_text_in_the_file_and_said_once_where_the_target_may_not_take_text(tmp_path, caplog):
+    cfg = OmegaConf.create({"folder": Path("/a")}, flags={"allow_objects": True})
+    cfg.part = LazyCall(TakesPath)(root=Path("/b"))
+    assert instantiate(again(cfg, tmp_path).part).root == "/b"
+    assert not caplog.records
+
+    cfg.part.other = Path("/c")
+    again(cfg, tmp_path)
+    (record,) = caplog.records
+    assert "part.other" in record.getMessage()
+    assert "part.root" not in record.getMessage()
+
+
+def test_what_the_file_cannot_bring_back_is_named(tmp_path, caplog):
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.part = LazyCall(Part)(pair=Mode.PAIR, cls=_Hidden, kind=LazyCall(dict)(_partial_=True))
+    cfg.hidden = LazyCall(_Hidden)()
+    cfg.path = LazyCall(Path)()
+    with caplog.at_level(logging.WARNING, logger="trainwright.config"):
+        again(cfg, tmp_path)
+    (record,) = caplog.records
+    for where in ("part.pair", "part.cls", "part.kind", "hidden._target_", "path._target_"):
+        assert where in record.getMessage()
+
+
+def test_saving_data_imports_nothing_that_it_names(tmp_path, monkeypatch):
+    (tmp_path / "named_by_data_xyz.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "c.yaml").write_text("x: {_target_: named_by_data_xyz.Net, a: 1}\n")
+    cfg = LazyConfig.load(tmp_path / "c.yaml")
+    cfg.x.path = Path("/a")
+    LazyConfig.save(cfg, tmp_path / "d.yaml")
+
+
+def test_a_failed_write_leaves_the_file_that_was_there(cfg, tmp_path, monkeypatch):
+    LazyConfig.save(cfg, tmp_path / "c.yaml")
+    before = (tmp_path / "c.yaml").read_bytes()
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        LazyConfig.save({"a": 1}, tmp_path / "c.yaml")
+    assert (tmp_path / "c.yaml").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_project_root_is_written_relative_to_the_file(tmp_path):
+    (tmp_path / "out").mkdir()
+    LazyConfig.save({"a": 1}, tmp_path / "out/c.yaml", project_root=tmp_path)
+    assert LazyConfig.load(tmp_path / "out/c.yaml") == {"a": 1, "project_root": ".."}
+
+
+def test_saving_does_not_change_the_config(tmp_path):
+    cfg = OmegaConf.create({"m": LazyCall(Part)(fn=collate)}, flags={"allow_objects": True})
+    LazyConfig.save(cfg, tmp_path / "c.yaml")
+    assert cfg.m._target_ is Part
+    assert cfg.m.fn is collate
+
+
+def test_to_py_shows_what_would_set_the_config():
+    cfg = OmegaConf.create({"b": {"x": 1, "a": "say"}, "n": "${b.x}"}, flags={"allow_objects": True})
+    cfg.call = LazyCall(Counter)(x={"r": "a", "s": [1, 2.4, None]}, y="b")
+    cfg.list = ["a", 1, LazyCall(Counter)()]
+    assert LazyConfig.to_py(cfg) == (
+        'cfg.b.a = "say"\n'
+        "cfg.b.x = 1\n"
+        'cfg.call = collections.Counter(x={"r": "a", "s": [1, 2.4, None]}, y="b")\n'
+        'cfg.list = ["a", 1, collections.Counter()]\n'
+        "cfg.n = 1\n"
+    )
+    assert LazyConfig.to_py(cfg, prefix="").startswith("b.a = ")
+
+
+def test_to_py_of_a_long_call_is_python(tmp_path):
+    cfg = OmegaConf.create({}, flags={"allow_objects": True})
+    cfg.long = LazyCall(Counter)(**{f"name_of_argument_{i}": [i] * 30 if i == 3 else "x" for i in range(9)})
+    text = LazyConfig.to_py(cfg)
+    compile(text, "x", "exec")
+    assert max(map(len, text.splitlines())) <= 120

@@ -1,0 +1,25 @@
+"""The reference page in docs is the one that the settings make."""
+
+from pathlib import Path
+
+from trainwright.config.training.aliases import SYNONYMS
+from trainwright.config.training.reference import reference_page
+from trainwright.config.training.training_config import TrainingConfig
+
+PAGE = Path(__file__).parents[3] / "docs" / "trainer-config.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == reference_page(), (
+        "make it anew: python -m trainwright.config.training.reference > docs/trainer-config.md"
+    )
+
+
+def test_the_page_has_every_name() -> None:
+    page = reference_page()
+    for name in TrainingConfig.model_fields:
+        assert f"\n| `{name}` | " in page
+    for name in SYNONYMS:
+        assert f"`{name}`" in page
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert {row.replace("\\|", "").count("|") for row in rows} == {6}

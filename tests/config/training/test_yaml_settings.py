@@ -1,0 +1,251 @@
+"""Settings in files: what is written comes back; places and names are checked with the values, in one message."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainwright.config import (
+    ConfigError,
+    MetricConfig,
+    MissingFileError,
+    TrainerConfig,
+    TrainingConfig,
+    dump_default_yaml,
+    get_config_help,
+)
+from trainwright.config.training.types import CATEGORIES
+
+# Some values of every field, none of which contradicts one of another field.
+VALUES: dict[str, list[Any]] = {
+    "output_dir": ["runs/1e-3", "~/runs", Path("a")],
+    "overwrite_output_dir": [False],
+    "eval_strategy": ["eval_epoch", "no", "epoch"],
+    "eval_steps": [None],
+    "batch_size": [1, 1024],
+    "eval_batch_size": [None, -1, 3],
+    "seed": [0, 2**63 - 1],
+    "num_epochs": [1, 7],
+    "dataloader_pin_memory": [False],
+    "dataloader_drop_last": [True, False],
+    "dataloader_num_workers": [-1, 0, 2],
+    "learning_rate": [1, 1e-5, 0.1, 1e-300],
+    "metrics": [None, [], ["F1Score"], [{"name": "cer", "objective": "minimize"}, MetricConfig("Accuracy", top_k=2)]],
+    "print_steps": [None, 1],
+    "load_best_model_at_end": [True],
+    "early_stopping": [
+        None,
+        {"patience": 2},
+        {"monitor": "epoch_loss", "mode": "min", "min_delta": 0.5, "baseline": 1},
+    ],
+    "model_checkpoint": [None, {"every_n_epoch": 2}, {"every_n_iteration": 5}],
+    "tensorboard": [None, {"log_dir": "logs"}, {"comment": "null"}],
+    "loss": [None, "MSELoss", {"name_": "CrossEntropyLoss", "label_smoothing": 0.1}],
+    "optimizer": ["sgd", "AdamW", {"name_": "Adam", "betas": (0.8, 0.9), "eps": 1e-9}],
+    "lr_scheduler_type": [None, "cosine", "linear"],
+    "warmup_ratio": [0.0],
+    "warmup_steps": [0],
+    "device_str": [None, "cpu", "cuda:1"],
+    "freeze_bn": [True],
+    "task": ["text_generation", "image2text"],
+    "max_steps": [None, 10, 0.5, 1.0],
+    "dataloader_shuffle": [False],
+    "evaluate_with_generate": [False],
+    "resume_from_checkpoint": [None, True, False, "there", "no"],
+    "init_weights_from": [None, "owner/name"],
+    "weight_decay": [0.0, 0.01],
+    "max_grad_norm": [None, 1.0],
+    "gradient_accumulation_steps": [1, 4],
+    "mixed_precision": [None, "no", "fp16", True],
+    "lr_scheduler": [None],
+    "lr_scheduler_kwargs": [None],
+    "lr_scheduling_steps": [None, 3],
+    "non_finite": ["skip"],
+    "metric_for_best_model": ["cer", "train.loss"],
+    "log_steps": [None, 10, 0.1, 1.0],
+    "logs_dir": ["logs/here"],
+    "progress_bar": [False],
+    "float32_matmul_precision": [None, "highest", "high", "medium"],
+    "profile": [None, True, False, {}, {"wait": 0, "with_stack": True}],
+    "save_enabled": [False],
+    "save_steps": [None, 0, 10, 0.1, 1.0],
+    "checkpoints_dir": ["saved"],
+    "max_to_keep": [None, 3],
+    "distributed": [True],
+    "graph": [True],
+}
+TASK = {"output_dir": "out", "task": "text_generation"}
+SCHEDULE = {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 3}}
+
+
+def assert_it_comes_back(config: TrainingConfig, folder: Path) -> None:
+    kind = type(config)
+    config.save_to_yaml(folder / "config.yaml")
+    again = [kind.load_from_yaml(folder / "config.yaml"), kind(**config.to_dict()), eval(repr(config), globals())]
+    again.append(kind(**TASK if kind is TrainerConfig else {}).load_from_yaml(folder / "config.yaml"))
+    for other in again:
+        assert other == config
+    assert again[0].to_dict() == config.to_dict()
+    assert repr(again[0]) == repr(config)
+
+
+def test_values_of_every_field_are_tried_here() -> None:
+    assert set(VALUES) == set(TrainingConfig.model_fields) == set(TrainerConfig.model_fields)
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("kind", [TrainingConfig, TrainerConfig])
+def test_a_value_of_any_field_comes_back(kind: type[TrainingConfig], name: str, tmp_path: Path) -> None:
+    for value in VALUES[name]:
+        needed = {key: item for key, item in TASK.items() if key != name} if kind is TrainerConfig else {}
+        assert_it_comes_back(kind(**{name: value}, **needed), tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_configuration_comes_back(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    settings = {name: draw.choice(values) for name, values in VALUES.items() if draw.random() < draw.choice([0.1, 0.9])}
+    assert_it_comes_back(TrainingConfig(**settings), tmp_path)
+    assert_it_comes_back(TrainerConfig(**{**TASK, **settings}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SCHEDULE,
+        {"lr_scheduler": {"name_": "cyclic", "base_lr": 0.1, "max_lr": 0.2}},
+        {"lr_scheduler_type": {"name_": "StepLR", "step_size": 2}},
+        {"optimizer": {"name_": "SGD", "lr": 0.1}},
+        {"eval_strategy": "step", "eval_steps": 5},
+        {"lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "warmup_steps": 3},
+    ],
+)
+def test_what_goes_together_comes_back(settings: dict[str, Any], tmp_path: Path) -> None:
+    assert_it_comes_back(TrainingConfig(**settings), tmp_path)
+    assert_it_comes_back(TrainerConfig(**settings, **TASK), tmp_path)
+
+
+def test_a_file_is_by_category(tmp_path: Path) -> None:
+    dump_default_yaml(tmp_path / "config.yaml")
+    content = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert list(content) == list(CATEGORIES)
+    assert content["train"]["batch_size"] == 8
+    assert content["learning"]["optimizer"] == "Adam"
+    assert content["metrics"]["metrics"] == ["Accuracy"]
+    assert content["callback"]["model_checkpoint"] == {"every_n_epoch": 1}
+    assert content["device"]["device_str"] is None
+    assert sum(map(len, content.values())) == len(TrainingConfig.model_fields)
+    assert TrainingConfig.load_from_yaml(tmp_path / "config.yaml") == TrainingConfig()
+
+
+def test_a_written_default_counts_as_not_set(tmp_path: Path) -> None:
+    TrainingConfig(lr=0.1).save_to_yaml(tmp_path / "config.yaml")
+    config = TrainingConfig.load_from_yaml(tmp_path / "config.yaml")
+    assert config.is_set("lr")
+    assert not config.is_set("early_stopping")
+    config.update(SCHEDULE)  # the default schedule gives way
+    assert config.lr_scheduler_type is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train: {epoch_num: 3}\nlearning: {lr: 5e-3}\nmetrics: {metric: F1Score}\ndevice: {device_str: cpu}\n",
+        "epoch_num: 3\nlr: 5e-3\nmetric: F1Score\ndevice: cpu\n",
+        "num_epochs: 3\nlearning: {lr: 5e-3}\nmetrics: [F1Score]\ndevice: {use_cpu: true}\ncallback:\n",
+    ],
+)
+def test_a_file_by_hand_has_categories_or_not_and_any_names(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    expected = TrainingConfig(num_epochs=3, learning_rate=5e-3, metrics=["F1Score"], device="cpu")
+    assert TrainingConfig.load_from_yaml(tmp_path / "config.yaml") == expected
+
+
+def test_loading_into_a_configuration_changes_that_one(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: {batch_size: 4, seed: 42}\n")
+    config = TrainingConfig(lr=0.1, seed=7)
+    assert config.load_from_yaml(tmp_path / "config.yaml") is config
+    assert config == TrainingConfig(lr=0.1, batch_size=4, seed=42)
+    (tmp_path / "config.yaml").write_text("train: {batch_size: 0}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: TrainingConfig\.batch_size: got 0"):
+        config.load_from_yaml(tmp_path / "config.yaml")
+    assert config.batch_size == 4
+
+
+def test_everything_wrong_with_a_file_is_in_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "trian: {seed: 1}\ntrain: {batch_size: 0, batch_sise: 3, lr: fast}\nlearning: {seed: 3}\nsede: 3\nseed: 4\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        TrainingConfig.load_from_yaml(path)
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    said = [line.removeprefix(f"{path}: ") for line in lines]
+    assert set(said) == {
+        "trian: no such category or setting. Did you mean 'train'?",
+        "train.batch_sise: no such setting. Did you mean 'batch_size'?",
+        "train.lr: lr is not of this category. Did you mean 'learning.lr'?",
+        "learning.seed: seed is not of this category. Did you mean 'train.seed'?",
+        "seed: got 4, and elsewhere in the file 3. Give one of them.",
+        "TrainingConfig.sede: no such setting. Did you mean 'seed'?",
+        "TrainingConfig.batch_size: got 0 (int); it must be a whole number >= 1.",
+        "TrainingConfig.lr: got 'fast' (str); it must be a number > 0.",
+    }
+
+
+def test_a_value_that_only_equals_the_default_is_checked_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("warmup_steps: false\n")
+    with pytest.raises(ConfigError, match="warmup_steps: got False"):
+        TrainingConfig.load_from_yaml(tmp_path / "config.yaml")
+
+
+def test_a_category_that_is_no_mapping_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: 3\n")
+    with pytest.raises(ConfigError, match="train: got 3; a category holds settings"):
+        TrainingConfig.load_from_yaml(tmp_path / "config.yaml")
+    with pytest.raises(MissingFileError, match=r"nothing\.yaml"):
+        TrainingConfig.load_from_yaml(tmp_path / "nothing.yaml")
+
+
+def test_what_yaml_cannot_hold_is_an_error_that_names_it(tmp_path: Path) -> None:
+    config = TrainingConfig(lr_scheduler="lambda", lr_scheduler_kwargs={"lr_lambda": abs})
+    with pytest.raises(ConfigError, match=r"TrainingConfig\.lr_scheduler_kwargs: got .*YAML file cannot hold"):
+        config.save_to_yaml(tmp_path / "config.yaml")
+    assert not (tmp_path / "config.yaml").exists()
+
+
+def test_saving_into_and_loading_from_a_folder(tmp_path: Path) -> None:
+    config = TrainerConfig(task="image2text", output_dir="out", metrics=["cer"])
+    assert config.save(tmp_path / "new") == tmp_path / "new" / "train_config.yaml"
+    assert TrainerConfig.load(tmp_path / "new") == config
+    assert TrainerConfig.load(tmp_path / "new" / "train_config.yaml", lr=0.1) == config.copy_with(lr=0.1)
+    config.save(tmp_path, filename="other.yaml")
+    assert TrainerConfig.load(tmp_path, "other.yaml", metric="wer").metrics == ["wer"]
+    with pytest.raises(MissingFileError, match=r"train_config\.yaml"):
+        TrainerConfig.load(tmp_path)
+
+
+def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    told = get_config_help()
+    printed = capsys.readouterr().out
+    assert list(told) == list(TrainingConfig.model_fields)
+    assert told["learning_rate"]["category"] == "learning"
+    assert told["learning_rate"]["other_names"] == ["lr"]
+    assert told["learning_rate"]["default"] == 5e-5
+    for name, about in told.items():
+        assert about["help"], name
+        assert f"\n  {name}" in printed
+        assert about["help"] in printed
+    assert "default" not in get_config_help(TrainerConfig)["task"]
+    assert "Must be given." in capsys.readouterr().out
+
+
+def test_a_subfolder_holds_the_file(tmp_path: Path) -> None:
+    config = TrainingConfig(lr=1e-3)
+    assert config.save(tmp_path, subfolder="train") == tmp_path / "train" / "train_config.yaml"
+    assert config.save(tmp_path, "x.yaml", "other") == tmp_path / "other" / "x.yaml"
+    assert TrainingConfig.load(tmp_path, subfolder="train") == config
+    assert TrainingConfig.load(tmp_path, "x.yaml", subfolder="other", lr=1.0).lr == 1.0

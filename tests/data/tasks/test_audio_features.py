@@ -1,0 +1,128 @@
+"""Sounds as features: transformers' audio functions and scipy are the references."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainwright.config.errors import ConfigError
+from trainwright.data import AudioFeatureExtractor, AudioFeatureExtractorConfig, DataError
+from trainwright.data.tasks.audio_features import read_waveform, resampled
+
+RATE = 8000
+
+
+def tone(frequency: float, seconds: float = 0.5, rate: int = RATE) -> np.ndarray:
+    return (0.5 * np.sin(2 * np.pi * frequency * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+def test_as_transformers_does_it() -> None:
+    reference = pytest.importorskip("transformers.audio_utils")
+    waveform = np.random.default_rng(0).normal(size=3000).astype(np.float32) / 10
+    filters = reference.mel_filter_bank(129, 20, 0, RATE / 2, RATE, norm=None, mel_scale="htk")
+    wanted = reference.spectrogram(
+        waveform, reference.window_function(256, "hann"), 256, 100, power=2.0, pad_mode="constant",
+        mel_filters=filters, mel_floor=1e-10, log_mel="log",
+    )  # fmt: skip
+    extractor = AudioFeatureExtractor(sampling_rate=RATE, n_fft=256, hop_length=100, n_mels=20, normalize=False)
+    got = extractor(waveform, return_tensors="torch")["input_features"]
+    assert got.shape == (1, 31, 20)
+    torch.testing.assert_close(got[0], torch.from_numpy(wanted.T).float(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_tone_is_where_it_belongs() -> None:
+    extractor = AudioFeatureExtractor(
+        sampling_rate=RATE, n_fft=400, hop_length=200, features="log_spectrum", normalize=False
+    )
+    features_TF = extractor.features_of(tone(1000))
+    assert features_TF.shape == (21, 201) == (21, extractor.config.num_features)
+    assert (features_TF[2:-2].argmax(dim=1) == 50).all()  # 20 Hz each
+
+
+def test_features_are_normalized_over_the_frames() -> None:
+    features_TF = AudioFeatureExtractor(n_mels=40)(tone(440, rate=16000), return_tensors="torch")["input_features"][0]
+    assert features_TF.mean(dim=0).abs().amax() < 1e-4
+    assert (features_TF.std(dim=0, correction=0) - 1).abs().amax() < 1e-2
+    assert AudioFeatureExtractor(n_mels=40).features_of(np.zeros(100)).isfinite().all()
+
+
+def test_a_batch_is_padded_and_masked() -> None:
+    extractor = AudioFeatureExtractor(sampling_rate=RATE, n_mels=20, n_fft=256, hop_length=100)
+    sounds = [tone(440, 0.1), torch.from_numpy(tone(440, 0.2)), tone(300, 0.05).tolist()]
+    batch = extractor(sounds, return_tensors="torch")
+    assert batch["input_features"].shape == (3, 17, 20)
+    assert batch["attention_mask"].sum(dim=1).tolist() == [9, 17, 5]
+    assert (batch["input_features"][0, 9:] == 0).all()
+    assert [len(row) for row in extractor(sounds)["input_features"]] == [9, 17, 5]
+
+
+@pytest.mark.parametrize(("width", "error"), [(1, 1 / 100), (2, 1e-4), (3, 1e-6), (4, 1e-6)])
+def test_wave_files_of_all_widths(width: int, error: float, tmp_path: Path, make: Callable) -> None:
+    waveform = tone(440)
+    waveform[:2] = [-1.0, 0.25]
+    found, rate = read_waveform(make("wave", tmp_path / "a.wav", waveform, width=width))
+    assert rate == RATE
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, waveform, atol=error)
+
+
+def test_channels_are_mixed(tmp_path: Path, make: Callable) -> None:
+    stereo = np.stack([tone(440), np.zeros_like(tone(440))], axis=1)
+    found, _ = read_waveform(make("wave", tmp_path / "a.wav", stereo, channels=2))
+    np.testing.assert_allclose(found, tone(440) / 2, atol=1e-4)
+
+
+def test_another_rate_is_converted(tmp_path: Path, make: Callable) -> None:
+    pytest.importorskip("scipy")
+    converted = resampled(tone(440, rate=22050), 22050, RATE)
+    assert converted.dtype == np.float32
+    assert len(converted) == 4000
+    np.testing.assert_allclose(converted[100:-100], tone(440)[100 : 4000 - 100], atol=2e-2)
+    path = make("wave", tmp_path / "a.wav", tone(440, rate=16000), rate=16000)
+    extractor = AudioFeatureExtractor(sampling_rate=RATE, n_mels=20, n_fft=256, hop_length=100)
+    wanted = extractor.features_of(resampled(tone(440, rate=16000), 16000, RATE))
+    torch.testing.assert_close(extractor.features_of(str(path)), wanted, rtol=0.1, atol=0.1)
+
+
+def test_another_rate_without_scipy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.signal", None)
+    with pytest.raises(DataError, match=r"a\.wav: has 22050 samples per second; .* sampling_rate=8000.*\n?.*scipy"):
+        resampled(tone(440), 22050, RATE, "a.wav")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, make: Callable) -> None:
+    (tmp_path / "text.wav").write_text("no sound")
+    with pytest.raises(DataError, match=r"text\.wav: (is no wave file|cannot be read)"):
+        read_waveform(tmp_path / "text.wav")
+    with pytest.raises(DataError, match=r"absent\.wav: there is no such sound file"):
+        read_waveform(tmp_path / "absent.wav")
+    with pytest.raises(DataError, match=r"empty\.wav: has no sound"):
+        read_waveform(make("wave", tmp_path / "empty.wav", np.zeros(0)))
+    with pytest.raises(DataError, match=r"shape \(2, 2, 3\)|shape \(2, 3\)"):
+        AudioFeatureExtractor()(np.zeros((2, 2, 3)))
+
+
+def test_floating_point_waves_need_soundfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wavfile = pytest.importorskip("scipy.io.wavfile")
+    wavfile.write(tmp_path / "float.wav", RATE, tone(440))
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(DataError, match=r"float\.wav: is no wave file of whole numbers.*\n?.*pip install soundfile"):
+        read_waveform(tmp_path / "float.wav")
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"sampling_rate": 0}, "sampling_rate: got 0"),
+        ({"features": "mfcc"}, "features: got 'mfcc'"),
+        ({"n_fft": 64}, "filters fall between"),
+        ({"n_mels": 2.5}, "of type int"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(fields: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        AudioFeatureExtractorConfig(**fields)

@@ -1,0 +1,98 @@
+"""Splits as files: found, read, and where they are broken."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError
+from trainwright.data import DataError
+from trainwright.data.tasks.tables import check_columns, columns_of, find_split, raise_faults, read_rows, split_files
+
+
+def test_splits_are_found_in_all_forms(tmp_path: Path) -> None:
+    for name in ("train.csv", "test.jsonl", "validation.txt", "extra/labels.csv", "README.txt", "notes.md", "a/b.csv"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("a\n1\n")
+    assert {split: path.relative_to(tmp_path).as_posix() for split, path in split_files(tmp_path).items()} == {
+        "extra": "extra/labels.csv",
+        "test": "test.jsonl",
+        "train": "train.csv",
+        "validation": "validation.txt",
+    }
+    assert find_split(tmp_path, "train") == ("train", tmp_path / "train.csv")
+    with pytest.raises(
+        ConfigKeyError, match=r"no split 'tran'. Did you mean 'train'\?.*extra, test, train, validation"
+    ):
+        find_split(tmp_path, "tran")
+    with pytest.raises(ConfigError, match="say which with split="):
+        find_split(tmp_path, None)
+    (tmp_path / "train.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match=r"'train' has two files.*Keep one"):
+        split_files(tmp_path)
+
+
+def test_one_split_needs_no_name_and_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"has no split: a file such as train\.csv"):
+        find_split(tmp_path, "train")
+    (tmp_path / "all.csv").write_text("a\n1\n")
+    assert find_split(tmp_path, None)[0] == "all"
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_of_any_spreadsheet(delimiter: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    text = f'\ufeffimage_path{delimiter} label\r\na.png{delimiter}"1{delimiter} ""2"""\r\n\r\nb.png{delimiter}۱\r\n'
+    path.write_bytes(text.encode())
+    rows = read_rows(path)
+    assert rows == [{"image_path": "a.png", "label": f'1{delimiter} "2"'}, {"image_path": "b.png", "label": "۱"}]
+    assert [row.where for row in rows] == [f"{path}, line 2", f"{path}, line 4"]
+    assert columns_of(path) == ["image_path", "label"]
+
+
+def test_jsonl(tmp_path: Path, make: Callable) -> None:
+    path = make("jsonl", tmp_path / "train.jsonl", [{"text": "a\u2028b\nc", "label": 1}, {"text": "د", "label": 2}])
+    assert read_rows(path) == [{"text": "a\u2028b\nc", "label": 1}, {"text": "د", "label": 2}]
+    assert columns_of(path) == ["text", "label"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.csv", "x,y\n1,2\n3\n", r"a\.csv, line 3: has 1 fields; the header has 2 \(x, y\)"),
+        ("a.csv", "x,y\n1,2,3\n", "line 2: has 3 fields"),
+        ("a.csv", 'x,y\n1,"2\n', "not valid as CSV"),
+        ("a.csv", "x,y\n", "has no rows"),
+        ("a.csv", "", "has no rows"),
+        ("a.jsonl", '{"x": 1}\n{x}\n', r"a\.jsonl, line 2: not valid JSON"),
+        ("a.jsonl", "[1]\n", "line 1: each line is an object"),
+        ("a.jsonl", "\n", "has no rows"),
+    ],
+)
+def test_broken_rows_are_named(name: str, content: str, match: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=match):
+        read_rows(tmp_path / name)
+
+
+def test_another_encoding_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("x\né\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"a\.csv: is not UTF-8.*Save it as UTF-8"):
+        read_rows(tmp_path / "a.csv")
+
+
+def test_missing_columns_are_told_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("image,lable\n1,2\n")
+    with pytest.raises(ConfigKeyError, match=r"no column 'label'. Did you mean 'lable'\?") as caught:
+        check_columns(tmp_path / "a.csv", read_rows(tmp_path / "a.csv")[0], ["image_path", "label"])
+    assert "no column 'image_path'" in str(caught.value)
+
+
+def test_many_faults_are_one_error() -> None:
+    raise_faults([], 10)
+    with pytest.raises(DataError) as caught:
+        raise_faults([f"fault {n}" for n in range(8)], 10)
+    assert str(caught.value).splitlines()[0] == "fault 0"
+    assert "... and 3 more." in str(caught.value)
+    assert "8 of 10 rows cannot be used" in str(caught.value)

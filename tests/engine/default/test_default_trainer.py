@@ -1,0 +1,386 @@
+"""The trainer of configurations: what it builds, keeps and refuses."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from trainwright import DefaultTrainer, LazyCall, get_config
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.evaluation import DatasetEvaluator
+from trainwright.hooks import CallbackHook, HookBase
+
+
+class Points(Dataset):
+    def __init__(self, length: int = 32, seed: int = 0) -> None:
+        self.points = torch.randn(length, 2, generator=torch.Generator().manual_seed(seed))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": self.points[index], "labels": int(self.points[index].sum() > 0)}
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+class Model(nn.Module):
+    def __init__(self, width: int = 4, vocab_size: int = 0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Dropout(0.1), nn.Linear(width, 2))
+        self.vocab_size = vocab_size
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.body(inputs)
+        return {"loss": F.cross_entropy(scores, labels)} if self.training else {"prediction_scores": scores}
+
+
+def config(folder: Path, **train: Any) -> DictConfig:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    cfg.dataloader = {
+        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0),
+        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Points)(seed=1), num_workers=0)],
+    }
+    cfg.train.update(
+        {"output_dir": str(folder), "train_iter": 6, "train_micro_batch_size": 8, "log_period": 1, **train}
+    )
+    cfg.train.evaluation.evaluator.topk = (1,)
+    return cfg
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def weights(trainer: DefaultTrainer) -> list[Tensor]:
+    return [p.detach().clone() for p in trainer.model.parameters()]
+
+
+def test_the_configuration_given_is_not_changed(tmp_path: Path) -> None:
+    cfg = config(tmp_path, train_epoch=2, train_iter=0)
+    before = str(cfg)
+    trainer = DefaultTrainer(cfg)
+    assert str(cfg) == before
+    assert (trainer.cfg.train.train_iter, trainer.cfg.train.global_batch_size) == (8, 8)
+
+
+def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    cfg = config(tmp_path)
+    cfg.train = get_config("common/train.py").train
+    cfg.train.update({"output_dir": str(tmp_path), "train_epoch": 3, "train_micro_batch_size": 8})
+    assert DefaultTrainer(cfg).max_iter == 12
+    assert not [r for r in caplog.records if "both set" in r.getMessage()]
+    cfg.train.train_iter = 10
+    assert DefaultTrainer(cfg).max_iter == 12
+    (line,) = [r.getMessage() for r in caplog.records if "both set" in r.getMessage()]
+    assert line == "train.train_iter=10 and train.train_epoch=3 (12 iterations) are both set: the larger counts, 12."
+
+
+def test_a_schedule_that_needs_a_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    cfg = config(tmp_path, scheduler=LazyCall(torch.optim.lr_scheduler.ReduceLROnPlateau)())
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau is stepped with a metric"):
+        DefaultTrainer(cfg).train()
+
+
+def test_every_build_method_may_be_overridden(tmp_path: Path) -> None:
+    built: list[str] = []
+
+    def noting(name: str) -> Any:
+        inherited = getattr(DefaultTrainer, name).__func__
+
+        def build(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            built.append(name)
+            return inherited(cls, *args, **kwargs)
+
+        return build
+
+    static = [
+        "build_tokenizer", "build_model", "build_optimizer", "build_lr_scheduler", "build_train_loader",
+        "build_test_loader", "build_evaluator", "auto_scale_hyperparams", "get_batch", "test", "build_graph",
+    ]  # fmt: skip
+    own = type("Own", (DefaultTrainer,), {name: classmethod(noting(name)) for name in static})
+    cfg = config(tmp_path)
+    cfg.graph.enabled, cfg.graph.backend = True, "aot_eager"
+    own(cfg).train()
+    assert set(built) == set(static)
+
+
+def test_several_test_sets_are_named_by_class_and_number(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    cfg.dataloader.test = [cfg.dataloader.test[0], cfg.dataloader.test[0]]
+    assert set(DefaultTrainer(cfg).train()) == {"Points", "Points_2"}
+    assert {"Points/Acc@1", "Points_2/Acc@1"} <= set(rows(tmp_path)[-1])
+
+
+def test_mixup_of_the_loader_is_applied_to_images_and_labels() -> None:
+    batch = {"images": torch.ones(2, 3), "labels": torch.tensor([0, 1], dtype=torch.int32)}
+    mixed = DefaultTrainer.get_batch(batch, "cpu", lambda images, labels: (images * 2, labels + 1))
+    assert mixed["images"].eq(2).all()
+    assert mixed["labels"].tolist() == [1, 2]
+    assert mixed["labels"].dtype is torch.int64
+
+
+def test_a_vocabulary_is_padded_for_the_model(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    cfg.model.vocab_size = 100
+    cfg.tokenization = {"tokenizer": LazyCall(Tokenizer)(), "make_vocab_size_divisible_by": 64}
+    assert DefaultTrainer(cfg).model.vocab_size == 128
+
+
+class Tokenizer:
+    def padded_vocab_size(self, multiple: int) -> int:
+        return -(-100 // multiple) * multiple
+
+
+def test_torchs_own_schedules_and_a_scheduler_in_epochs_of_milestones(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.StepLR)(step_size=2, gamma=0.5)
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    assert [row["lr"] for row in rows(tmp_path)[:6]] == pytest.approx([1e-4 * 0.5 ** (i // 2) for i in range(6)])
+
+    cfg = config(tmp_path / "other")
+    cfg.train.scheduler = LazyCall("trainwright.optim.WarmupMultiStepLR")(
+        milestones=[0.5], gamma=0.1, warmup_factor=1.0, warmup_method="linear"
+    )
+    DefaultTrainer(cfg).train()
+    assert [row["lr"] for row in rows(tmp_path / "other")[:6]] == pytest.approx([1e-4] * 3 + [1e-5] * 3)
+
+
+def test_a_loader_of_torch_is_used_as_it_is(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    loader = DataLoader(Points(), batch_size=8)
+    cfg.dataloader.train = loader
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    assert trainer.train_loader is loader
+    assert len(rows(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_a_periodic_checkpoint_resumes_exactly(tmp_path: Path, stop: int) -> None:
+    """Weights, metrics and schedule are bit for bit those of an uninterrupted run."""
+    DefaultTrainer(config(tmp_path / "whole")).train()
+
+    class StopHereError(Exception):
+        pass
+
+    def stop_there(trainer: Any) -> None:
+        if trainer.iter == stop:
+            raise StopHereError
+
+    cfg = config(tmp_path / "parts", checkpointer={"period": 1})
+    first = DefaultTrainer(cfg)
+    first.register_hooks([CallbackHook(before_step=stop_there)])
+    with pytest.raises(StopHereError):
+        first.train()
+    cfg.train.resume = True
+    second = DefaultTrainer(cfg)
+    assert second.start_iter == stop
+    second.train()
+
+    whole = DefaultTrainer(config(tmp_path / "whole", load_weight=str(tmp_path / "whole" / "model_final")))
+    for a, b in zip(weights(whole), weights(second), strict=True):
+        assert torch.equal(a, b)
+    clocks = {"time", "data_time"}
+    a, b = (
+        [{k: v for k, v in row.items() if k not in clocks} for row in rows(tmp_path / n)] for n in ("whole", "parts")
+    )
+    assert a == b
+
+
+def test_a_second_train_has_nothing_to_do_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    trainer = DefaultTrainer(config(tmp_path))
+    trainer.train()
+    before = weights(trainer)
+    trainer.train()
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
+    assert trainer.samples_done == 6 * 8
+
+
+def test_samples_are_counted_over_several_trainings(tmp_path: Path) -> None:
+    trainer = DefaultTrainer(config(tmp_path))
+    trainer.train(0, 2)
+    trainer.train(2, 6)
+    state = json.loads((tmp_path / "model_final" / "trainer.json").read_text())
+    assert (state["iterations_done"], state["consumed_samples"]) == (6, 48)
+
+
+def test_a_hook_cannot_train_within_a_training(tmp_path: Path) -> None:
+    class Again(HookBase):
+        def after_step(self) -> None:
+            self.trainer.train()
+
+    trainer = DefaultTrainer(config(tmp_path))
+    trainer.register_hooks([Again()])
+    with pytest.raises(RuntimeError, match="while this trainer trains"):
+        trainer.train()
+
+
+def test_another_optimizer_cannot_take_over_a_checkpoint(tmp_path: Path) -> None:
+    DefaultTrainer(config(tmp_path)).train()
+    cfg = config(tmp_path, train_iter=8, resume=True)
+    cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1, params=dict(cfg.optim.params))
+    cfg.optim.params.pop("_target_")
+    with pytest.raises(ConfigError, match="optimizer AdamW; this run has SGD"):
+        DefaultTrainer(cfg)
+
+
+class Counting(HookBase):
+    """Has a memory."""
+
+    steps = 0
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+def test_a_resume_with_other_hooks_goes_on_and_lists_what_is_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = DefaultTrainer(config(tmp_path))
+    first.register_hooks([Counting()])
+    first.train()
+    cfg = config(tmp_path, train_iter=8, resume=True)
+    cfg.train.evaluation.enabled = False
+    second, counting = DefaultTrainer(cfg), [Counting(), Counting()]
+    second.register_hooks(counting)
+    caplog.clear()
+    second.train()
+    assert second.iter == 8
+    assert [hook.steps for hook in counting] == [8, 2]  # the second one is new
+    (line,) = [r.getMessage() for r in caplog.records if "other hooks" in r.getMessage()]
+    assert "not used: BestCheckpointer" in line
+    assert "start fresh: Counting" in line
+
+
+def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = DefaultTrainer(config(tmp_path, resume=True))
+    assert trainer.start_iter == 0
+    assert "no checkpoint to resume from" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": LazyCall(Points)()}, ConfigTypeError, r"model: got Points.*torch\.nn\.Module"),
+        ({"model": {"width": 4}}, ConfigTypeError, r"model: has no _target_.*LazyCall\(Net\)"),
+        ({"dataloader.train": None}, ConfigError, "dataloader.train: missing"),
+        ({"train.evaluation.evaluator": LazyCall(Points)()}, ConfigTypeError, "evaluator: got Points"),
+        ({"train.global_batch_size": 64}, ConfigError, "got 64, but the training set has 32 samples"),
+        ({"train.global_batch_size": 9}, ConfigError, "divisible"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_before_training(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    from omegaconf import OmegaConf
+
+    cfg = config(tmp_path)
+    for key, value in change.items():
+        OmegaConf.update(cfg, key, value, merge=False)
+    with pytest.raises(error, match=message):
+        DefaultTrainer(cfg)
+
+
+def test_an_evaluator_of_ones_own_decides_the_best(tmp_path: Path) -> None:
+    class Rising(DatasetEvaluator):
+        value = 0.0
+
+        def reset(self) -> None: ...
+
+        def process(self, inputs: Any, outputs: Any) -> None: ...
+
+        def evaluate(self) -> dict[str, float]:
+            Rising.value += 1
+            return {"mine": Rising.value}
+
+    cfg = config(tmp_path)
+    cfg.train.evaluation.update({"evaluator": Rising(), "eval_metric": "mine", "eval_mode": "max", "eval_period": 2})
+    assert DefaultTrainer(cfg).train() == {"mine": 3.0}
+    assert json.loads((tmp_path / "model_best" / "extra.json").read_text())["mine"] == 3.0
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_first_step_that_fails_late_leaves_the_earlier_run_as_it_was(tmp_path: Path, resume: bool) -> None:
+    """After the loss was measured and before the step was over: the optimizer raises."""
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise ZeroDivisionError
+
+    class Own(DefaultTrainer):
+        @classmethod
+        def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
+            return Failing(model.parameters(), lr=0.1)
+
+    class First(DefaultTrainer):
+        @classmethod
+        def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
+            return quiet(model.parameters(), lr=0.1)
+
+    quiet = type("Failing", (torch.optim.SGD,), {})  # of the same class name, so that a resume takes it over
+
+    First(config(tmp_path)).train()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(ZeroDivisionError):
+        Own(config(tmp_path, resume=resume, train_iter=9)).train()
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize("key", ["train.input_placement_device", "train.dist.device_type"])
+def test_the_device_that_is_asked_for_is_the_one_that_is_set_up(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from omegaconf import OmegaConf
+
+    from trainwright.engine import default_setup
+    from trainwright.engine.default import setup
+
+    asked: list[Any] = []
+    real = setup.setup_dist_util
+    monkeypatch.setattr(setup, "setup_dist_util", lambda sizes: asked.append(sizes["device_type"]) or real(sizes))
+    cfg = config(tmp_path)
+    OmegaConf.update(cfg, key, "cpu")
+    default_setup(cfg)
+    DefaultTrainer(cfg)
+    assert asked == ["cpu", "cpu"]
+
+
+def test_trainers_leave_no_thread_and_no_copy_of_what_was_saved(tmp_path: Path) -> None:
+    before = threading.active_count()
+    for number in range(2):
+        trainer = DefaultTrainer(config(tmp_path / str(number), train_iter=3))
+        trainer.train()
+        assert threading.active_count() == before
+        assert not trainer.checkpointer._writer._staging._blocks
+
+
+def test_a_default_dtype_of_float64_trains_saves_and_resumes(tmp_path: Path) -> None:
+    try:
+        torch.set_default_dtype(torch.float64)
+        DefaultTrainer(config(tmp_path, train_iter=3)).train()
+        trainer = DefaultTrainer(config(tmp_path, train_iter=6, resume=True))
+        trainer.train()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert trainer.iterations_done == 6
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float64}

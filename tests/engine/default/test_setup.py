@@ -1,0 +1,119 @@
+"""What is complete, checked and written before a training from a configuration begins."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainwright import DefaultTrainer, LazyCall, get_config
+from trainwright.config import ConfigError, LazyConfig
+from trainwright.data import DistTensorData, Instance, build_image_train_loader
+from trainwright.engine import default_setup
+from trainwright.engine.default import setup
+
+SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.layer(images).sum()}
+
+
+class Rows(Dataset[Instance]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Instance:
+        return Instance(images=DistTensorData(torch.ones(2)))
+
+
+def config(folder: Path, **train: Any) -> DictConfig:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(nn.Linear)(in_features=2, out_features=2)
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(), num_workers=0)}
+    cfg.train.update({"output_dir": str(folder / "run"), **train})
+    return cfg
+
+
+def sizes(train: Any) -> tuple[Any, ...]:
+    return (*(train[name] for name in SIZES), train["dist"]["data_parallel_size"])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "complete"),
+    [
+        (1, {"train_micro_batch_size": 4}, (4, 4, 1)),
+        (2, {"train_micro_batch_size": 4}, (4, 8, 1)),
+        (2, {"train_micro_batch_size": 4, "global_batch_size": 24}, (4, 24, 3)),
+        (2, {"train_micro_batch_size": None, "global_batch_size": 24, "num_accumulation_steps": 3}, (4, 24, 3)),
+        # Completed by a run on four processes: the global batch stays.
+        (
+            2,
+            {
+                "train_micro_batch_size": 4,
+                "global_batch_size": 16,
+                "num_accumulation_steps": 1,
+                "dist": {"data_parallel_size": 4},
+            },
+            (4, 16, 2),
+        ),
+    ],
+)
+def test_batch_sizes_are_completed_in_the_configuration_and_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, given: dict[str, Any], complete: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(setup, "get_data_parallel_size", lambda: ranks)
+    cfg = config(tmp_path, **given)
+    default_setup(cfg, Namespace())
+    assert sizes(cfg.train) == (*complete, ranks)
+    assert sizes(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["train"]) == (*complete, ranks)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train_micro_batch_size": 4, "global_batch_size": 6},
+        {"train_micro_batch_size": 4, "global_batch_size": 8, "num_accumulation_steps": 3},
+        {"train_micro_batch_size": None, "global_batch_size": None},
+    ],
+)
+def test_batch_sizes_that_do_not_fit_are_refused_before_anything_is_written(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="train_micro_batch_size"):
+        default_setup(config(tmp_path, **given))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_trainer_writes_complete_sizes_too_and_leaves_the_callers_configuration_alone(tmp_path: Path) -> None:
+    cfg = config(tmp_path, train_micro_batch_size=4, train_iter=1)
+    cfg.train.evaluation.enabled = False
+    cfg.model = LazyCall(Loss)()
+    DefaultTrainer(cfg).train()
+    assert sizes(cfg.train) == (4, None, None, 1)
+    assert sizes(LazyConfig.load(tmp_path / "run" / "config.yaml").train) == (4, 4, 1, 1)
+
+
+def test_a_folder_whose_name_looks_like_an_interpolation_is_one_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a${b}c"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    cfg = config(folder)
+    cfg.train.output_dir = str(folder / "run").replace("${", "\\${")
+    (folder / "config.py").touch()
+    default_setup(cfg, Namespace(config_file=str(tmp_path / "a${b}c" / "config.py")))
+    default_setup(cfg, Namespace(config_file=str(tmp_path / "a${b}c" / "config.py")))
+    assert cfg.train.output_dir == str(folder / "run")
+    assert LazyConfig.load(folder / "run" / "config.yaml").train.output_dir == str(folder / "run")

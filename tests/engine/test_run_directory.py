@@ -1,0 +1,319 @@
+"""A run's folder is opened only when nothing can be lost by it."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.run_directory import EARLIER_RUNS, RunFolder
+
+CONFIG = OmegaConf.create({"train": {"resume": True, "seed": 1}})
+logger = logging.getLogger("trainwright.test")
+WRITTEN = {  # by a run of a version that kept no list
+    "config.yaml": "train: {seed: 1, consumed_train_samples: 0}\n",
+    "events.out.tfevents.1.vm.2": "\x18\0\0\0\0\0\0\0....\x09....brain.Event:2",
+    "last_checkpoint": "model_final",
+    "log.txt": "[2025-01-01 00:00:00 trainwright.engine INFO] an earlier line\n",
+    "metrics.json": '{"iteration": 9}\n',
+}
+
+
+@pytest.fixture(autouse=True)
+def info_level():
+    library = logging.getLogger("trainwright")
+    before = library.level
+    library.setLevel(logging.INFO)
+    yield
+    library.setLevel(before)
+
+
+def earlier_run(folder: Path) -> dict[str, str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "model_0000009").mkdir()
+    (folder / "model_0000009" / "manifest.json").write_text("{}")
+    (folder / "model_final").symlink_to("model_0000009")
+    for name, content in WRITTEN.items():
+        (folder / name).write_text(content)
+    return contents(folder)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): p.read_text() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_an_empty_folder_is_opened_at_once_with_the_configuration_and_a_log(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "new" / "deep", resume=False)
+    logger.info("before it was opened")
+    folder.prepare(CONFIG)
+    logger.info("after")
+    folder.close()
+    logger.info("after it was closed")
+    assert folder.is_open
+    saved = OmegaConf.load(tmp_path / "new" / "deep" / "config.yaml")
+    assert saved.train == {"seed": 1}  # whether this start resumed is no part of the run
+    log = (tmp_path / "new" / "deep" / "log.txt").read_text()
+    assert [line.rsplit("] ")[1] for line in log.splitlines()] == ["before it was opened", "after"]
+
+
+def test_a_folder_with_a_run_is_left_alone_until_it_is_opened(tmp_path: Path) -> None:
+    before = earlier_run(tmp_path)
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    logger.info("nothing of this may be written")
+    folder.close()
+    assert not folder.is_open
+    assert contents(tmp_path) == before
+
+
+def test_opening_moves_the_earlier_run_aside_with_its_links_and_nothing_else(tmp_path: Path) -> None:
+    before = earlier_run(tmp_path)
+    (tmp_path / "notes.md").write_text("mine")
+    (tmp_path / "model_zoo").mkdir()
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    folder.open()
+    folder.close()
+    moved = contents(tmp_path / EARLIER_RUNS / "001")
+    assert json.loads(moved.pop(".trainwright.json"))["files"] == sorted(WRITTEN)
+    assert moved == before
+    assert (tmp_path / EARLIER_RUNS / "001" / "model_final" / "manifest.json").is_file()  # the link still leads there
+    assert (tmp_path / "notes.md").read_text() == "mine"
+    assert (tmp_path / "model_zoo").is_dir()
+    assert not (tmp_path / "metrics.json").exists()
+
+
+def test_each_earlier_run_has_a_place_of_its_own(tmp_path: Path) -> None:
+    for _ in range(3):
+        earlier_run(tmp_path)
+        folder = RunFolder(tmp_path, resume=False)
+        folder.prepare(CONFIG)
+        folder.open()
+        folder.close()
+    assert sorted(p.name for p in (tmp_path / EARLIER_RUNS).iterdir()) == ["001", "002", "003"]
+
+
+def test_a_resumed_run_stays_in_place_and_its_log_goes_on(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    folder = RunFolder(tmp_path, resume=True)
+    folder.prepare(CONFIG)
+    folder.open()
+    logger.info("goes on")
+    folder.close()
+    assert not (tmp_path / EARLIER_RUNS).exists()
+    assert (tmp_path / "metrics.json").read_text() == WRITTEN["metrics.json"]
+    log = (tmp_path / "log.txt").read_text()
+    assert log.startswith(WRITTEN["log.txt"])
+    assert log.rstrip().endswith("goes on")
+
+
+def test_a_folder_that_is_dropped_stops_logging(tmp_path: Path) -> None:
+    handlers = list(logging.getLogger("trainwright").handlers)
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    del folder
+    assert logging.getLogger("trainwright").handlers == handlers
+
+
+HOLD = """
+import sys, time
+from trainwright.config.errors import ConfigError
+from trainwright.engine.run_directory import lock_folder
+from pathlib import Path
+lock_folder(Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> None:
+    earlier_run(tmp_path)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "locked\n"
+        folder = RunFolder(tmp_path, resume=True)
+        with pytest.raises(ConfigError, match="another run is training"):
+            folder.prepare(CONFIG)
+        folder.close()
+        other.kill()  # however it ends, the folder is free then
+    folder = RunFolder(tmp_path, resume=True)
+    folder.prepare(CONFIG)
+    folder.lock()
+    folder.close()
+
+
+HOLD_AND_FORK = """
+import os, sys, time
+from trainwright.engine.run_directory import lock_folder
+from pathlib import Path
+lock_folder(Path(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    sys.stdin.read()
+    os._exit(0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a worker of a loader is no fork here")
+def test_a_worker_that_outlives_its_killed_trainer_does_not_keep_the_folder(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigError, match="another run is training"):
+            RunFolder(tmp_path, resume=True).check_free()
+        trainer.kill()
+        trainer.wait()  # its fork reads on until the pipe is closed
+        RunFolder(tmp_path, resume=True).check_free()
+
+
+def test_the_config_of_another_start_is_kept(tmp_path: Path) -> None:
+    for seed in (0, 1, 1, 2):
+        folder = RunFolder(tmp_path, resume=True)
+        folder.prepare(OmegaConf.create({"train": {"seed": seed}}))
+        folder.close()
+    seeds = {p.name: OmegaConf.load(p).train.seed for p in tmp_path.glob("*.yaml")}
+    assert seeds == {"config.1.yaml": 0, "config.2.yaml": 1, "config.yaml": 2}
+    assert json.loads((tmp_path / ".trainwright.json").read_text())["files"][:3] == sorted(seeds)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["config.yaml", "log.txt", "metrics.json", "last_checkpoint"])
+def test_a_file_that_no_run_wrote_is_refused_by_name(tmp_path: Path, name: str, resume: bool) -> None:
+    (tmp_path / name).write_text("precious things: 1\n")
+    folder = RunFolder(tmp_path, resume=resume)
+    with pytest.raises(ConfigError, match=rf"train.output_dir: .*no run wrote.*: {name}\. Move or rename"):
+        folder.prepare(CONFIG)
+    folder.close()
+    assert contents(tmp_path) == {name: "precious things: 1\n"}
+
+
+def test_an_empty_file_is_free_to_use(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").touch()
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    folder.close()
+    assert folder.is_open
+
+
+USERS_OWN = {
+    "model_zoo/a.txt": "1",
+    "model_0000007/weights.txt": "1",
+    "metrics.json.bak": "{}",
+    "log.txt.notes": "1",
+    "config.mine.yaml": "train: {consumed_train_samples: 0}",
+    "profile/me.py": "1",
+    "events.out.tfevents.txt": "1",
+    "README.md": "# mine",
+}
+
+
+@pytest.mark.parametrize("has_list", [False, True])
+def test_what_no_run_wrote_is_not_moved(tmp_path: Path, has_list: bool) -> None:
+    before = earlier_run(tmp_path)
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "rank0.12.pt.trace.json").write_text("{}")
+    before["profile/rank0.12.pt.trace.json"] = "{}"
+    if has_list:
+        folder = RunFolder(tmp_path, resume=True)
+        folder.files.add([])
+        folder.close()
+    for name, text in USERS_OWN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "model_link").symlink_to("model_0000009")
+    (tmp_path / "circle").symlink_to("circle")
+    shutil.copytree(tmp_path / "model_0000009", tmp_path / "model_backup")
+    folder = RunFolder(tmp_path, resume=False)
+    folder.prepare(CONFIG)
+    folder.open()
+    folder.close()
+    moved = contents(tmp_path / EARLIER_RUNS / "001")
+    moved.pop(".trainwright.json")
+    assert moved == before
+    assert (tmp_path / "model_link").is_symlink()
+    assert (tmp_path / "circle").is_symlink()
+    assert (tmp_path / "model_backup" / "manifest.json").is_file()
+    now = contents(tmp_path)
+    assert {name: now[name] for name in USERS_OWN} == USERS_OWN
+
+
+@pytest.mark.parametrize("content", ["", "null", "[]", "{", "[" * 100_000, '{"files": ["../escape"]}', "\x00\xff"])
+def test_a_damaged_list_is_none(tmp_path: Path, content: str) -> None:
+    before = earlier_run(tmp_path / "run")
+    (tmp_path / "escape").write_text("1")
+    (tmp_path / "run" / ".trainwright.json").write_text(content)
+    folder = RunFolder(tmp_path / "run", resume=False)
+    folder.prepare(CONFIG)
+    folder.open()
+    folder.close()
+    moved = contents(tmp_path / "run" / EARLIER_RUNS / "001")
+    moved.pop(".trainwright.json")
+    assert moved == before
+    assert (tmp_path / "escape").is_file()
+
+
+MOVE = """
+import os, sys
+left = int(sys.argv[2])
+def counted(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+from trainwright.engine.run_files import RunFiles
+from trainwright.engine.run_directory import RunFolder
+from pathlib import Path
+for name in ("rename", "replace", "mkdir", "rmdir", "fsync", "open", "unlink"):
+    counted(name)
+RunFiles(Path(sys.argv[1]), RunFolder.layout).move_aside()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a process that can be killed at once")
+def test_a_move_that_is_killed_at_any_operation_is_undone_or_completed_by_the_next_start(tmp_path: Path) -> None:
+    ends = set()
+    for operations in count():
+        root = tmp_path / str(operations)
+        before = earlier_run(root)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                sys.argv = ["", str(root), str(operations)]
+                exec(MOVE, {"__name__": "move"})
+            finally:
+                os._exit(1)
+        status = os.waitpid(pid, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        folder = RunFolder(root, resume=True)
+        folder.recover()
+        folder.close()
+        there, moved = contents(root), contents(root / EARLIER_RUNS / "001")
+        moved.pop(".trainwright.json", None)
+        is_moved = moved == before
+        assert is_moved or (moved == {} and {name: there[name] for name in before} == before)
+        assert folder.holds_a_run() is not is_moved
+        ends.add(is_moved)
+        if status == 0:
+            break
+    assert operations > 20
+    assert ends == {False, True}

@@ -1,0 +1,111 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainwright.config.errors import UserError
+from trainwright.events import EventStorage
+from trainwright.events.media import Figures, Image
+
+
+def only_figure(storage):
+    (figure,) = storage.figures()
+    return figure
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_histogram_has_the_bins_of_numpy(seed):
+    # Multiples of 1/64 in [0, 8): no value lies so near an edge of 16 bins that rounding could decide.
+    values = torch.randint(0, 512, (1000,), generator=torch.Generator().manual_seed(seed)) / 64
+    storage = EventStorage()
+    storage.put_histogram("weights", values, bins=16)
+    low, high, count, total, squares, *counts = only_figure(storage).summary.tolist()
+    expected, edges = np.histogram(values.numpy().astype(np.float64), bins=16)
+    assert counts == expected.tolist()
+    assert (low, high, count) == (edges[0], edges[-1], 1000)
+    assert total == pytest.approx(values.double().sum().item())
+    assert squares == pytest.approx(values.double().square().sum().item())
+
+
+def test_nan_and_inf_are_left_out_of_a_histogram():
+    storage = EventStorage()
+    storage.put_histogram("grads", torch.tensor([1.0, math.nan, 2.0, math.inf, -math.inf]), bins=2)
+    low, high, count, total, squares, *counts = only_figure(storage).summary.tolist()
+    assert (low, high, count, total, squares, counts) == (1, 2, 2, 3, 5, [1, 1])
+
+
+def test_equal_values_fall_into_one_bin():
+    storage = EventStorage()
+    storage.put_histogram("zeros", torch.zeros(7), bins=3)
+    low, high, _, _, _, *counts = only_figure(storage).summary.tolist()
+    assert (low, high, counts) == (-0.5, 0.5, [0, 7, 0])
+
+
+def test_a_histogram_is_taken_without_reading_the_device():
+    class Reads(TorchDispatchMode):
+        names = ()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names += (func.name(),)
+            return func(*args, **(kwargs or {}))
+
+    values = torch.randn(100)
+    with Reads() as reads:
+        EventStorage().put_histogram("w", values)
+    assert len(reads.names) > 5
+    assert not {"aten::_local_scalar_dense", "aten::nonzero", "aten::bincount"} & set(reads.names)
+
+
+def test_a_picture_is_kept_as_it_was_when_put():
+    storage = EventStorage(start_iter=4)
+    pixels = torch.zeros(3, 2, 2, requires_grad=True)
+    with storage.name_scope("batch"):
+        storage.put_image("first", pixels)
+    with torch.no_grad():
+        pixels += 1
+    figure = only_figure(storage)
+    assert (figure.name, figure.iteration) == ("batch/first", 4)
+    assert not figure.pixels.requires_grad
+    assert figure.pixels.sum() == 0
+
+
+def test_pictures_may_be_grey_or_numpy():
+    storage = EventStorage()
+    storage.put_image("grey", np.zeros((5, 4), dtype=np.uint8))
+    assert only_figure(storage).pixels.shape == (1, 5, 4)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 3), (2, 3, 8, 8), (8,)])
+def test_a_picture_of_another_shape_is_refused_with_the_cure(shape):
+    with pytest.raises(UserError, match=r"put_image\('x'\)(.|\n)*permute"):
+        EventStorage().put_image("x", torch.zeros(shape))
+
+
+def test_a_histogram_of_nothing_is_refused():
+    with pytest.raises(UserError, match=r"put_histogram\('x'\): got 0 values"):
+        EventStorage().put_histogram("x", torch.zeros(0))
+
+
+def test_old_figures_make_room_for_new_ones():
+    figures = Figures(max_bytes=100)
+    for place in range(5):
+        figures.add_image(str(place), place, torch.zeros(1, 5, 8, dtype=torch.uint8))  # 40 bytes
+    assert [figure.name for figure in figures.after(0)] == ["3", "4"]
+    figures.add_image("large", 5, torch.zeros(1, 50, 50))
+    assert [figure.name for figure in figures.after(0)] == ["large"]  # the newest stays, whatever its size
+    assert figures.after(6) == []
+    assert isinstance(figures.after(5)[0], Image)
+
+
+def test_figures_until_now_leave_out_those_that_come_later_and_those_that_had_to_go():
+    figures = Figures(max_bytes=2 * 4 * 4)  # two pictures of 2 x 2 float32
+    for name in ("a", "b"):
+        figures.add_image(name, 0, torch.zeros(2, 2))
+    then = figures.until_now()
+    assert [figure.name for figure in then.after(0)] == ["a", "b"]
+    assert [figure.name for figure in then.after(1)] == ["b"]
+    figures.add_image("c", 1, torch.zeros(2, 2))
+    assert [figure.name for figure in then.after(0)] == ["b"]
+    assert [figure.name for figure in figures.until_now().after(0)] == ["b", "c"]

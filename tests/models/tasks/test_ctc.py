@@ -1,0 +1,125 @@
+"""CTC: the loss against a count of all paths by hand, and the greedy reading."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainwright.config.errors import ConfigTypeError
+from trainwright.data.errors import DataError
+from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
+
+
+def collapse(path: tuple[int, ...], blank: int) -> list[int]:
+    return [key for key, _ in itertools.groupby(path) if key != blank]
+
+
+def loss_by_hand(log_probs_TC: Tensor, text: list[int], blank: int) -> float:
+    """Over every path of characters that reads as ``text``."""
+    num_steps, num_classes = log_probs_TC.shape
+    total = sum(
+        math.exp(sum(log_probs_TC[t, c].item() for t, c in enumerate(path)))
+        for path in itertools.product(range(num_classes), repeat=num_steps)
+        if collapse(path, blank) == text
+    )
+    return -math.log(total)
+
+
+@pytest.mark.parametrize("blank", [0, 2])
+def test_the_loss_is_that_of_all_paths_counted_by_hand(blank: int) -> None:
+    torch.manual_seed(0)
+    log_probs = torch.randn(2, 4, 3).log_softmax(-1)
+    a, b = [i for i in range(3) if i != blank]
+    labels = torch.tensor([[a, a, blank], [b, -100, -100]])
+    # Each text's loss is divided by its length, then their mean is taken.
+    expected = (loss_by_hand(log_probs[0], [a, a], blank) / 2 + loss_by_hand(log_probs[1], [b], blank)) / 2
+    # Tolerance: sums of 81 products in single precision.
+    assert ctc_loss(log_probs, labels, blank=blank).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_time_steps_beyond_the_lengths_do_not_count() -> None:
+    torch.manual_seed(0)
+    log_probs = torch.randn(1, 6, 3).log_softmax(-1)
+    shorter = ctc_loss(log_probs[:, :4], torch.tensor([[1, 2]]), blank=0)
+    assert torch.equal(ctc_loss(log_probs, torch.tensor([[1, 2]]), torch.tensor([4]), blank=0), shorter)
+
+
+def test_gradients_are_torchs_own() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(3, 7, 5, requires_grad=True)
+    labels, lengths = torch.tensor([[1, 2, 2], [3, 0, 0], [4, 1, 0]]), torch.tensor([3, 1, 2])
+    (own,) = torch.autograd.grad(ctc_loss(scores.log_softmax(-1), labels, blank=0), scores)
+    targets = torch.tensor([1, 2, 2, 3, 4, 1])
+    loss = F.ctc_loss(scores.log_softmax(-1).transpose(0, 1), targets, torch.tensor([7, 7, 7]), lengths)
+    (theirs,) = torch.autograd.grad(loss, scores)
+    torch.testing.assert_close(own, theirs)
+
+
+def test_labels_behind_padding_are_found() -> None:
+    log_probs = torch.randn(1, 5, 4).log_softmax(-1)
+    left, right = torch.tensor([[0, 0, 1, 3]]), torch.tensor([[1, 3, 0, 0]])
+    assert torch.equal(ctc_loss(log_probs, left, blank=0), ctc_loss(log_probs, right, blank=0))
+
+
+def test_a_text_without_characters_is_a_text_of_blanks() -> None:
+    log_probs = torch.randn(1, 4, 3).log_softmax(-1)
+    loss = ctc_loss(log_probs, torch.zeros(1, 0, dtype=torch.int64), blank=0)
+    assert loss.item() == pytest.approx(-log_probs[0, :, 0].sum().item(), rel=1e-5)
+
+
+def test_a_text_longer_than_its_time_steps_counts_nothing_and_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    scores = torch.randn(2, 3, 9, requires_grad=True)
+    labels = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [1, 0, 0, 0, 0, 0, 0]])
+    with caplog.at_level("WARNING", logger="trainwright"):
+        ctc_loss(scores.log_softmax(-1), labels, blank=0).backward()
+        ctc_loss(scores.log_softmax(-1), labels, blank=0)
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    assert not scores.grad[0].any()
+    assert scores.grad[1].any()
+    (record,) = caplog.records
+    assert "7 characters has only 3 time steps" in record.getMessage()
+
+
+def test_a_label_that_is_no_character_is_an_error() -> None:
+    with pytest.raises(DataError, match="got the id 9; the model has the characters 0 to 3"):
+        ctc_loss(torch.randn(1, 5, 4).log_softmax(-1), torch.tensor([[1, 9]]), blank=0)
+
+
+def scores_of(path: list[int], num_classes: int = 4) -> Tensor:
+    return F.one_hot(torch.tensor([path]), num_classes).float().log_softmax(-1)
+
+
+@pytest.mark.parametrize("blank", [0, 3])
+def test_the_best_path_is_read_without_repeats_and_blanks(blank: int) -> None:
+    torch.manual_seed(0)
+    log_probs = torch.randn(6, 9, 4).log_softmax(-1)
+    ids = ctc_greedy_decode(log_probs, blank=blank)
+    expected = [collapse(tuple(row), blank) for row in log_probs.argmax(-1).tolist()]
+    assert [[i for i in row if i != blank] for row in ids.tolist()] == expected
+    assert ids.shape == (6, max(map(len, expected)))
+    assert ids.dtype is torch.int64
+
+
+def test_a_character_may_come_twice_if_a_blank_is_between() -> None:
+    assert ctc_greedy_decode(scores_of([1, 1, 0, 1, 2, 2]), blank=0).tolist() == [[1, 1, 2]]
+    assert ctc_greedy_decode(scores_of([0, 0]), blank=0).shape == (1, 0)
+
+
+def test_labels_with_a_double_character_are_read_as_they_are() -> None:
+    ids = ids_of(torch.tensor([[1, 1, 2, 0], [2, -100, -100, -100]]), blank=0)
+    assert read_characters(ids, {0: "", 1: "a", 2: "b"}, blank=0) == ["aab", "b"]
+    assert read_characters(ids, {0: "<blank>", 1: "a", 2: "b"}, blank=0) == ["aab", "b"]
+
+
+def test_outputs_logits_and_lists_are_told_apart() -> None:
+    logits = scores_of([1, 0, 2])
+    for outputs in ({"logits": logits}, logits, {"generated_ids": torch.tensor([[1, 2]])}, [[1, 2]]):
+        assert ids_of(outputs, blank=0).tolist() == [[1, 2]]
+    with pytest.raises(ConfigTypeError, match=r"got a tensor of shape \(3,\)"):
+        ids_of(torch.ones(3), blank=0)
+    with pytest.raises(ConfigTypeError, match="got str"):
+        ids_of("12", blank=0)

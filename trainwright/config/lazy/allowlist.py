@@ -1,0 +1,333 @@
+"""What data may call: a string target from YAML, a checkpoint or the command line resolves only to trusted objects.
+
+The module of the *resolved* object decides, not the path walked: ``torch.os.system`` is a function of ``posix``.
+Trusted are the building blocks of trainwright and torch, the project's own files, and what ``allow_module`` adds; names
+that begin with ``_`` never are. A Python configuration file is code, so what it names is not asked about.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from omegaconf import DictConfig
+
+from trainwright.config.errors import ConfigError
+from trainwright.config.lazy.dotted_path import locate
+from trainwright.config.lazy.lookup import try_get_key
+
+# Rooms of trainwright: everything public of a kind, or single names. What is allowed is the object itself, so its
+# longer paths are too (trainwright.optim.schedules.WarmupCosineLR); its methods are not.
+_OWN_CLASSES = (
+    "trainwright.data",
+    "trainwright.data.datasets",
+    "trainwright.data.transforms",
+    "trainwright.evaluation",
+    "trainwright.models",
+)
+
+_OWN_NAMES = {
+    "trainwright.engine": {"GraphBase"},
+    "trainwright.config.torch_names": {"torch_dtype"},
+}
+
+# Functions that build nodes which they are given, or that return what they are given, stay with the rooms that call
+# them: build_optimizer, build_lr_scheduler, to_batch.
+_OWN_FUNCTIONS = {
+    "trainwright.data": {"collate"},
+    "trainwright.optim": {"get_default_optimizer_params", "reduce_param_groups"},
+}
+
+# They build nodes among their arguments, at the time of the call. Data may call them, but not hand them on to be called
+# later, when nobody knows any more that the arguments are data.
+_OWN_BUILDERS = {
+    "trainwright.data": {
+        "build_image_train_loader",
+        "build_image_test_loader",
+        "build_nlp_train_loader",
+        "build_nlp_test_loader",
+        "build_nlp_train_val_test_loader",
+    },
+}
+
+_TORCH_CLASSES = (
+    "torch.nn",
+    "torch.optim",
+    "torch.distributions",
+    "torch.utils.data.dataset",
+    "torch.utils.data.dataloader",
+    "torch.utils.data.sampler",
+    "torch.utils.data.distributed",
+)
+
+_TORCH_FUNCTIONS = (
+    "torch.nn.functional",
+    "torch.nn.init",
+    "torch.nn.utils.rnn",  # of torch.nn.utils only these leave the modules alone that they are given
+    "torch.functional",
+    "torch._C._nn",
+    "torch._C._linalg",
+    "torch._C._special",
+    "torch._C._fft",
+    "torch.utils.data._utils.collate",
+)
+
+_TORCH_NAMES = {
+    "torch": {"Tensor", "Size", "device", "Generator", "tensor", "as_tensor"},
+    "torch._C": {"Size", "device", "Generator"},
+    "torch.random": {"manual_seed"},
+    "torch.utils.data.dataset": {"random_split"},
+}
+
+# Of the functions on tensors, those that reach a file or foreign memory.
+_TORCH_FILES = frozenset({"from_file", "from_buffer", "frombuffer"})
+
+
+def is_own_block(target: Any, *, partial: bool = False) -> bool:
+    """Whether data may name this object of trainwright. ``partial``: to be called later, rather than now."""
+    if inspect.isclass(target) and any(_is_public(target, room) for room in (*_OWN_CLASSES, "trainwright.optim")):
+        return True
+    tables = [_OWN_NAMES, _OWN_FUNCTIONS] if partial else [_OWN_NAMES, _OWN_FUNCTIONS, _OWN_BUILDERS]
+    if any(_is_one_of(target, room, names) for table in tables for room, names in table.items()):
+        return True
+    name = getattr(target, "__name__", "")
+    return name.startswith("configure_") and _is_public(target, "trainwright.optim")
+
+
+def is_torch_block(target: Any, parent: Any) -> bool:
+    """Whether data may name this object of torch, found in ``parent``. What is found in a class is a method: no."""
+    if not isinstance(parent, ModuleType):
+        return False
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+    if module is None and inspect.isbuiltin(target) and isinstance(target.__self__, ModuleType):
+        module = target.__self__.__name__
+    owner, _, last = name.rpartition(".")
+    if module in (None, "torch", "torch._C") and owner == "_VariableFunctionsClass":  # torch.zeros and its like
+        return last not in _TORCH_FILES
+    if not isinstance(module, str):
+        return False
+    if name in _TORCH_NAMES.get(module, ()):
+        return True
+    if inspect.isclass(target):
+        return is_below(module, *_TORCH_CLASSES)
+    return inspect.isroutine(target) and module in _TORCH_FUNCTIONS
+
+
+def is_below(module: str, *roots: str) -> bool:
+    """Whether ``module`` is one of ``roots`` or lies in one of them."""
+    return any(module == root or module.startswith(root + ".") for root in roots)
+
+
+def _is_public(target: Any, room: str) -> bool:
+    return _is_one_of(target, room, getattr(importlib.import_module(room), "__all__", None))
+
+
+def _is_one_of(target: Any, room: str, names: Any) -> bool:
+    """Whether ``target`` is the very object that ``room`` has under its name. A room without ``__all__`` has none."""
+    name = getattr(target, "__name__", None)
+    if not isinstance(name, str) or name.startswith("_"):
+        return False
+    module = importlib.import_module(room)
+    if names is None:  # a file rather than a room: what it defines itself
+        return getattr(target, "__module__", None) == room and vars(module).get(name) is target
+    return name in names and getattr(module, name, None) is target
+
+
+logger = logging.getLogger("trainwright.config")
+
+# Modules whose functions reach the system, run code or read pickles. Nothing allows them.
+_NEVER_WORDS = """
+    _ctypes _frozen_importlib _frozen_importlib_external _imp _io _operator _pickle _posixsubprocess _socket
+    _thread asyncio bdb builtins cProfile cffi cloudpickle cmd code codeop compileall concurrent ctypes dill
+    distutils doctest ensurepip faulthandler fileinput ftplib functools gc http imaplib importlib inspect io
+    joblib linecache marshal multiprocessing nt operator os pathlib pdb pickle pickletools pip pkgutil poplib
+    posix pprint profile pty py_compile runpy sched setuptools shelve shutil signal site smtplib socket
+    socketserver ssl subprocess sys sysconfig tempfile threading timeit trace types unittest urllib venv
+    webbrowser xmlrpc zipapp zipimport
+"""
+
+_NEVER = frozenset(_NEVER_WORDS.split())
+
+# Called with what a node holds, these give that and nothing else.
+PLAIN_CONTAINERS: dict[str, Any] = {f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, frozenset)}
+
+_THIRD_PARTY = ("site-packages", "dist-packages")
+
+_allowed_modules: set[str] = set()
+
+_allowed_folders: set[Path] = set()
+
+
+def allow_module(name: str) -> None:
+    """Let strings in YAML, checkpoints and overrides name targets of the module ``name`` and the modules below it."""
+    if not name or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"allow_module: {name!r} is not the name of a module, such as 'torchvision.transforms'.")
+    if name.split(".")[0] in _NEVER:
+        raise ConfigError(
+            f"allow_module: {name!r} is never allowed, since data that names its functions could run anything. "
+            "Name the target in a Python configuration file instead."
+        )
+    _allowed_modules.add(name)
+
+
+def project_root(config_file: str | os.PathLike[str]) -> Path:
+    """The folder of the project that ``config_file`` belongs to.
+
+    Its own folder, or the parent if that is called ``configs``.
+    """
+    folder = Path(config_file).resolve().parent
+    return folder.parent if folder.name == "configs" else folder
+
+
+def working_folder() -> list[Path]:
+    """The working folder; none where it has been deleted."""
+    try:
+        return [Path.cwd().resolve()]
+    except FileNotFoundError:
+        return []
+
+
+def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
+    """The folders whose modules are the project's own: the project root and the working folder.
+
+    A ``config.yaml`` that a run saved names the project root in its top-level key ``project_root``, relative to the
+    file's folder. That is honoured when it lies inside the working folder, so that a file from elsewhere cannot point
+    at code.
+    """
+    working = working_folder()
+    root = project_root(config_file)
+    named = try_get_key(cfg, "project_root") if isinstance(cfg, dict | DictConfig) else None
+    if isinstance(named, str):
+        there = (Path(config_file).resolve().parent / named).resolve()
+        if any(there.is_relative_to(folder) for folder in working):
+            root = there
+        else:
+            logger.warning(
+                "%s: project_root %r is outside the working folder %s and is ignored. Start from the project's folder "
+                "to use its modules.",
+                config_file,
+                named,
+                working[0] if working else "(deleted)",
+            )
+    return list(dict.fromkeys([root, *working]))
+
+
+def use_project(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
+    """Put the project's folders first on ``sys.path`` and trust the modules in them. Calling it again adds nothing."""
+    roots = project_roots(config_file, cfg)
+    for root in reversed(roots):
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+    _allowed_folders.update(roots)
+    return roots
+
+
+def locate_untrusted(path: str, *, config_file: Path | None = None, partial: bool = False) -> Any:
+    """The object at ``path`` if data may name it. No module outside the trusted ones is imported to find out.
+
+    ``partial`` says that it is to be called later, by whoever gets it, rather than now.
+
+    Raises:
+        ConfigError: data may not name it.
+        ConfigImportError: there is no such object.
+    """
+    if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could turn data into what looks like code's
+        return PLAIN_CONTAINERS[path]
+    folders = {*working_folder(), *_allowed_folders}
+    if config_file is not None:
+        folders.add(project_root(config_file))
+    first = path.split(".")[0]
+    if is_never_named(path):
+        raise _refusal(path)
+    if not (first in {"trainwright", "torch"} or _is_allowed(first) or _is_of_project(first, folders)):
+        raise _refusal(path)
+    target = locate(path)
+    above = path.rpartition(".")[0]
+    parent = locate(above) if above else None
+    if isinstance(target, ModuleType) or not _may_be_called(target, parent, folders, partial=partial):
+        raise _refusal(path)
+    return target
+
+
+def is_never_named(path: str) -> bool:
+    """Whether data may not name ``path`` whatever is allowed: a private name, or one of a module that runs anything."""
+    first, *rest = path.split(".")
+    if path in PLAIN_CONTAINERS:
+        return False
+    is_private = any(part.startswith("_") for part in (first, *rest) if part != "__main__" or part is not first)
+    return first in _NEVER or is_private
+
+
+def _may_be_called(target: Any, parent: Any, folders: Iterable[Path], *, partial: bool) -> bool:
+    module = getattr(target, "__module__", None)
+    if inspect.isbuiltin(target) and module is None and isinstance(target.__self__, ModuleType):
+        module = target.__self__.__name__
+    if not isinstance(module, str):  # torch.zeros and its like have none
+        return is_torch_block(target, parent)
+    if module.split(".")[0] in _NEVER:
+        return False
+    if is_below(module, *_allowed_modules):
+        return True
+    if is_below(module, "trainwright"):
+        return is_own_block(target, partial=partial)
+    if is_below(module, "torch"):
+        return is_torch_block(target, parent)
+    return _is_of_project(module, folders)
+
+
+def _is_allowed(first: str) -> bool:
+    return any(name.split(".")[0] == first for name in _allowed_modules)
+
+
+def _is_of_project(module: str, folders: Iterable[Path]) -> bool:
+    """Whether the files of ``module`` lie in ``folders`` and are neither the standard library's nor installed."""
+    loaded = sys.modules.get(module)
+    spec = getattr(loaded, "__spec__", None)
+    if loaded is not None and getattr(loaded, "__file__", None):
+        places = [str(loaded.__file__)]
+    else:
+        # A top-level name is looked up without importing it; a submodule is asked about only after it was imported.
+        if loaded is None and "." not in module:
+            try:
+                spec = importlib.util.find_spec(module)
+            except (ValueError, ImportError):
+                return False
+        if spec is None:
+            return False
+        places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or ())
+    return bool(places) and all(_is_project_file(Path(place).resolve(), folders) for place in places)
+
+
+def _is_project_file(file: Path, folders: Iterable[Path]) -> bool:
+    if any(part in _THIRD_PARTY for part in file.parts):
+        return False
+    if file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()):
+        return False
+    return any(file.is_relative_to(folder) for folder in folders)
+
+
+def _refusal(path: str) -> ConfigError:
+    if path.split(".")[0] in _NEVER:
+        return ConfigError(
+            f"target {path!r} is refused: data may never name a function of that module, which could run anything. "
+            "Name the target in a Python configuration file instead."
+        )
+    if is_never_named(path):
+        return ConfigError(
+            f"target {path!r} is refused: data may name only what is public, and a part of this begins with '_'. Give "
+            "it a public name, or name the target in a Python configuration file."
+        )
+    return ConfigError(
+        f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may name only what a run is "
+        "built of: trainwright's loaders, samplers, data sets, transforms, schedules and evaluators, torch's classes "
+        "(nn, optim, utils.data, distributions) and functions on tensors, and the project's own modules. If you trust "
+        "its module, pass --allow-module NAME (in code: trainwright.config.lazy.allowlist.allow_module), or name the "
+        "target in a Python configuration file."
+    )

@@ -1,0 +1,216 @@
+"""From a description to the object: call the ``_target_`` of a node, its children first."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainwright.config.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
+from trainwright.config.lazy.allowlist import locate_untrusted
+from trainwright.config.lazy.dotted_path import locate, short_name
+from trainwright.config.lazy.provenance import (
+    building_data,
+    holds_data,
+    is_trusted,
+    origin_file,
+    origin_of,
+    overrides_of,
+    raw_children,
+    shown,
+)
+from trainwright.config.lazy.signatures import argument_fault
+
+TARGET = "_target_"
+RECURSIVE = "_recursive_"
+PARTIAL = "_partial_"
+SPECIAL_KEYS = (TARGET, RECURSIVE, PARTIAL)
+
+_CALLING = "error while calling "
+
+
+def instantiate(cfg: Any, /, **kwargs: Any) -> Any:
+    """Build the object that ``cfg`` describes.
+
+    A mapping with ``_target_`` (an object, or its dotted path) is called with its other keys, whose own nodes are built
+    first. ``kwargs`` take the place of keys, before those would be built. Lists and mappings are walked for nodes: a
+    list arrives as a plain list, a mapping that holds nodes as a plain dict, one that holds none as the config it is.
+    Anything else is returned unchanged: objects in a configuration are passed on, never copied.
+
+    ``_recursive_: False`` in a node leaves its children as configs. ``_partial_: True`` gives the target with the other
+    keys bound to it (the target itself, if there are none) instead of calling it.
+
+    Raises:
+        ConfigError: a target that does not exist, may not be called, or does not take an argument it is given. What the
+            target itself raises is raised as an error of its own class that names the key path, the target and the
+            cause (``model.backbone: error while calling Net(...): ...``), from the original. An error that takes more
+            than a message is the original, with this as its note.
+    """
+    if kwargs and _is_node(cfg):
+        return _call(cfg, kwargs, "")
+    return _build(cfg, "")
+
+
+def locate_target(node: Mapping[str, Any] | DictConfig, path: str = "") -> Callable[..., Any]:
+    """The callable that ``node`` names, under the rule for strings that are data.
+
+    A lazy call of a callable is built.
+    """
+    try:
+        return find_target(node)
+    except (ConfigError, ConfigImportError) as error:
+        raise type(error)(f"{_place(node, TARGET, path)}: {error}") from error
+
+
+def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
+    """:func:`locate_target` with errors that do not say where the node stands, for those who know better."""
+    raw = raw_children(node)[TARGET] if isinstance(node, DictConfig) else node[TARGET]
+    target = _child(node, TARGET)
+    if isinstance(target, str):
+        # An interpolated target may have come from anywhere, so it is data even in a node that code wrote.
+        if is_trusted(node) and not _is_interpolation(raw):
+            target = locate(target)
+        else:
+            partial = bool(node.get(PARTIAL, False))
+            target = locate_untrusted(target, config_file=origin_file(node), partial=partial)
+    elif isinstance(target, Mapping | DictConfig):
+        target = _build(target, TARGET)
+    if not callable(target):
+        raise ConfigTypeError(
+            f"got {target!r} ({type(target).__name__}); a target is a callable, or the dotted path of one."
+        )
+    found: Callable[..., Any] = target
+    return found
+
+
+def _build(value: Any, path: str) -> Any:
+    """``path`` is the key of ``value`` below what :func:`instantiate` got: plain containers do not know theirs."""
+    if isinstance(value, DictConfig):
+        return _build_mapping(value, path)
+    if isinstance(value, ListConfig):
+        if value._is_none() or value._is_missing():
+            return None
+        return [_build(_child(value, index), _join(path, index)) for index in range(len(value))]
+    if _is_node(value):
+        return _call(value, {}, path)
+    if type(value) is dict:
+        return {key: _build(child, _join(path, key)) for key, child in value.items()} if _holds_node(value) else value
+    if type(value) in (list, tuple):
+        built = (_build(child, _join(path, index)) for index, child in enumerate(value))
+        return type(value)(built) if _holds_node(value) else value
+    return value
+
+
+def _build_mapping(cfg: DictConfig, path: str) -> Any:
+    if cfg._is_none() or cfg._is_missing():
+        return None
+    if _is_node(cfg):
+        return _call(cfg, {}, path)
+    if dataclasses.is_dataclass(cfg._metadata.object_type):
+        return OmegaConf.to_object(cfg)
+    if not _holds_node(cfg):
+        return cfg
+    # A plain dict, since a config would take built dataclasses and lists apart.
+    return {key: _build(_child(cfg, key), _join(path, key)) for key in cfg}
+
+
+def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], path: str) -> Any:
+    target = locate_target(node, path)
+    recursive = replaced.get(RECURSIVE, node.get(RECURSIVE, True))
+    kwargs: dict[str, Any] = {}
+    is_data = not is_trusted(node)
+    with building_data(is_data):
+        for key in node:
+            if key not in SPECIAL_KEYS and key not in replaced:
+                child = _child(node, key)
+                kwargs[str(key)] = _build(child, _join(path, key)) if recursive else child
+    kwargs.update({key: value for key, value in replaced.items() if key not in SPECIAL_KEYS})
+
+    partial = bool(node.get(PARTIAL, False))
+    fault = argument_fault(target, kwargs, partial=partial)
+    if fault is not None:
+        raise ConfigTypeError(f"{_place(node, path=path)}: {fault}")
+    if partial:
+        return functools.partial(target, **kwargs) if kwargs else target
+    try:
+        # A function of code's may build what its arguments hold, and these may be data's.
+        with building_data(is_data or holds_data(node)):
+            return target(**kwargs)
+    except Exception as error:
+        if _CALLING in "\n".join([str(error), *getattr(error, "__notes__", ())]):  # by a target that builds others
+            raise
+        where = _path(node) or path
+        said = f"{where}: {_CALLING}" if where else _CALLING
+        said += f"{short_name(target)}(...){_set_in(node)}: {type(error).__name__}: {error}"
+        named = _with_message(error, said)
+        if named is None:
+            error.add_note(said)
+            raise
+        raise named from error
+
+
+def _with_message(error: Exception, message: str) -> Exception | None:
+    """An error of the same class with another message; None where the class may want more than a message."""
+    module = type(error).__module__
+    if len(error.args) > 1 or not (module == "builtins" or module.startswith("trainwright.")):
+        return None
+    # A KeyError shows the repr of its message.
+    return ConfigKeyError(message) if type(error) is KeyError else type(error)(message)
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _child(node: Any, key: Any) -> Any:
+    """The value at ``key`` with interpolations resolved; a value that cannot be had is an error with its path."""
+    try:
+        return node[key]
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigKeyError(f"{_place(node, key)}: {reason}") from error
+
+
+def _is_node(value: Any) -> bool:
+    if isinstance(value, DictConfig):
+        return not (value._is_none() or value._is_missing()) and TARGET in value
+    return isinstance(value, dict) and TARGET in value
+
+
+def _holds_node(value: Any) -> bool:
+    """Whether a walk through containers comes upon something to build. Interpolations are followed where they lead."""
+    if isinstance(value, DictConfig | ListConfig):
+        if _is_node(value) or dataclasses.is_dataclass(value._metadata.object_type):
+            return True
+        nodes = (child._maybe_dereference_node(False) for child in raw_children(value).values())
+        return any(_holds_node(node) for node in nodes)
+    if type(value) is dict:
+        return _is_node(value) or any(_holds_node(child) for child in value.values())
+    return type(value) in (list, tuple) and any(_holds_node(child) for child in value)
+
+
+def _is_interpolation(raw: Any) -> bool:
+    return hasattr(raw, "_is_interpolation") and bool(raw._is_interpolation())
+
+
+def _path(node: Any) -> str:
+    """The dotted key of a node in its configuration, as an override would write it."""
+    keys: list[str] = []
+    while isinstance(node, DictConfig | ListConfig) and node._key() is not None:
+        keys.append(str(node._key()))
+        node = node._get_parent()
+    return ".".join(reversed(keys))
+
+
+def _place(node: Any, key: Any = None, path: str = "") -> str:
+    parts = [part for part in (_path(node) or path, "" if key is None else str(key)) if part]
+    return (".".join(parts) or "config") + _set_in(node)
+
+
+def _set_in(node: Any) -> str:
+    origin = origin_of(node)
+    places = [f"set in {shown(origin)}"] if origin else []
+    places += [f"override {text!r}" for text in overrides_of(node)]
+    return f" [{', '.join(places)}]" if places else ""

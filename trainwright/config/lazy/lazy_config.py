@@ -1,0 +1,181 @@
+"""Configurations in files: read, changed and written."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError, did_you_mean
+from trainwright.config.lazy.dotted_path import short_name
+from trainwright.config.lazy.overrides import apply_overrides
+from trainwright.config.lazy.provenance import mark_default, set_origin
+from trainwright.config.lazy.python_file import as_node, load_python
+from trainwright.config.lazy.serialization import save
+from trainwright.config.schema.section_values import SECTIONS, section_fault
+from trainwright.config.yaml_file import load_yaml
+
+_LINE_LENGTH = 88
+
+
+def to_py(cfg: DictConfig, prefix: str = "cfg.") -> str:
+    """``cfg`` as lines like ``cfg.optim = torch.optim.AdamW(lr=0.1)``: sorted, interpolations resolved.
+
+    For reading and diffs.
+    """
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    lines: list[str] = []
+    _write(plain, prefix.rstrip("."), lines)
+    return "".join(line + "\n" for line in lines)
+
+
+def _write(value: Any, name: str, lines: list[str]) -> None:
+    if isinstance(value, dict) and value and "_target_" not in value and all(_is_name(key) for key in value):
+        for key in sorted(value):
+            _write(value[key], f"{name}.{key}" if name else key, lines)
+        return
+    lines.append(f"{name} = {_expression(value, len(name) + 3, 0)}")
+
+
+def _expression(value: Any, used: int, indent: int) -> str:
+    """``value`` on one line if it fits after ``used`` characters, else with one item per line."""
+    if isinstance(value, dict) and "_target_" in value:
+        arguments = {key: value[key] for key in value if key != "_target_"}
+        if all(_is_name(key) for key in arguments):
+            opening, closing = f"{short_name(value['_target_'])}(", ")"
+            items = [(f"{key}=", arguments[key]) for key in sorted(arguments)]
+        else:
+            opening, closing = f"{short_name(value['_target_'])}(**{{", "})"
+            items = [(f"{_literal(key)}: ", arguments[key]) for key in arguments]
+    elif isinstance(value, dict):
+        opening, closing = "{", "}"
+        items = [(f"{_literal(key)}: ", value[key]) for key in sorted(value, key=str)]
+    elif isinstance(value, list | tuple | ListConfig):
+        opening, closing = "[", "]"
+        items = [("", child) for child in value]
+    else:
+        return _literal(value)
+    one_line = opening + ", ".join(name + _expression(child, 0, -1) for name, child in items) + closing
+    if indent < 0 or not items or used + len(one_line) <= _LINE_LENGTH:
+        return one_line
+    inner = " " * (indent + 4)
+    parts = [f"{inner}{name}{_expression(child, indent + 4 + len(name) + 1, indent + 4)}," for name, child in items]
+    return "\n".join([opening, *parts, " " * indent + closing])
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        text = repr(value)
+        return text if text.startswith('"') or '"' in text else f'"{text[1:-1]}"'
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return short_name(value) if callable(value) else repr(value)
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) and key.isidentifier()
+
+
+class MissingConfigError(MissingFileError, RuntimeError):
+    """No configuration of that name is packaged; the page of ``get_config`` has it a RuntimeError."""
+
+
+_FOLDER = Path(__file__).parents[1] / "defaults"
+
+
+def get_config(name: str) -> DictConfig:
+    """A packaged configuration, such as ``get_config("common/train.py").train``, or a ``.py`` file of your own.
+
+    Fresh at each call, so it may be edited. The packaged ones come first; any other name is a path.
+
+    Raises:
+        MissingConfigError: there is none of that name; the message lists those that there are.
+    """
+    there = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*.py"))
+    if name not in there and name.endswith(".py") and Path(name).is_file():
+        own: DictConfig = LazyConfig.load(name)
+        return own
+    if name not in there:
+        nearest = did_you_mean(name, there)
+        hint = f" {nearest}" if nearest.startswith("Did") else ""
+        raise MissingConfigError(
+            f"{name!r} is not available in trainwright's configs.{hint} There are: {', '.join(there)}."
+        )
+    config: DictConfig = LazyConfig.load(_FOLDER / name)
+    if "train" in config:
+        mark_default(config.train, "train_iter")  # train_epoch, where it is set, goes before it
+        mark_default(config.train.evaluation, "eval_metric")
+        mark_default(config.train.evaluation, "eval_mode")  # of the default metric: other metrics may say otherwise
+    return config
+
+
+class LazyConfig:
+    """Read, change and write configurations."""
+
+    @staticmethod
+    def load(filename: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
+        """The configuration in a ``.py``, ``.yaml`` or ``.yml`` file, read afresh each time.
+
+        Without ``keys`` a config of all global dicts, lists of configs and config nodes that do not begin with ``_``,
+        and of ready-made objects under the names of a run's sections; with one key that global, of whatever type; with
+        several a tuple of them. A Python file is code and may do anything code may; YAML is data: it is read safely,
+        and what it may call is limited (see :mod:`trainwright.config.lazy.allowlist`).
+
+        Raises:
+            MissingFileError, ConfigSyntaxError, ConfigImportError, ConfigKeyError (no such global), ConfigTypeError (a
+            section's name is bound to what cannot be one), ConfigError.
+        """
+        suffix = Path(filename).suffix
+        if suffix == ".py":
+            found: dict[str, Any] | DictConfig = load_python(filename)
+        elif suffix in (".yaml", ".yml"):
+            found = load_yaml(filename)
+        else:
+            raise ConfigError(
+                f"{filename}: a configuration file ends in .py, .yaml or .yml, not {suffix or 'nothing'!r}."
+            )
+        if keys is None:
+            return found if isinstance(found, DictConfig) else _as_config(found, filename)
+        if isinstance(keys, str):
+            return _pick(found, keys, filename)
+        return tuple(_pick(found, key, filename) for key in keys)
+
+    @staticmethod
+    def load_rel(filename: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
+        """:meth:`load` with a path relative to the file that calls."""
+        caller = sys._getframe(1).f_code.co_filename
+        if caller.startswith("<"):
+            raise ConfigError(
+                f"load_rel({str(filename)!r}): the caller, {caller}, is no file. Use load with a full path."
+            )
+        return LazyConfig.load(Path(caller).parent / filename, keys)
+
+    save = staticmethod(save)
+    to_py = staticmethod(to_py)
+    apply_overrides = staticmethod(apply_overrides)
+
+
+def _as_config(found: Mapping[str, Any], filename: str | os.PathLike[str]) -> DictConfig:
+    configs = {
+        name: as_node(value, name, filename)
+        for name, value in found.items()
+        if isinstance(value, DictConfig | ListConfig | dict) and not name.startswith("_")
+    }
+    for name in SECTIONS:
+        value = found.get(name)
+        if (fault := section_fault(name, value)) is not None:
+            raise ConfigTypeError(f"{filename}: {name}: {fault}")
+        if value is not None and name not in configs:
+            configs[name] = dict(value) if isinstance(value, Mapping) else value
+    cfg = DictConfig(configs, flags={"allow_objects": True})
+    set_origin(cfg, os.path.abspath(filename))
+    return cfg
+
+
+def _pick(found: Mapping[str, Any] | DictConfig, key: str, filename: str | os.PathLike[str]) -> Any:
+    if key not in found:
+        names = [str(name) for name in found if not str(name).startswith("_")]
+        raise ConfigKeyError(f"{filename}: there is no {key!r} in it. {did_you_mean(key, names)}")
+    return as_node(found[key], key, filename)

@@ -1,0 +1,186 @@
+"""Changes from the command line, in hydra's grammar: ``optim.lr=1e-3``, ``model.layers=[1,2]``, ``~train.scheduler``.
+
+They are parsed, never evaluated. hydra-core's own parser does it; importing it waits until there is an override to
+read.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.config.lazy.interpolation import check_interpolations
+from trainwright.config.lazy.provenance import distrust, distrust_only, raw_children, set_override
+from trainwright.config.schema.aliases import make_way
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+_TARGET = "_target_"
+
+
+def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Apply ``overrides`` to ``cfg`` in place, in order, and return it.
+
+    ``a.b=1`` sets (``+a.b`` and ``++a.b`` are the same), a dict is merged into the one that is there, ``~a.b`` deletes,
+    ``a=`` sets the empty string, ``a.0.b=1`` reaches into a list. Parents that are not there are made. All are parsed
+    before the first is applied. Of two names of one setting (``train.eval_period``) the one that is set here
+    replaces the other.
+
+    Raises:
+        ConfigError: not an override, or several values at once (a sweep).
+        ConfigKeyError: below a value that is no section, outside a list, or the deletion of what is not there.
+        ConfigTypeError: a value that the key's declared type does not take.
+    """
+    parsed = [(text, _parse(text)) for text in overrides]
+    for text, override in parsed:
+        keys = override.key_or_group.split(".")
+        try:
+            if override.is_delete():
+                if not (_is_absent(cfg, override.key_or_group) and make_way(cfg, override.key_or_group, delete=True)):
+                    _delete(cfg, keys, override, text)
+                    make_way(cfg, override.key_or_group, delete=True)
+            else:
+                make_way(cfg, override.key_or_group, override.value())
+                _set(cfg, keys, override.value(), text)
+        except (OmegaConfBaseException, RecursionError) as error:
+            raise ConfigTypeError(f"override {text[:200]!r}: {str(error).splitlines()[0]}") from error
+    return cfg
+
+
+def override_key(text: str) -> str:
+    """The dotted key that an override is about."""
+    return text.lstrip("+~").partition("=")[0]
+
+
+def _parse(text: str) -> "Override":
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if not isinstance(text, str):
+        raise ConfigTypeError(
+            f"override {text!r}: got {type(text).__name__}; an override is text, such as 'train.seed=1'."
+        )
+    try:
+        override = OverridesParser.create().parse_overrides([_quoted(text)])[0]
+    except (HydraException, ValueError, AssertionError, RecursionError) as error:
+        reason = str(error).partition("\nSee https")[0]
+        raise ConfigError(
+            f"override {text!r}: cannot be read. It is written key=value, as in 'optim.lr=1e-3'; values with special "
+            f"characters go in quotes, as in \"name='a b: c'\". ({reason})"
+        ) from error
+    if override.package is not None or "/" in override.key_or_group or not override.key_or_group:
+        raise ConfigError(
+            f"override {text!r}: {override.get_key_element()!r} is no key. Keys are joined by dots: train.seed=1."
+        )
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"override {text!r}: gives several values (a sweep); one run takes one. For a list write "
+            f"{override.key_or_group}=[{override.get_value_string()}]."
+        )
+    if not override.is_delete():
+        check_interpolations(override.value(), f"override {text!r}")
+    return override
+
+
+def _quoted(text: str) -> str:
+    """``text`` with quotes around a value that has bytes which are no UTF-8, such as the name of a folder.
+
+    Python decodes these to lone surrogates, which hydra's lexer takes in quotes only.
+    """
+    key, equals, value = text.partition("=")
+    if value[:1] in ("'", '"') or not any("\ud800" <= character <= "\udfff" for character in value):
+        return text
+    return f"{key}{equals}" + json.dumps(value, ensure_ascii=False)
+
+
+def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:
+    parent = _parent(cfg, keys, text, make=True)
+    key = _own_key(parent, keys, text)
+    with open_dict(parent):
+        there = raw_children(parent).get(key)
+        if isinstance(value, dict) and isinstance(there, DictConfig) and isinstance(there._value(), dict):
+            there.merge_with(value)
+            _distrust_what_was_set(there, value)
+            for name in value:
+                set_override(there, name, text)
+            return
+        parent[key] = value
+    set_override(parent, key, text)
+    if key == _TARGET:
+        distrust_only(parent)
+    distrust(raw_children(parent)[key])
+
+
+def _distrust_what_was_set(node: Any, value: dict[Any, Any]) -> None:
+    """Mark as data the nodes that got their target here. What was merged into code's nodes stays theirs."""
+    if _TARGET in value:
+        distrust_only(node)
+    for key, child in value.items():
+        inner = raw_children(node).get(key)
+        if isinstance(child, dict) and isinstance(inner, DictConfig):
+            _distrust_what_was_set(inner, child)
+        else:
+            distrust(inner)
+
+
+def _delete(cfg: DictConfig, keys: list[str], override: "Override", text: str) -> None:
+    parent = _parent(cfg, keys, text, make=False)
+    key = _own_key(parent, keys, text)
+    children = raw_children(parent)
+    if key not in children:
+        raise ConfigKeyError(
+            f"override {text!r}: there is no {'.'.join(keys)!r} to delete. {_nearest(keys[-1], children)}"
+        )
+    if override.value_type is not None and parent[key] != override.value():
+        raise ConfigError(f"override {text!r}: {'.'.join(keys)} is {parent[key]!r}, so it is not deleted.")
+    with open_dict(parent):
+        del parent[key]
+
+
+def _parent(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> Any:
+    """The section that holds the last of ``keys``."""
+    node: Any = cfg
+    for depth in range(len(keys) - 1):
+        key, above = _own_key(node, keys[: depth + 1], text), ".".join(keys[: depth + 1])
+        if raw_children(node).get(key) is None or OmegaConf.is_missing(node, key) or node[key] is None:
+            if not make:
+                raise ConfigKeyError(
+                    f"override {text!r}: there is no {above!r}. {_nearest(keys[depth], raw_children(node))}"
+                )
+            with open_dict(node):
+                node[key] = {}
+        child = node[key]
+        if not isinstance(child, DictConfig | ListConfig):
+            raise ConfigKeyError(
+                f"override {text!r}: Trying to update key {'.'.join(keys)!r}, but {above!r} is no section: "
+                f"it is {child!r} ({type(child).__name__})."
+            )
+        node = child
+    return node
+
+
+def _own_key(node: Any, keys: list[str], text: str) -> Any:
+    """The last of ``keys`` as ``node`` spells it: an index in a list, a number where the section's keys are numbers."""
+    last = keys[-1]
+    if isinstance(node, ListConfig):
+        if not last.isdigit() or int(last) >= len(node):
+            raise ConfigKeyError(
+                f"override {text!r}: {'.'.join(keys[:-1])!r} is a list of {len(node)}; {last!r} is not an index of it "
+                f"(0 to {len(node) - 1}). To change the list write {'.'.join(keys[:-1])}=[...]."
+            )
+        return int(last)
+    if last.isdigit() and last not in raw_children(node) and int(last) in raw_children(node):
+        return int(last)
+    return last
+
+
+def _is_absent(cfg: DictConfig, key: str) -> bool:
+    return OmegaConf.select(cfg, key, throw_on_resolution_failure=False) is None
+
+
+def _nearest(name: str, there: Iterable[Any]) -> str:
+    return did_you_mean(name, [str(key) for key in there])

@@ -1,0 +1,205 @@
+"""Write a configuration as YAML that loads to an equal one and builds the same run."""
+
+import dataclasses
+import enum
+import inspect
+import logging
+import os
+import re
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, ListConfig
+
+from trainwright.checkpoint.files import atomic_write
+from trainwright.config.errors import ConfigImportError
+from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
+from trainwright.config.lazy.dotted_path import dotted_path, locate
+from trainwright.config.lazy.provenance import is_trusted, raw_children
+from trainwright.config.lazy.signatures import signature_of
+from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
+from trainwright.config.yaml_file import Dumper
+
+logger = logging.getLogger("trainwright.config")
+
+_MAX_SHOWN = 200  # characters of the text that stands for an object
+
+
+def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> None:
+    """Write ``cfg`` to a YAML file, whole or not at all; a file that is there is replaced.
+
+    Interpolations stay as they are. A target is written as its shortest dotted path, another class or function as a
+    node that builds to it, and so are the members of an enum and torch's dtypes and devices among the arguments of a
+    call. What is not restored from the file is named in one warning: objects without a path, which are written as text,
+    and targets that data may not name. A run with them is started from its Python configuration. ``project_root`` is
+    written as a top-level key, relative to the file's folder. What looks secret is written as ``???``, with one warning
+    that names the keys (see :mod:`trainwright.config.secrets`).
+    """
+    atomic_write(filename, to_yaml(cfg, filename, project_root=project_root))
+
+
+def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> bytes:
+    """What :func:`save` writes into ``filename``; its warnings name that file."""
+    plain, left_out = to_plain(cfg)
+    plain, hidden = without_secrets(plain)
+    path = Path(filename)
+    if project_root is not None:
+        relative = os.path.relpath(Path(project_root).resolve(), path.resolve().parent)
+        plain = {**plain, "project_root": relative.replace(os.sep, "/")}
+    text: str = yaml.dump(
+        plain, Dumper=Dumper, default_flow_style=None, allow_unicode=True, width=9999, sort_keys=False
+    )
+    warn_of_hidden(hidden, path)
+    if left_out:
+        logger.warning(
+            "%s: not restored when a run is started from this file: %s. Move functions and classes into an importable "
+            "module, describe objects by LazyCall, and let targets take text for paths; or start from the Python file.",
+            filename,
+            "; ".join(left_out),
+        )
+    return text.encode()
+
+
+def to_plain(cfg: Any) -> tuple[Any, list[str]]:
+    """``cfg`` in the types of YAML, and the places that a run started from it would have otherwise."""
+    writer = _Writer()
+    return writer.plain(cfg, ""), writer.left_out
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Argument:
+    target: Any
+    name: str
+    is_code: bool  # data's targets are not imported to look at them
+
+
+class _Writer:
+    """Walks a configuration and collects in ``left_out`` what YAML cannot hold."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
+    def plain(self, value: Any, path: str, argument: _Argument | None = None) -> Any:
+        """``argument``: what of a call ``value`` is for, or is a part of; None in plain settings."""
+        if isinstance(value, DictConfig):
+            return self._mapping(value, path, argument)
+        if isinstance(value, ListConfig):
+            children = raw_children(value)
+            return (
+                [self.plain(child, f"{path}[{index}]", argument) for index, child in children.items()]
+                if isinstance(value._value(), list)
+                else value._value()
+            )
+        if hasattr(value, "_is_interpolation"):  # a leaf of a config
+            value = value._value()
+        if isinstance(value, dict):
+            return {_key(key): self.plain(child, f"{path}.{key}", argument) for key, child in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.plain(child, f"{path}[{index}]", argument) for index, child in enumerate(value)]
+        return self._leaf(value, path, argument)
+
+    def _mapping(self, cfg: DictConfig, path: str, argument: _Argument | None) -> Any:
+        if not isinstance(cfg._value(), dict):
+            return cfg._value()
+        plain: dict[Any, Any] = {}
+        children = raw_children(cfg)
+        target = children["_target_"]._value() if "_target_" in children else None
+        object_type = cfg._metadata.object_type
+        if dataclasses.is_dataclass(object_type) and target is None and (name := dotted_path(object_type)):
+            plain["_target_"] = name  # fields of a dataclass: building the node gives the dataclass again
+            target = object_type
+        for key, child in children.items():
+            where = f"{path}.{key}" if path else str(key)
+            if key == "_target_":
+                plain[key] = self._target(child, where)
+            else:
+                own = None if target is None else _Argument(target, str(key), is_code=is_trusted(cfg))
+                plain[_key(key)] = self.plain(child, where, own or argument)
+        if plain.get("_target_") in PLAIN_CONTAINERS and plain.get("_partial_"):
+            self._refused(plain["_target_"], path)
+        return plain
+
+    def _target(self, child: Any, where: str) -> Any:
+        raw = child._value() if not isinstance(child, DictConfig | ListConfig) else child
+        if callable(raw) and (name := dotted_path(raw)):
+            raw = name
+        if not isinstance(raw, str):
+            return self.plain(child, where)
+        if "${" not in raw and is_never_named(raw):
+            self._refused(raw, where)
+        return raw
+
+    def _leaf(self, value: Any, path: str, argument: _Argument | None) -> Any:
+        if value is None or type(value) in (bool, int, float, str, bytes):
+            return value
+        if isinstance(value, enum.Enum):
+            return self._member(value, path) if argument else value.name
+        if isinstance(value, PurePath):
+            if argument and not _takes_text(argument):
+                self.left_out.append(f"{path} = {value!r}, written as text, which is what its target will get")
+            return str(value)
+        for plain_type in (int, float, str):  # subclasses, such as numpy.float64
+            if isinstance(value, plain_type):
+                return plain_type(value)
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+            return self._leaf(value.item(), path, argument)
+        if argument and (node := _torch_node(value)):
+            return node
+        if callable(value) and (name := dotted_path(value)):
+            if is_never_named(name):
+                self._refused(name, path)
+            return {"_target_": name, "_partial_": True}
+        return self._text(value, path)
+
+    def _member(self, member: enum.Enum, path: str) -> Any:
+        """A call of the enum with the member's value gives the member."""
+        name = dotted_path(type(member))
+        if name is None or is_never_named(name) or type(member.value) not in (bool, int, float, str):
+            self.left_out.append(f"{path} = {member!r}, written as its name")
+            return member.name
+        return {"_target_": name, "value": member.value}
+
+    def _refused(self, name: str, path: str) -> None:
+        self.left_out.append(f"{path} = {name}, which a YAML file may not name")
+
+    def _text(self, value: Any, path: str) -> str:
+        try:
+            text = repr(value)
+        except Exception as error:  # a repr is the object's own code and may fail
+            text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+        text = redact(text)[:_MAX_SHOWN]
+        self.left_out.append(f"{path or 'the configuration'} = {text}, written as text")
+        return text.replace("${", "$ {")  # it must not be taken for an interpolation
+
+
+def _torch_node(value: Any) -> dict[str, Any] | None:
+    """The call that gives this dtype or device."""
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    if kind == "torch.dtype":
+        return {"_target_": "trainwright.config.torch_names.torch_dtype", "name": str(value).removeprefix("torch.")}
+    if kind == "torch.device":
+        index = {} if value.index is None else {"index": value.index}
+        return {"_target_": kind, "type": value.type, **index}
+    return None
+
+
+def _takes_text(argument: _Argument) -> bool:
+    """Whether the parameter's annotation says so."""
+    target = argument.target
+    if isinstance(target, str):
+        try:
+            target = locate(target) if argument.is_code else None
+        except ConfigImportError:
+            return False
+    signature = signature_of(target) if target is not None else None
+    parameter = signature.parameters.get(argument.name) if signature else None
+    if parameter is None:
+        return False
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.search(r"\b(str|StrPath|PathLike|Any|object)\b", text) is not None
+
+
+def _key(key: Any) -> Any:
+    return key.name if isinstance(key, enum.Enum) else key

@@ -1,0 +1,101 @@
+"""Flat spellings of train settings, and the one place where each is kept. This table is the only one."""
+
+import copy
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from trainwright.config.errors import ConfigError
+from trainwright.config.lazy.provenance import raw_children
+
+CANONICAL = {
+    "eval_period": "evaluation.eval_period",
+    "topk": "evaluation.evaluator.topk",
+    "recompute_grad": "activation_checkpoint",
+}
+
+
+def settle_aliases(train: DictConfig, defaults: DictConfig) -> None:
+    """Move the values of aliases in ``train`` to their canonical places.
+
+    Raises:
+        ConfigError: both spellings are there with different values. A canonical value that is the default counts as not
+            given.
+    """
+    for alias, canonical in CANONICAL.items():
+        if alias not in train:
+            continue
+        value = train[alias]
+        there = OmegaConf.select(train, canonical)
+        default = OmegaConf.select(defaults, canonical)
+        if there is not None and not _agree(there, value) and not _agree(there, default):
+            raise ConfigError(
+                f"train.{alias} is {value!r} and train.{canonical} is {there!r}: these are two names of one setting. "
+                f"Give one of them; train.{canonical} is the one that is kept."
+            )
+        del train[alias]
+        OmegaConf.update(train, canonical, copy.deepcopy(value), merge=True, force_add=True)
+
+
+def canonical_key(key: str) -> str:
+    """A dotted key with an alias in it replaced: ``train.topk`` is ``train.evaluation.evaluator.topk``."""
+    section, _, rest = key.partition(".")
+    name, _, below = rest.partition(".")
+    if section != "train" or name not in CANONICAL:
+        return key
+    return ".".join(part for part in (section, CANONICAL[name], below) if part)
+
+
+def make_way(cfg: DictConfig, key: str, value: Any = None, *, delete: bool = False) -> bool:
+    """Before ``key`` is set to ``value`` in ``cfg``, or deleted: drop the other spelling of what that changes.
+
+    A value that is only changed in part is moved to the spelling that is used. Returns whether something was dropped.
+    """
+    dropped = False
+    for alias, canonical in CANONICAL.items():
+        for own, other in ((f"train.{alias}", f"train.{canonical}"), (f"train.{canonical}", f"train.{alias}")):
+            if not _sets(key, value, own) or _sets(key, value, other):
+                continue
+            holder, last = _holder(cfg, other)
+            there = None if holder is None else raw_children(holder).get(last)
+            if holder is None or there is None:
+                continue
+            is_part = isinstance(there, DictConfig) and not delete and (key != own or isinstance(value, dict))
+            with open_dict(holder):
+                del holder[last]
+            if is_part and OmegaConf.select(cfg, own) is None:
+                OmegaConf.update(cfg, own, there, force_add=True)
+            dropped = True
+    return dropped
+
+
+def _sets(key: str, value: Any, path: str) -> bool:
+    """Whether setting ``key`` to ``value`` says something of ``path``: it is at it, below it, or holds it."""
+    if key == path or key.startswith(path + "."):
+        return True
+    if not path.startswith(key + "."):
+        return False
+    for part in path[len(key) + 1 :].split("."):
+        if not isinstance(value, dict) or part not in value:
+            return False
+        value = value[part]
+    return True
+
+
+def _holder(cfg: DictConfig, path: str) -> tuple[DictConfig | None, str]:
+    """The section that has the last key of ``path``, if there is one."""
+    above, _, last = path.rpartition(".")
+    try:
+        section = OmegaConf.select(cfg, above, throw_on_missing=False)
+    except OmegaConfBaseException:  # a value on the way is no section, or cannot be resolved: it is told of elsewhere
+        section = None
+    return (section if isinstance(section, DictConfig) else None), last
+
+
+def _agree(one: Any, other: Any) -> bool:
+    return bool(_plain(one) == _plain(other))
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

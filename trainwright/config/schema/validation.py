@@ -1,0 +1,305 @@
+"""Everything that is wrong with a configuration, said at once, before anything is built."""
+
+import difflib
+import functools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
+from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
+from trainwright.config.lazy.overrides import override_key
+from trainwright.config.lazy.provenance import is_trusted, origin_of, override_at, raw_children, shown
+from trainwright.config.lazy.signatures import unknown_arguments
+from trainwright.config.schema.aliases import CANONICAL, canonical_key
+from trainwright.config.schema.batch_sizes import milestone_fault
+from trainwright.config.schema.section_values import SECTIONS, section_fault
+from trainwright.config.schema.train_keys import GRAPH, GRAPH_WITHOUT_MEANING, TRAIN, TRAIN_WITHOUT_MEANING, Rule, Table
+from trainwright.config.secrets import is_secret_name
+
+logger = logging.getLogger("trainwright.config")
+
+_REQUIRED = ("model", "dataloader")
+# Where a run builds objects from.
+_BUILT = ("model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator")
+_NUMBERS_OF_OPTIMIZERS = ("lr", "weight_decay", "eps", "momentum")
+# Another backend's argument of its AdamW; the optimizer's builder knows what to do with it.
+_TAKEN_ELSEWHERE = {"optim": {"do_bias_correction"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    path: str
+    what: str
+    hint: str = ""
+    kind: type[ConfigError] = ConfigError
+    origin: str | None = None
+
+
+def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> None:
+    """Check a configuration that :func:`~trainwright.config.schema.sections.complete` has completed.
+
+    ``source`` is the file it came from, ``overrides`` what was changed on the command line: the message names the one
+    that is to blame. Targets are imported but not called.
+
+    Raises:
+        ConfigError: the message lists every fault with key path, value, what is allowed and the nearest right name. It
+            is a ConfigKeyError or ConfigTypeError if all faults are of that kind.
+    """
+    faults = [*_section_faults(cfg), *_train_faults(cfg), *_graph_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
+    if not faults:
+        return
+    source = source or origin_of(cfg)
+    lines = [_line(cfg, fault, source, overrides) for fault in faults]
+    kinds = {fault.kind for fault in faults}
+    error = kinds.pop() if len(kinds) == 1 else ConfigError
+    if len(lines) == 1:
+        raise error(lines[0])
+    raise error(f"{len(lines)} faults in the configuration:\n" + "\n".join(f"  {line}" for line in lines))
+
+
+def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence[str]) -> str:
+    by = [text for text in overrides if _touches(canonical_key(override_key(text)), fault.path)]
+    if not by and (text := override_at(cfg, fault.path)) is not None:
+        by = [text]
+    if by:
+        place = f" (set by an override on the command line: {by[-1]!r})"
+    else:
+        file = fault.origin or source
+        place = f" (in {shown(file)})" if file else ""
+    return f"{fault.path}{place}: {fault.what} {fault.hint}".rstrip()
+
+
+def _touches(key: str, path: str) -> bool:
+    return key == path or path.startswith(key + ".") or key.startswith(path + ".")
+
+
+def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
+    children = {str(key): child for key, child in raw_children(cfg).items()}
+    own = [name for name in children if name not in SECTIONS]
+    for name in _REQUIRED:
+        node = children.get(name)
+        if node is None or node._is_none():
+            near = difflib.get_close_matches(name, own, n=1)
+            if near:
+                own.remove(near[0])
+                yield Fault(near[0], "no such section.", f"Did you mean {name!r}?", ConfigKeyError)
+            else:
+                yield Fault(name, "this section is missing.", f"A run needs {' and '.join(_REQUIRED)}.", ConfigKeyError)
+    for name in own:
+        # Sections of the user's own are welcome, so only a slip of one letter counts.
+        for known in SECTIONS:
+            if _one_slip_apart(name, known):
+                yield Fault(name, "no such section.", f"Did you mean {known!r}?", ConfigKeyError)
+        yield from _secret_faults(children[name], name)
+    for name in SECTIONS:
+        if (what := section_fault(name, _get(cfg, name))) is not None:
+            yield Fault(name, what, kind=ConfigTypeError)
+    yield from _loader_faults(cfg)
+
+
+def _secret_faults(node: Any, path: str) -> Iterator[Fault]:
+    """What a saved configuration does without, in sections that are otherwise the user's own affair."""
+    if node._is_missing() and (is_secret_name(path.rpartition(".")[2]) or not is_trusted(node._get_parent())):
+        yield _missing_fault(path)
+    elif isinstance(node, DictConfig | ListConfig):
+        for key, child in raw_children(node).items():
+            yield from _secret_faults(child, f"{path}.{key}")
+
+
+def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
+    loaders = _get(cfg, "dataloader")
+    if loaders is None or section_fault("dataloader", loaders) is not None:
+        return
+    if not isinstance(loaders, DictConfig):
+        yield Fault("dataloader", f"{_came(loaders)}; it must be a section with train and test.", kind=ConfigTypeError)
+        return
+    # Training asks for `train` when it builds it: an evaluation needs `test` alone.
+    given = [str(key) for key, child in raw_children(loaders).items() if not child._is_none()]
+    if not {"train", "test", TARGET} & set(given):
+        has = f" The section has {', '.join(given)}." if given else ""
+        yield Fault("dataloader.train", f"missing, and so is dataloader.test.{has}", kind=ConfigKeyError)
+    test = _get(loaders, "test")
+    if isinstance(test, DictConfig):
+        yield Fault(
+            "dataloader.test",
+            "got one loader; it must be a list of them.",
+            "Write [LazyCall(...)(...)].",
+            ConfigTypeError,
+        )
+
+
+def _train_faults(cfg: DictConfig) -> Iterator[Fault]:
+    train = _get(cfg, "train")
+    if not isinstance(train, DictConfig):
+        return
+    yield from _table_faults(train, TRAIN, "train", also=tuple(CANONICAL))
+    if _get(train, "train_iter") == 0 and _get(train, "train_epoch") == 0:
+        yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
+    milestones = _get(_get(train, "scheduler"), "milestones")
+    if milestones is not None:
+        allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"
+        if allowed is not None:
+            yield Fault("train.scheduler.milestones", f"{_came(milestones)}; milestones should be {allowed}.")
+    for key, default in TRAIN_WITHOUT_MEANING.items():
+        if _get(train, key, default) != default:
+            _say_without_meaning(f"train.{key}")
+
+
+def _graph_faults(cfg: DictConfig) -> Iterator[Fault]:
+    graph = _get(cfg, "graph")
+    if not isinstance(graph, DictConfig):
+        return
+    yield from _table_faults(graph, GRAPH, "graph", also=GRAPH_WITHOUT_MEANING)
+    for key in GRAPH_WITHOUT_MEANING:
+        if key in graph:
+            _say_without_meaning(f"graph.{key}")
+
+
+def _table_faults(section: DictConfig, table: Table, path: str, also: Sequence[str] = ()) -> Iterator[Fault]:
+    for key in section:
+        name = str(key)
+        where = f"{path}.{name}"
+        rule = table.get(name)
+        if rule is None:
+            if name not in also:
+                yield Fault(where, "no such key.", _right_place(name, table, path, also), ConfigKeyError)
+            continue
+        value, fault = _value(section, key, where)
+        if fault is not None:
+            yield fault
+        elif isinstance(rule, Rule):
+            if not rule.holds(value):
+                kind = ConfigTypeError if _is_of_wrong_type(rule, value) else ConfigError
+                yield Fault(where, f"{_came(value)}; it must be {rule.allowed}.", kind=kind)
+        elif isinstance(value, DictConfig):
+            yield from _table_faults(value, rule, where)
+        else:
+            example = f"{name}=dict({next(iter(rule))}=...)"
+            yield Fault(where, f"{_came(value)}; it must be a section, for example {example}.", kind=ConfigTypeError)
+
+
+def _right_place(name: str, table: Table, path: str, also: Sequence[str]) -> str:
+    """The group that has a key of this very name, else the nearest name."""
+    groups = [
+        group for group, rules in table.items() if isinstance(rules, dict) and name in rules and name != "enabled"
+    ]
+    if groups:
+        return f"Did you mean '{path}.{groups[0]}.{name}'?"
+    return did_you_mean(name, [*table, *also])
+
+
+def _is_of_wrong_type(rule: Rule, value: Any) -> bool:
+    """Whether the rule takes nothing of the value's type.
+
+    Text where a number belongs, rather than a number out of range.
+    """
+    samples: dict[type, tuple[Any, ...]] = {
+        bool: (True, False),
+        int: (0, 1, 2),
+        float: (0.0, 0.5, 1.0, 2.0),
+        str: ("x", "max"),
+    }
+    return not any(rule.holds(sample) for sample in samples.get(type(value), ()))
+
+
+def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
+    """Text where an optimizer takes a number, or a negative rate, before the optimizer reports it without the place."""
+    optim = _get(cfg, "optim")
+    for name in _NUMBERS_OF_OPTIMIZERS:
+        value = _get(optim, name)
+        if isinstance(value, str | bool | ListConfig | DictConfig):
+            yield Fault(f"optim.{name}", f"{_came(value)}; it must be a number.", kind=ConfigTypeError)
+        elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
+            yield Fault(f"optim.{name}", f"{_came(value)}; it must be a number >= 0.")
+
+
+def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
+    for path in _BUILT:
+        section = _get(cfg, path)
+        yield from _node_faults(section, path, also=_TAKEN_ELSEWHERE.get(path, set()))
+
+
+def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozenset()) -> Iterator[Fault]:
+    if isinstance(node, DictConfig) and isinstance(node._value(), dict):
+        if TARGET in node:
+            yield from _call_faults(node, path, also)
+        keys: list[Any] = [key for key in node if key not in SPECIAL_KEYS]
+    elif isinstance(node, ListConfig) and isinstance(node._value(), list):
+        keys = list(range(len(node)))
+    else:
+        return
+    for key in keys:
+        where = f"{path}.{key}"
+        value, fault = _value(node, key, where)
+        if fault is not None:
+            yield fault
+        else:
+            yield from _node_faults(value, where)
+
+
+def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -> Iterator[Fault]:
+    origin = origin_of(node)
+    try:
+        target = find_target(node)
+    except UserError as error:
+        kind = ConfigTypeError if isinstance(error, ConfigTypeError) else ConfigError
+        yield Fault(f"{path}.{TARGET}", str(error), kind=kind, origin=origin)
+        return
+    except Exception as error:  # the module that holds the target is user code and may fail in any way
+        yield Fault(f"{path}.{TARGET}", f"importing it failed: {type(error).__name__}: {error}", origin=origin)
+        return
+    names = [str(key) for key in node if key not in SPECIAL_KEYS and key not in also]
+    for name, fault in unknown_arguments(target, names).items():
+        yield Fault(f"{path}.{name}", fault, kind=ConfigKeyError, origin=origin)
+
+
+def _value(section: Any, key: Any, where: str) -> tuple[Any, Fault | None]:
+    """The value with interpolations resolved, or why there is none."""
+    if OmegaConf.is_missing(section, key):
+        return None, _missing_fault(where)
+    try:
+        return section[key], None
+    except OmegaConfBaseException as error:
+        return None, Fault(where, str(error).splitlines()[0], kind=ConfigKeyError)
+
+
+def _missing_fault(where: str) -> Fault:
+    return Fault(where, "has no value yet (it is '???').", f"Give it: {where}=... on the command line.", ConfigKeyError)
+
+
+def _get(section: Any, path: str, default: Any = None) -> Any:
+    if not isinstance(section, DictConfig):
+        return default
+    try:
+        found = OmegaConf.select(section, path, throw_on_missing=False)
+    except OmegaConfBaseException:  # reported where the table or the walk comes to it
+        return default
+    return default if found is None else found
+
+
+def _came(value: Any) -> str:
+    return f"got {value!r} ({type(value).__name__})"
+
+
+def _one_slip_apart(name: str, known: str) -> bool:
+    """One letter missing, wrong or doubled, or two neighbours exchanged. A plural is a name of its own."""
+    if name == known or name == known + "s":
+        return False
+    if len(name) == len(known):
+        unequal = [i for i in range(len(known)) if name[i] != known[i]]
+        if len(unequal) == 2 and unequal[1] == unequal[0] + 1:
+            first, second = unequal
+            return name[first] == known[second] and name[second] == known[first]
+        return len(unequal) == 1
+    shorter, longer = sorted((name, known), key=len)
+    return len(longer) == len(shorter) + 1 and any(longer[:i] + longer[i + 1 :] == shorter for i in range(len(longer)))
+
+
+@functools.cache  # once for each key
+def _say_without_meaning(key: str) -> None:
+    logger.info("%s is accepted and has no meaning on torch.", key)

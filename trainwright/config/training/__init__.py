@@ -1,0 +1,1 @@
+"""TrainingConfig and TrainerConfig: the settings of the Python API."""

@@ -1,0 +1,270 @@
+"""A configuration that is right at any time: checked as a whole when it is made, and at every change."""
+
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+from trainwright.config.enums import CUSTOM, GivenName
+from trainwright.config.errors import ConfigKeyError, did_you_mean
+from trainwright.config.training.aliases import SYNONYMS, field_of
+from trainwright.config.training.checks import CHECKS
+from trainwright.config.training.field_resolution import Draft
+from trainwright.config.training.read_only import plain, read_only
+from trainwright.config.training.yaml_settings import read_settings, write_settings
+
+_MOST_WORKERS = 8
+
+
+def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting as it reads."""
+    found = dict(settings)
+    for name in ("output_dir", "init_weights_from", "resume_from_checkpoint"):
+        if isinstance(found[name], str):
+            found[name] = os.path.expanduser(found[name])
+    if found["eval_batch_size"] is None:
+        found["eval_batch_size"] = found["batch_size"]
+    if found["dataloader_num_workers"] == -1:
+        found["dataloader_num_workers"] = min(os.cpu_count() or 1, found["batch_size"], _MOST_WORKERS)
+    if found["early_stopping"] is not None:
+        found["early_stopping"] = _whole_early_stopping(found["early_stopping"])
+    if found["tensorboard"] is not None:
+        found["tensorboard"] = {"log_dir": None, "comment": "", **found["tensorboard"]}
+    if found["profile"] is not None:
+        found["profile"] = {"wait": 10, "warmup": 2, "active": 3, "repeat": 1, **found["profile"]}
+    return found
+
+
+def _whole_early_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
+    # Whether more is better depends on the monitor: that of another than the default is told by its name.
+    mode = "auto" if "monitor" in given else "max"
+    return {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **given}
+
+
+AnyPath = str | os.PathLike[str]
+
+T = TypeVar("T", bound="CheckedConfig")
+
+
+class _LoadFromYaml:
+    """``load_from_yaml(path)``: called on a class it makes a configuration, on a configuration it changes that one."""
+
+    @overload
+    def __get__(self, config: None, kind: type[T]) -> Callable[[AnyPath], T]: ...
+    @overload
+    def __get__(self, config: T, kind: type[T]) -> Callable[[AnyPath], T]: ...
+    def __get__(self, config: T | None, kind: type[T]) -> Callable[[AnyPath], T]:
+        def load_from_yaml(path: AnyPath) -> T:
+            """The settings of a YAML file, by category or flat, over the defaults or over this configuration's.
+
+            A setting that has its default value there counts as not given, since a written file holds all of them.
+
+            Raises:
+                MissingFileError: there is no such file.
+                ConfigError: something is wrong; the message lists every fault.
+            """
+            draft = Draft(kind, *read_settings(path, kind))
+            draft.forget_defaults()
+            return _made(kind, draft, str(path)) if config is None else config._become(draft, str(path))
+
+        return load_from_yaml
+
+
+class CheckedConfig(BaseModel):
+    """Base of configurations whose fields are made by ``setting()``; see ``TrainingConfig``, which has them.
+
+    What a setting holds (a dict, a list) cannot be changed in place, so nothing goes unchecked.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), ignored_types=(_LoadFromYaml,))
+
+    _as_set: dict[str, Any] = PrivateAttr(default_factory=dict)  # by field; what it reads as may be more
+    _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user gave it by
+
+    def __init__(self, **values: Any) -> None:
+        self._take(Draft(type(self), values))
+
+    def update(self, values: Mapping[str, Any] | None = None, **more: Any) -> Self:
+        """Change several settings at once: all or, if something is wrong, none. Returns itself.
+
+        Raises:
+            ConfigError: something is wrong; the message lists every fault.
+        """
+        return self._become(Draft(type(self), {**(values or {}), **more}))
+
+    def copy_with(self, **changes: Any) -> Self:
+        """Another one with some settings changed."""
+        return copy.copy(self).update(changes)
+
+    def is_set(self, name: str) -> bool:
+        """Whether the user gave a value, under this or another name of the setting."""
+        return field_of(name) in self.model_fields_set
+
+    # Reading as a dict.
+
+    def keys(self) -> list[str]:
+        """The names of the settings; each also has its other names."""
+        return list(type(self).model_fields)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting by any of its names; ``default`` if there is no such setting."""
+        return getattr(self, name) if name in self else default
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise ConfigKeyError(f"{type(self).__name__}.{name}: no such setting. {self._near(name)}")
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in type(self).model_fields or name in SYNONYMS
+
+    # Writing and reading files.
+
+    load_from_yaml = _LoadFromYaml()
+
+    def save_to_yaml(self, path: AnyPath) -> None:
+        """Write every setting as ``{category: {setting: value}}``, with ``???`` for what looks secret.
+
+        Raises:
+            ConfigError: a value that YAML has no form for, such as a function.
+        """
+        write_settings(path, self.to_dict(), type(self))
+
+    def save(self, folder: AnyPath, filename: str = "train_config.yaml", subfolder: AnyPath | None = None) -> Path:
+        """Write the file into a folder, or ``subfolder`` of it, which is made; returns the file."""
+        path = Path(folder, subfolder or "", filename).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.save_to_yaml(path)
+        return path
+
+    @classmethod
+    def load(
+        cls,
+        path: AnyPath,
+        filename: str = "train_config.yaml",
+        subfolder: AnyPath | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """A configuration from a file, or from ``filename`` in a folder or its ``subfolder``; ``overrides`` win.
+
+        Raises:
+            MissingFileError: there is no such file.
+            ConfigError: something is wrong; the message lists every fault.
+        """
+        file = Path(path, subfolder or "").expanduser()
+        file = file / filename if file.is_dir() or subfolder is not None else file
+        values, faults = read_settings(file, cls)
+        written = Draft(cls, values, faults)
+        written.forget_defaults()
+        draft = Draft(cls, overrides, written.faults)
+        draft.keep(written.given)
+        return _made(cls, draft, str(file))
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any], **overrides: Any) -> Self:
+        """A configuration of what :meth:`to_dict` gives; ``overrides`` win."""
+        return cls(**{**settings, **overrides})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting by its name, as plain values: ``TrainingConfig(**config.to_dict())`` is this one again."""
+        found: dict[str, Any] = plain(self._as_set)
+        return {field: CUSTOM if isinstance(value, GivenName) else value for field, value in found.items()}
+
+    def to_json_string(self) -> str:
+        """:meth:`to_dict` as JSON; what it has no form for as text."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    # How it stays right.
+
+    def _take(self, draft: Draft, source: str = "") -> None:
+        draft.check_types(self._validated)
+        draft.check_together(CHECKS)
+        draft.raise_faults(source)
+        self._as_set, self._names = draft.settings, draft.names
+        self.__dict__.update(read_only(resolved(draft.settings)))
+
+    def _validated(self, given: dict[str, Any]) -> dict[str, Any]:
+        super().__init__(**given)
+        return dict(self.__dict__)
+
+    def _become(self, draft: Draft, source: str = "") -> Self:
+        """Change to what a draft says or, if there is a fault, not at all."""
+        draft.keep(self._fields_given())
+        other = _made(type(self), draft, source)
+        self.__dict__.update(other.__dict__)
+        self._as_set, self._names = other._as_set, {**self._names, **other._names}
+        object.__setattr__(self, "__pydantic_fields_set__", other.model_fields_set)
+        return self
+
+    def _fields_given(self) -> dict[str, Any]:
+        return {name: self._as_set[name] for name in self.model_fields_set}
+
+    def _near(self, name: str) -> str:
+        return did_you_mean(name, {*type(self).model_fields, *SYNONYMS})
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in SYNONYMS:
+                return SYNONYMS[name].read(getattr(self, SYNONYMS[name].field))
+            if name.startswith("_"):
+                return super().__getattr__(name)
+            raise AttributeError(f"{type(self).__name__}.{name}: no such setting. {self._near(name)}")
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                super().__setattr__(name, value)
+            else:
+                self.update({name: value})
+
+    def summary(self) -> str:
+        """The settings that differ from the defaults, by the names that the user gave them by."""
+        fields, shown = type(self).model_fields, []
+        for field, value in self._as_set.items():
+            if fields[field].is_required() or value != fields[field].default:
+                name = self._names.get(field, field)
+                shown.append(f"{name}={(SYNONYMS[name].read(value) if name in SYNONYMS else value)!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __repr__(self) -> str:
+        fields = type(self).model_fields
+        shown = (f"{k}={v!r}" for k, v in self._as_set.items() if fields[k].is_required() or v != fields[k].default)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all settings read alike."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(self.__dict__[name] == other.__dict__[name] for name in type(self).model_fields)
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def __reduce__(self) -> Any:  # for copies and for processes that read data
+        return _again, (type(self), self._fields_given())
+
+    def __copy__(self) -> Self:
+        return _again(type(self), self._fields_given())
+
+    def __deepcopy__(self, memo: Any = None) -> Self:
+        return _again(type(self), self._fields_given())  # dicts and lists in it are copied by every check
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """pydantic's name of :meth:`copy_with`."""
+        return self.copy_with(**(update or {}))
+
+
+def _made(kind: type[T], draft: Draft, source: str = "") -> T:
+    config = kind.__new__(kind)
+    config._take(draft, source)
+    return config
+
+
+def _again(kind: type[T], given: dict[str, Any]) -> T:
+    return kind(**given)

@@ -1,0 +1,120 @@
+"""The reference page of the settings: ``python -m trainwright.config.training.reference > docs/trainer-config.md``."""
+
+import os
+from typing import Any
+
+from trainwright.config.enums import LRSchedulerType, TaskType
+from trainwright.config.training.aliases import SYNONYMS
+from trainwright.config.training.checked_config import CheckedConfig
+from trainwright.config.training.training_config import TrainerConfig, TrainingConfig
+from trainwright.config.training.types import CATEGORIES, allowed_text, category_of
+
+
+def get_config_help(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, dict[str, Any]]:
+    """Print what each setting is for, by category.
+
+    Returns ``{setting: {"help", "category", "allowed", "other_names", "default"}}``, the last one if there is one.
+    """
+    found = settings_help(kind)
+    for category in CATEGORIES:
+        print(f"{category}:")
+        for name, told in found.items():
+            if told["category"] == category:
+                others = f" (also: {', '.join(told['other_names'])})" if told["other_names"] else ""
+                default = f"Default: {told['default']!r}." if "default" in told else "Must be given."
+                print(f"  {name}{others}\n      {told['help']}\n      It is {told['allowed']}. {default}")
+    return found
+
+
+def settings_help(kind: type[CheckedConfig]) -> dict[str, dict[str, Any]]:
+    """What :func:`get_config_help` returns, without printing."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        found[name] = {
+            "help": field.description,
+            "category": category_of(field),
+            "allowed": allowed_text(field),
+            "other_names": [other for other, synonym in SYNONYMS.items() if synonym.field == name],
+        }
+        if not field.is_required():
+            found[name]["default"] = field.get_default(call_default_factory=True)
+    return found
+
+
+def dump_default_yaml(path: str | os.PathLike[str]) -> None:
+    """Write the defaults of ``TrainingConfig`` as YAML, to be edited and read with ``load_from_yaml``."""
+    TrainingConfig().save_to_yaml(path)
+
+
+_HEAD = """# Settings of the Trainer
+
+[//]: # (Made by `python -m trainwright.config.training.reference > docs/trainer-config.md`.)
+
+`TrainingConfig` and `TrainerConfig`, its subclass for a training with a `task`, have the same settings with different
+defaults. Every name of a setting may be read, written and given; two of them with different values are an error, as is
+an unknown name. What is wrong is said at once, in one message. A change is checked like a new configuration, so dicts
+and lists are replaced as a whole:
+
+```python
+from trainwright import TrainingConfig
+
+config = TrainingConfig(batch_size=16, lr=1e-3)
+config.early_stopping = {**config.early_stopping, "patience": 2}
+config.update(eval_strategy="step", eval_steps=100)  # what must fit together changes together
+config.save_to_yaml("config.yaml")  # {category: {setting: value}}
+assert TrainingConfig.load_from_yaml("config.yaml") == config
+```
+
+A file may hold some of the settings, by category or without. One that has its default value there counts as not set.
+`get_config_help()` prints this page's tables, `dump_default_yaml(path)` writes a file to start from, and
+`TrainingConfig.model_json_schema()` is for editors.
+
+A step is one batch of one process; an update changes the weights, once in `gradient_accumulation_steps` steps.
+"""
+
+_TAIL = f"""
+The tasks: {", ".join(f"`{name}`" for name in TaskType.words())}.
+
+Short names of `lr_scheduler`: {", ".join(f"`{kind}` ({kind.torch_name})" for kind in LRSchedulerType)}.
+Any other class of `torch.optim.lr_scheduler` goes by its own name.
+
+An optimizer, a loss, a schedule with arguments: `{{"name_": "SGD", "momentum": 0.9}}`. A metric:
+`MetricConfig("f1", n_decimals=2)` or `{{"name": "f1", "n_decimals": 2}}`. It has `objective`, `output_keys` and
+`n_decimals`; other arguments are given to the metric itself.
+"""
+
+
+def reference_page() -> str:
+    """The page, in Markdown."""
+    shared, for_tasks = settings_help(TrainingConfig), settings_help(TrainerConfig)
+    parts = [_HEAD]
+    for category in CATEGORIES:
+        parts.append(
+            f"\n## {category.capitalize()}\n\n| setting | other names | may be | default | |\n|---|---|---|---|---|\n"
+        )
+        for name, told in shared.items():
+            if told["category"] == category:
+                cells = [
+                    f"`{name}`",
+                    _other_names(told),
+                    told["allowed"],
+                    _default(told, for_tasks[name]),
+                    told["help"],
+                ]
+                parts.append(f"| {' | '.join(cells)} |\n")
+    return "".join([*parts, _TAIL])
+
+
+def _other_names(told: dict[str, Any]) -> str:
+    notes = {name: SYNONYMS[name].note for name in told["other_names"]}
+    return ", ".join(f"`{name}`" + (f" ({note})" if note else "") for name, note in notes.items())
+
+
+def _default(told: dict[str, Any], for_tasks: dict[str, Any]) -> str:
+    here = f"`{told['default']!r}`"
+    there = f"`{for_tasks['default']!r}`" if "default" in for_tasks else "must be given"
+    return here if here == there else f"{here}; TrainerConfig: {there}"
+
+
+if __name__ == "__main__":
+    print(reference_page(), end="")

@@ -1,0 +1,1 @@
+"""The parts of tasks: datasets, preprocessors, collators, tokenizers."""

@@ -1,0 +1,229 @@
+"""AudioFeatureExtractor: sounds, from wave files or arrays, as rows of features, one row per frame.
+
+B sounds, N samples, T frames, F features.
+"""
+
+import functools
+import math
+import os
+import wave
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainwright.config.errors import ConfigError
+from trainwright.data.errors import DataError
+from trainwright.data.tasks.padding import pad, pad_mask
+from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
+
+_KINDS = ("log_mel", "log_spectrum")
+_SMALLEST = 1e-10  # of a power, before its logarithm
+Waveform = np.ndarray[Any, np.dtype[np.float32]]
+
+
+@dataclass
+class AudioFeatureExtractorConfig(PreprocessorConfig):
+    """How features are made.
+
+    Fields:
+        sampling_rate: samples per second that sounds have, or are converted to.
+        features: "log_mel" (n_mels of them) or "log_spectrum" (n_fft / 2 + 1).
+        n_fft, hop_length: samples of a frame, and from one frame to the next.
+        n_mels: triangular filters, evenly spaced on the mel scale of HTK, 0 Hz to half the sampling rate.
+        normalize: each feature gets mean 0 and variance 1 over the frames of its sound.
+    """
+
+    name = "audio_feature_extractor"
+    filename = "feature_extractor_config.yaml"
+
+    sampling_rate: int = 16000
+    features: str = "log_mel"
+    n_fft: int = 400
+    hop_length: int = 160
+    n_mels: int = 80
+    normalize: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        where = type(self).__name__
+        for field in ("sampling_rate", "n_fft", "hop_length", "n_mels"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{where}.{field}: got {getattr(self, field)}; it must be a whole number >= 1.")
+        if self.features not in _KINDS:
+            raise ConfigError(f"{where}.features: got {self.features!r}; {' or '.join(_KINDS)} is allowed.")
+        if self.features == "log_mel":
+            filters = mel_filters(self.n_mels, self.n_fft, self.sampling_rate)
+            if empty := int((filters.sum(dim=0) == 0).sum()):
+                raise ConfigError(
+                    f"{where}.n_mels: {empty} of {self.n_mels} filters fall between the {self.n_fft // 2 + 1} "
+                    f"frequencies of n_fft={self.n_fft}, and would always be 0. Take fewer n_mels or a larger n_fft."
+                )
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.n_mels if self.features == "log_mel" else self.n_fft // 2 + 1
+
+
+@register_preprocessor("audio_feature_extractor", config_class=AudioFeatureExtractorConfig)
+class AudioFeatureExtractor(Preprocessor):
+    """``extractor(sounds, return_tensors="torch")`` gives ``input_features`` (B, T, F), ``attention_mask`` (B, T)."""
+
+    kind = "audio_feature_extractor"
+
+    def __call__(
+        self,
+        sounds: Any,
+        *,
+        sampling_rate: int | None = None,
+        return_tensors: Literal["torch", "pt"] | None = None,
+    ) -> dict[str, Any]:
+        """One sound or several: paths of files, or samples (N,) in [-1, 1] as arrays, tensors or lists of floats.
+
+        Args:
+            sampling_rate: of samples; None means the config's. Files know theirs.
+            return_tensors: "torch" pads to the longest with 0; None gives a list of tensors (T, F).
+        """
+        if return_tensors not in (None, "torch", "pt"):
+            raise ConfigError(f"return_tensors: got {return_tensors!r}; 'torch' or None is allowed.")
+        rows = [self.features_of(sound, sampling_rate) for sound in _as_list(sounds)]
+        if return_tensors is None:
+            return {"input_features": rows}
+        return {"input_features": pad(rows, 0.0), "attention_mask": pad_mask(rows)}
+
+    def features_of(self, sound: Any, sampling_rate: int | None = None) -> Tensor:
+        """One sound's features, float32 (T, F), where T = 1 + N // hop_length."""
+        config = self.config
+        rate, source = sampling_rate or config.sampling_rate, "sound"
+        if isinstance(sound, str | os.PathLike):
+            source = os.fspath(sound)
+            sound, rate = read_waveform(sound)
+        samples_N = np.asarray(sound, dtype=np.float32)
+        if samples_N.ndim != 1 or not len(samples_N):
+            raise DataError(
+                f"{source}: got samples of shape {samples_N.shape}; (number of samples,) is wanted, at least one."
+            )
+        waveform = torch.from_numpy(resampled(samples_N, rate, config.sampling_rate, source))
+        features_TF = self._power(waveform)
+        if config.features == "log_mel":
+            features_TF = features_TF @ mel_filters(config.n_mels, config.n_fft, config.sampling_rate)
+        features_TF = features_TF.clamp_min(_SMALLEST).log()
+        if not config.normalize:
+            return features_TF
+        variance_F, mean_F = torch.var_mean(features_TF, dim=0, correction=0)
+        return (features_TF - mean_F) / (variance_F + 1e-7).sqrt()
+
+    def _power(self, waveform_N: Tensor) -> Tensor:
+        n_fft = self.config.n_fft
+        spectrum_FT = torch.stft(
+            waveform_N,
+            n_fft,
+            hop_length=self.config.hop_length,
+            window=torch.hann_window(n_fft),
+            pad_mode="constant",  # reflection needs a sound of at least half a frame
+            return_complex=True,
+        )
+        return spectrum_FT.abs().square().T
+
+
+@functools.lru_cache(maxsize=8)
+def mel_filters(n_mels: int, n_fft: int, sampling_rate: int) -> Tensor:
+    """Triangles (n_fft // 2 + 1, n_mels) with peaks of 1, evenly spaced on HTK's mel scale, 2595 log10(1 + f / 700)."""
+    frequencies = torch.linspace(0, sampling_rate / 2, n_fft // 2 + 1, dtype=torch.float64)
+    highest = 2595 * math.log10(1 + sampling_rate / 2 / 700)
+    corners = 700 * (10 ** (torch.linspace(0, highest, n_mels + 2, dtype=torch.float64) / 2595) - 1)
+    low, peak, high = corners[:-2], corners[1:-1], corners[2:]
+    rising = (frequencies[:, None] - low) / (peak - low)
+    falling = (high - frequencies[:, None]) / (high - peak)
+    return torch.minimum(rising, falling).clamp_min(0).float()
+
+
+def _as_list(sounds: Any) -> list[Any]:
+    if isinstance(sounds, str | os.PathLike):
+        return [sounds]
+    if isinstance(sounds, Tensor | np.ndarray):
+        return [sounds] if sounds.ndim == 1 else list(sounds)
+    if isinstance(sounds, Sequence) and sounds and not isinstance(sounds[0], int | float):
+        return list(sounds)
+    return [sounds]
+
+
+def read_waveform(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
+    """A file's samples as float32 (n,) in [-1, 1], the mean of its channels, and their number per second.
+
+    Raises:
+        DataError: it cannot be read, or is empty; names the file and says what to do.
+    """
+    if not os.path.isfile(path):
+        raise DataError(f"{path}: there is no such sound file.")
+    try:
+        with wave.open(os.fspath(path), "rb") as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            content = file.readframes(file.getnframes())
+    except (wave.Error, EOFError):  # no wave file, or of floating-point numbers, which that library cannot
+        samples, rate = _by_soundfile(path)
+    else:
+        usable = len(content) // (width * channels) * width * channels  # a file that was cut off ends in half a sample
+        samples = _mixed(_decoded(content[:usable], width).reshape(-1, channels))
+    if not len(samples):
+        raise DataError(f"{path}: has no sound in it. Take its row out.")
+    return samples, rate
+
+
+def resampled(waveform: Waveform, rate: int, wanted: int, source: str = "sound") -> Waveform:
+    """The same sound with ``wanted`` samples per second.
+
+    Raises:
+        DataError: the rates differ and scipy, which converts them, is not there.
+    """
+    if rate == wanted:
+        return waveform
+    try:
+        from scipy.signal import resample_poly  # type: ignore[import-untyped, unused-ignore]
+    except ImportError as error:
+        raise DataError(
+            f"{source}: has {rate} samples per second; the feature extractor takes sampling_rate={wanted}. Convert the "
+            "files, set sampling_rate to theirs, or install scipy (pip install scipy), which then converts them."
+        ) from error
+    common = math.gcd(rate, wanted)
+    converted: Waveform = resample_poly(waveform, wanted // common, rate // common).astype(np.float32)
+    return converted
+
+
+def _mixed(samples: np.ndarray[Any, Any]) -> Waveform:
+    """(n, channels) to (n,)."""
+    mean: Waveform = samples.mean(axis=1, dtype=np.float32)
+    return mean
+
+
+def _decoded(content: bytes, width: int) -> Waveform:
+    """PCM of ``width`` bytes a sample, little-endian; of one byte it is unsigned."""
+    if width == 1:
+        return ((np.frombuffer(content, dtype=np.uint8).astype(np.float32) - 128) / 128).astype(np.float32)
+    if width == 3:
+        parts = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3)
+        widened = np.zeros((len(parts), 4), dtype=np.uint8)
+        widened[:, 1:] = parts  # the three upper bytes: the sign comes right by itself
+        return (widened.view("<i4")[:, 0] / 2**31).astype(np.float32)
+    return (np.frombuffer(content, dtype=f"<i{width}") / 2.0 ** (8 * width - 1)).astype(np.float32)
+
+
+def _by_soundfile(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
+    try:
+        import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise DataError(
+            f"{path}: is no wave file of whole numbers (PCM), which is what is read without further packages. "
+            "Convert it, or install soundfile (pip install soundfile), which reads flac, ogg and others."
+        ) from error
+    try:
+        samples, rate = soundfile.read(os.fspath(path), dtype="float32", always_2d=True)
+    except (RuntimeError, OSError) as error:
+        raise DataError(
+            f"{path}: cannot be read as a sound ({error}). Replace the file, or take its row out."
+        ) from error
+    return _mixed(samples), int(rate)

@@ -1,0 +1,234 @@
+"""Splits of a data set as files of rows: ``train.csv``, ``test.jsonl``, ``train.txt``, or ``train/labels.csv``."""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean
+from trainwright.data.errors import DataError
+
+
+class FileFinder:
+    """Looks for a file beside the table, in the data's folder, and in ``subfolder`` of both.
+
+    Each folder is listed once: 100,000 rows of one folder are a single look at the disk.
+    """
+
+    def __init__(self, table_folder: Path, root: Path, subfolder: str, *, is_foreign: bool = False) -> None:
+        """``is_foreign``: the table came from somebody else, and may name no file outside of ``root``."""
+        self._root = os.path.join(os.path.abspath(root), "") if is_foreign else None
+        roots = dict.fromkeys(os.path.abspath(folder) for folder in (table_folder, root))
+        self._places = [place for base in roots for place in (base, os.path.join(base, subfolder))]
+        self._listed: dict[str, tuple[str, frozenset[str]]] = {}
+
+    @property
+    def places(self) -> str:
+        """Where is looked, for messages."""
+        return ", ".join(self._places)
+
+    def find(self, name: str) -> str | None:
+        """The absolute path of a file; None if it is nowhere, or no file. Windows' separators are taken, too."""
+        if not name:
+            return None
+        for spelling in [name, name.replace("\\", "/")] if "\\" in name else [name]:
+            for place in self._places:
+                folder, file = os.path.split(os.path.join(place, os.path.expanduser(spelling)))
+                absolute, files = self._listing(folder)
+                is_allowed = self._root is None or os.path.join(absolute, "").startswith(self._root)
+                if file in files and is_allowed:
+                    return os.path.join(absolute, file)
+        return None
+
+    def _listing(self, folder: str) -> tuple[str, frozenset[str]]:
+        if folder not in self._listed:
+            try:
+                with os.scandir(folder) as entries:
+                    files = frozenset(entry.name for entry in entries if entry.is_file())
+            except OSError:
+                files = frozenset()
+            self._listed[folder] = (os.path.abspath(folder), files)
+        return self._listed[folder]
+
+
+_ENDINGS = (".csv", ".jsonl", ".txt")
+
+_IN_FOLDER = ("labels.csv", "labels.jsonl")
+
+_TEXT_SPLITS = ("train", "validation", "valid", "dev", "eval", "test")  # other texts may be a README
+
+_DELIMITERS = ",;\t"
+
+_SHOWN = 5
+
+
+class Row(dict[str, Any]):
+    """One row, by column. ``where`` is its file and line, for messages."""
+
+    where: str = ""
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """The file of each split in a folder, by the split's name, sorted.
+
+    Raises:
+        ConfigError: two files are of one split.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        files = [path / name for name in _IN_FOLDER] if path.is_dir() else [path]
+        for file in files:
+            split = path.name if path.is_dir() else path.stem
+            is_split = file.suffix in _ENDINGS and (file.suffix != ".txt" or split in _TEXT_SPLITS)
+            if not (is_split and file.is_file()) or split.startswith("."):
+                continue
+            if split in found:
+                raise ConfigError(f"{folder}: the split {split!r} has two files, {found[split]} and {file}. Keep one.")
+            found[split] = file
+    return found
+
+
+def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
+    """Name and file of a split; with None of the only one.
+
+    Raises:
+        MissingFileError, ConfigKeyError, ConfigError: there is none, not this one, or several to choose from.
+    """
+    files = split_files(folder)
+    if not files:
+        names = sorted(path.name for path in folder.iterdir())[:8]
+        raise MissingFileError(
+            f"{folder}: has no split: a file such as train.csv, train.jsonl, train.txt or train/labels.csv; "
+            f"it has {names}."
+        )
+    if split is None:
+        if len(files) > 1:
+            raise ConfigError(f"{folder}: has the splits {', '.join(files)}; say which with split=.")
+        split = next(iter(files))
+    if split not in files:
+        raise ConfigKeyError(
+            f"{folder}: has no split {split!r}. {did_you_mean(split, files)} (It has {', '.join(files)}.)"
+        )
+    return split, files[split]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a ``.csv`` (with a header; by commas, semicolons or tabs) or ``.jsonl`` file, in order; UTF-8.
+
+    Raises:
+        DataError: a row is broken; tells file and line. An empty file has no rows and is an error as well.
+    """
+    text = read_text(path)
+    rows = _jsonl(path, text) if path.suffix == ".jsonl" else _csv(path, text)
+    if not rows:
+        raise DataError(f"{path}: has no rows.")
+    return rows
+
+
+def read_text(path: Path) -> str:
+    """The content of a UTF-8 file, without the mark that spreadsheets put at its beginning."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8 ({error}). Save it as UTF-8.") from error
+
+
+def columns_of(path: Path) -> list[str]:
+    """The columns of a file: of its header, or of its first row; of a text ``["text"]``."""
+    if path.suffix == ".txt":
+        return ["text"]
+    if path.suffix == ".jsonl":
+        return list(read_rows(path)[0])
+    header = read_text(path).split("\n", 1)[0]
+    return [name.strip() for name in next(csv.reader([header.rstrip("\r")], delimiter=_delimiter(header)), [])]
+
+
+def files_with(folder: Path, columns: Iterable[str]) -> list[Path]:
+    """The files of all splits in a folder that have these columns; others may lie beside them."""
+    wanted = set(columns)
+    return [path for path in split_files(folder).values() if wanted <= set(columns_of(path))]
+
+
+def text_of(row: Row, column: str) -> str:
+    """A field as text: what is not there is empty, a number of JSON is written out."""
+    value = row.get(column)
+    return "" if value is None else str(value)
+
+
+def check_columns(path: Path, row: Row, wanted: Iterable[str]) -> None:
+    """Hold a file to the columns that a data set needs.
+
+    Raises:
+        ConfigKeyError: names those that are missing, and those that are there.
+    """
+    faults = [
+        f"{path}: has no column {name!r}. {did_you_mean(name, row)} (Its columns: {', '.join(row)}.)"
+        for name in wanted
+        if name not in row
+    ]
+    if faults:
+        raise ConfigKeyError("\n".join(faults))
+
+
+def raise_faults(faults: Sequence[str], total: int) -> None:
+    """One error of all faults of ``total`` rows; the first ones are shown.
+
+    Raises:
+        DataError: there are any.
+    """
+    if not faults:
+        return
+    rest = f"\n... and {len(faults) - _SHOWN} more." if len(faults) > _SHOWN else ""
+    shown = "\n".join(faults[:_SHOWN])
+    raise DataError(f"{shown}{rest}\n{len(faults)} of {total} rows cannot be used: mend them, or take them out.")
+
+
+def _csv(path: Path, text: str) -> list[Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text.split("\n", 1)[0]), strict=True)
+    rows, header, line = [], None, 1
+    try:
+        for fields in reader:
+            start, line = line, reader.line_num + 1
+            if not fields:
+                continue
+            if header is None:
+                header = [name.strip() for name in fields]
+                continue
+            if len(fields) != len(header):
+                raise DataError(
+                    f"{path}, line {start}: has {len(fields)} fields; the header has {len(header)} "
+                    f"({', '.join(header)}). "
+                    'A field with a comma in it stands in quotes: "a, b".'
+                )
+            rows.append(_row(zip(header, fields, strict=True), path, start))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {line}: not valid as CSV: {error}") from error
+    return rows
+
+
+def _jsonl(path: Path, text: str) -> list[Row]:
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines, which also splits at U+2028 in a text
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not valid JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise DataError(f'{path}, line {number}: each line is an object, {{"column": value, ...}}; got {line[:60]}')
+        rows.append(_row(content.items(), path, number))
+    return rows
+
+
+def _row(items: Iterable[tuple[str, Any]], path: Path, line: int) -> Row:
+    row = Row(items)
+    row.where = f"{path}, line {line}"
+    return row
+
+
+def _delimiter(header: str) -> str:
+    return max(_DELIMITERS, key=header.count)  # the comma, where there is none of them

@@ -1,0 +1,1 @@
+"""Graph mode: a complete update as one compiled program."""

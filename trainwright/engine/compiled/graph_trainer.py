@@ -1,0 +1,193 @@
+"""Graph mode of the configuration door: a whole update as one compiled program."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright._torch_compat.compile_graph import cpp_compilers, refusal_of_compiler
+from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.data.collate import to_batch
+from trainwright.engine.accumulation import mean_outputs
+from trainwright.engine.compiled.batch import batch_size_of
+from trainwright.engine.compiled.update import CompiledUpdate
+from trainwright.engine.loss_fn import explain_forward, sum_losses
+from trainwright.engine.step import EagerTrainer
+from trainwright.events.storage import get_event_storage, has_event_storage
+from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.parallel.data_parallel import unwrap_model
+from trainwright.parallel.dist import get_world_size
+
+logger = logging.getLogger("trainwright.engine")
+
+_OF_THE_STEP = ("backward", "update")
+
+
+class GraphBase(nn.Module):
+    """A model and its optimizer, whose steps are to be programs of ``backend``.
+
+    ``backend`` is a name that ``torch.compile`` knows: "inductor" (fast code; needs a C++ compiler on the CPU, and is
+    "aot_eager" without one), "aot_eager" (the operations one by one, no compiler). Dropout draws the same numbers as
+    without a graph. Called, it is the model; the state dict is the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        backend: str = "inductor",
+    ) -> None:
+        super().__init__()
+        # Without a compiler the steps are to be eager, whatever the name.
+        is_usable = refusal_of_compiler() is None
+        known = [*torch.compiler.list_backends(exclude_tags=()), "eager", "aot_eager"] if is_usable else [backend]
+        if backend not in known:
+            raise ConfigError(f"graph.backend: got {backend!r}. {did_you_mean(backend, known)}")
+        self.model = model
+        self.optimizer = optimizer
+        self.backend = backend
+
+    def forward(self, **batch: Any) -> Any:
+        return self.model(**batch)
+
+
+@overridable
+class GraphTrainer(EagerTrainer):
+    """Steps that are programs: forward, backward, clipping and optimizer in one call.
+
+    ``graph.model`` is the model, ``graph.optimizer`` its optimizer. The first update is eager, and so are batches that
+    are shorter than the others; where a step cannot be a program all are, and a warning says why.
+    """
+
+    def __init__(
+        self,
+        graph: GraphBase,
+        data_loader: Any,
+        grad_acc_steps: int = 1,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        skip_non_finite: bool = False,
+    ) -> None:
+        if graph.optimizer is None:
+            raise ConfigError("GraphTrainer: the graph has no optimizer; make it with GraphBase(model, optimizer).")
+        settings: dict[str, Any] = {"grad_scaler": grad_scaler, "skip_non_finite": skip_non_finite}
+        super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)
+        self.graph = graph
+        self._compiled: CompiledUpdate | None = CompiledUpdate(
+            self._losses_of,
+            graph.optimizer,
+            backend=usable_backend(graph.backend, self._device),
+            adds=grad_acc_steps > 1,
+            skips=skip_non_finite,
+            batch_size=batch_size_of(data_loader),
+            on_refusal=self._go_on_eagerly,
+            on_compiled=lambda seconds: self.phases.count_compile(seconds),
+        )
+        why = refusal_of_run(grad_scaler, adds=grad_acc_steps > 1, skips=skip_non_finite) or refusal_of_compiler()
+        if why is not None:
+            self._compiled.refuse(why)
+        self.refuse_overrides()
+
+    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        self.refuse_overrides()
+        return super()._bind_run_step()
+
+    def refuse_overrides(self) -> None:
+        """Before the first step: where the user has overridden a part of it, all steps are eager."""
+        own = [name for name in _OF_THE_STEP if is_overridden(self, name)]
+        if own and self._compiled is not None:
+            self._compiled.refuse(f"{type(self).__name__} has its own {' and '.join(own)}")
+
+    def run_step(
+        self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
+    ) -> None:
+        """One update over ``grad_acc_steps`` micro-batches, as :meth:`EagerTrainer.run_step`."""
+        compiled = self._compiled
+        if compiled is None:
+            super().run_step(get_batch, input_placement_device)
+            return
+        get_batch = get_batch or to_batch
+        device = self._device if input_placement_device is None else input_placement_device
+        clock, phases, num_steps = time.perf_counter, self.phases, self.grad_acc_steps
+        outputs: list[Mapping[str, Any]] = []
+        data_time, figures = 0.0, None
+        for _ in self._window:
+            start = clock()
+            batch = get_batch(next(self._data_loader_iter), device)
+            fetched = clock()
+            data_time += fetched - start
+
+            is_last = len(outputs) + 1 == num_steps
+            try:
+                figures = compiled.run(batch, is_last=is_last, mean=self._mean if num_steps > 1 else None)
+                outputs.append(self._run_eagerly(batch) if figures is None else outputs_of(figures))
+            except Exception as error:
+                explain_forward(error, self._plain_model, batch)
+                raise
+            phases.forward += clock() - fetched
+
+        self.write_metrics(mean_outputs(outputs, self._mean.weights), data_time)
+        start = clock()
+        if figures is None:
+            self.update()
+        else:
+            put_figures(figures)
+        phases.optimizer += clock() - start
+        phases.data += data_time
+
+    @property
+    def _plain_model(self) -> nn.Module:
+        return unwrap_model(self.graph.model)
+
+    def _run_eagerly(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        loss_dict: Mapping[str, Any] = self.model(**batch)
+        self.backward(self._loss_of(loss_dict, batch))
+        return loss_dict
+
+    def _losses_of(self, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
+        """What a program computes: the loss, and the scalars that are logged."""
+        outputs = self.graph.model(**batch)
+        scalars = {k: v for k, v in outputs.items() if not isinstance(v, Tensor) or v.numel() == 1}
+        # Copies: one may be a parameter itself, as it is before the update.
+        return sum_losses(outputs), {k: v.clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
+
+    def _go_on_eagerly(self) -> None:
+        self._compiled = None
+
+
+def refusal_of_run(grad_scaler: torch.amp.GradScaler | None, *, adds: bool, skips: bool) -> str | None:
+    """Why no step of such a run can be a program; None where nothing speaks against it."""
+    if get_world_size() > 1:
+        return "several processes exchange gradients while the backward pass runs"
+    if grad_scaler is not None:
+        return "the gradient scaler of float16 decides on the host whether to step"
+    if adds and skips:
+        return "non_finite='skip' over several micro-batches keeps what it may have to put back outside of programs"
+    return None
+
+
+def usable_backend(backend: str, device: torch.device) -> str:
+    """``backend``, or "aot_eager" in place of inductor on a CPU without a C++ compiler."""
+    if backend != "inductor" or device.type != "cpu" or refusal_of_compiler() is not None:
+        return backend
+    if any(map(shutil.which, cpp_compilers())):
+        return backend
+    logger.info("Graph mode: there is no C++ compiler for inductor; the operations run one by one (aot_eager).")
+    return "aot_eager"
+
+
+def outputs_of(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's outputs among the figures of a program."""
+    return {name[7:]: value for name, value in figures.items() if name.startswith("output.")}
+
+
+def put_figures(figures: Mapping[str, Any]) -> None:
+    """Put ``grad_norm`` and ``skipped_update`` where a program has them."""
+    for name, is_noisy in (("grad_norm", True), ("skipped_update", False)):
+        if name in figures and has_event_storage():  # not in a loop of the user's own
+            get_event_storage().put_scalar(name, figures[name], smoothing_hint=is_noisy)

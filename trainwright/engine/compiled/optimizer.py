@@ -1,0 +1,261 @@
+"""torch's optimizers as operations of a program.
+
+The arithmetic is torch's: its ``step`` is run once on stand-ins of parameters and states, and what it does is written
+down. That is its "capturable" kind, which asks no tensor for its value. It works on the states that the fused and the
+plain kinds keep, so a run may change between program and eager at any step.
+"""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from trainwright._torch_compat.fused_update import step_hooks
+from trainwright._torch_compat.optimizer_import import is_torchs, steps_as_its_class
+from trainwright._torch_compat.traced_step import has_gradient_hooks, run_step
+from trainwright.engine.compiled.errors import NotCapturable, NotReady
+
+_GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")
+
+# Of a group: what changes along a schedule, or is of no meaning to the step.
+_NOT_SETTINGS = ("params", "lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "param_names", "fused", "foreach")
+
+
+def refusal(optimizer: Optimizer) -> str | None:
+    """Why the steps of ``optimizer`` cannot be part of a program; None where they can."""
+    kind = type(optimizer)
+    torchs: Any = next(base for base in kind.__mro__ if base.__module__.startswith("torch.optim"))
+    if torchs is Optimizer or kind.step is not torchs.step:
+        return f"the optimizer {kind.__name__} has a step of its own; programs know those of torch.optim"
+    if any(step_hooks(optimizer)):
+        return f"the optimizer {kind.__name__} has hooks around its step"
+    if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
+        return f"somebody has put another step in place of that of the optimizer {kind.__name__}"
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if has_gradient_hooks(parameters):
+        return "a parameter has a hook on its gradient, which exists only inside of a program"
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        return f"the step of the optimizer {kind.__name__} needs a closure"
+    return None
+
+
+def has_state(optimizer: Optimizer) -> bool:
+    """Whether a step has been made, in which the optimizer makes what it keeps; True where it keeps nothing."""
+    return bool(optimizer.state) or all(group.get("momentum") == 0 for group in optimizer.param_groups)
+
+
+_Kept = tuple[str, dict[str, Any], Tensor]  # a name, the state of a parameter, and what that has by this name
+
+
+class OptimizerInputs:
+    """What a program takes of an optimizer: its states, as they are kept, and the learning rates of its groups.
+
+    Attributes:
+        parameters: all of them, in the order of the groups.
+        keys: the names of the tensors in the state of each parameter.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._step_hooks, self._class_step = step_hooks(optimizer), type(optimizer).step
+        self._settings_of = [_settings_getter(group) for group in optimizer.param_groups]
+        self._settings = self._settings_now()
+        device = self.parameters[0].device
+        # Rates in double precision: those of a float32 would differ from the eager step's in the last bits.
+        self.rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
+        self._known_rates: list[Any] = [None for _ in self.rates]
+        self._kept: list[_Kept] = []
+        self._owners, self._of_each = list[Any](), list[Any]()
+        self.keys = [[key for key, _, _ in one] for one in self._states_of_each()]
+        self._keep(self._states_of_each())
+        self._forms = _forms(self.states)
+
+    def tensors(self) -> list[Tensor] | None:
+        """States and rates as they are now; None where the program does not stand for the optimizer's step."""
+        optimizer = self._optimizer
+        if self._settings_now() != self._settings or not self._is_plain():
+            return None
+        if not self._has_known_states():
+            # A state that was loaded is one of other tensors, for the same program.
+            found = self._states_of_each()
+            same_keys = [[key for key, _, _ in one] for one in found] == self.keys
+            if not same_keys or _forms(tensor for one in found for _, _, tensor in one) != self._forms:
+                return None
+            self._keep(found)
+        for index, group in enumerate(optimizer.param_groups):
+            rate = group["lr"]
+            if isinstance(rate, Tensor):
+                self.rates[index].copy_(rate)
+            elif rate != self._known_rates[index]:
+                self.rates[index].fill_(rate)
+                self._known_rates[index] = rate
+        return [*self.states, *self.rates]
+
+    def has_gradients(self) -> bool:
+        """Whether a parameter has a gradient already, which an eager backward pass would add to."""
+        return not all(map(is_, map(_GRADIENT, self.parameters), repeat(None)))
+
+    def _is_plain(self) -> bool:
+        """Whether nobody has put anything into or around the step since."""
+        optimizer, parameters = self._optimizer, self.parameters
+        return not (
+            any(self._step_hooks)
+            or type(optimizer).step is not self._class_step
+            or not steps_as_its_class(optimizer)
+            or has_gradient_hooks(parameters)
+        )
+
+    def _has_known_states(self) -> bool:
+        """Whether each parameter has the state it had, of the same tensors."""
+        state = self._optimizer.state
+        return (
+            len(state) == len(self._owners)
+            and all(map(is_, state, self._owners))
+            and all(map(is_, state.values(), self._of_each))
+            and not any(one.get(key) is not tensor for key, one, tensor in self._kept)
+        )
+
+    def _keep(self, states: "list[list[_Kept]]") -> None:
+        state: Any = self._optimizer.state
+        self._owners, self._of_each = [*state], [*state.values()]
+        self._kept = [*chain.from_iterable(states)]
+        self.states = [tensor for _, _, tensor in self._kept]
+
+    def _states_of_each(self) -> "list[list[_Kept]]":
+        state: Any = self._optimizer.state
+        found = []
+        for parameter in self.parameters:
+            one = state.get(parameter, {})
+            found.append([(key, one, value) for key, value in one.items() if isinstance(value, Tensor)])
+        return found
+
+    def _settings_now(self) -> list[Any]:
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._settings_of):
+            return []
+        if not all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self.parameters)):
+            return []
+        return [
+            (len(group["params"]), settings_of(group))
+            for group, settings_of in zip(groups, self._settings_of, strict=True)
+        ]
+
+
+def step_written_down(
+    optimizer: Optimizer,
+    inputs: OptimizerInputs,
+    stand_ins: Sequence[Any],
+    states: Sequence[Tensor],
+    rates: Sequence[Tensor],
+) -> None:
+    """Run the step of ``optimizer`` on ``stand_ins`` of its parameters, which have gradients, and of its states.
+
+    Raises:
+        NotReady: it has made states that are not among these.
+        NotCapturable: it counts in Python.
+    """
+    shadow: Any = object.__new__(type(optimizer))
+    vars(shadow).update(vars(optimizer))
+    of_each = _states_of_stand_ins(optimizer, inputs, states)
+    counts = [_wide_counts(one) for one in of_each]
+    shadow.state = defaultdict(dict, zip(stand_ins, of_each, strict=True))
+    shadow.param_groups = _groups_of_stand_ins(optimizer, stand_ins, rates)
+    before = [_plain(one) for one in (*of_each, *shadow.param_groups)]
+    _run_step(shadow)
+    for one, keys in zip(of_each, inputs.keys, strict=True):
+        if [key for key, value in one.items() if isinstance(value, Tensor)] != keys:
+            raise NotReady
+    if before != [_plain(one) for one in (*of_each, *shadow.param_groups)]:
+        raise NotCapturable(f"the optimizer {type(optimizer).__name__} counts in Python numbers")
+    flat = iter(states)
+    for one, keys, wide in zip(of_each, inputs.keys, counts, strict=True):
+        for key in keys:
+            kept, now = next(flat), one[key]
+            if now is not kept:
+                kept.copy_(wide.get(key, now))
+
+
+def clipping_groups(optimizer: Optimizer, stand_ins: Sequence[Any]) -> Optimizer:
+    """Something with the groups of ``optimizer`` over ``stand_ins``, for those who read groups alone."""
+    shadow: Any = object.__new__(type(optimizer))
+    shadow.param_groups = _groups_of_stand_ins(optimizer, stand_ins, [])
+    found: Optimizer = shadow
+    return found
+
+
+def _states_of_stand_ins(
+    optimizer: Optimizer, inputs: OptimizerInputs, states: Sequence[Tensor]
+) -> list[dict[str, Any]]:
+    flat, of_each = iter(states), []
+    for parameter, keys in zip(inputs.parameters, inputs.keys, strict=True):
+        known: Mapping[str, Any] = optimizer.state.get(parameter, {})
+        of_each.append({**known, **{key: next(flat) for key in keys}})
+    return of_each
+
+
+def _wide_counts(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Count the steps in double precision, as the eager step does; ``beta ** step`` in float32 differs in the fifth
+    digit of the first updates. The dictionary gets them, too."""
+    step = state.get("step")
+    if not isinstance(step, Tensor) or step.dtype is not torch.float32:
+        return {}
+    state["step"] = step.double()
+    return {"step": state["step"]}
+
+
+def _groups_of_stand_ins(
+    optimizer: Optimizer, stand_ins: Sequence[Any], rates: Sequence[Tensor]
+) -> list[dict[str, Any]]:
+    flat, groups = iter(stand_ins), []
+    # On CUDA one kernel of many tensors is launched; on a CPU the compiler makes of each kind what it will.
+    is_foreach = next(p for group in optimizer.param_groups for p in group["params"]).is_cuda
+    for index, group in enumerate(optimizer.param_groups):
+        changed = {**group, "params": [next(flat) for _ in group["params"]], "fused": False, "foreach": is_foreach}
+        if "capturable" in group:
+            changed["capturable"] = True
+        if rates:
+            changed["lr"] = rates[index]
+        groups.append(changed)
+    return groups
+
+
+def _run_step(shadow: Any) -> None:
+    with _NumbersMayBeTensors():
+        run_step(shadow)  # torch's own steps then leave out what looks at values
+
+
+class _NumbersMayBeTensors(TorchFunctionMode):
+    """``add(x, y, alpha=rate)`` and the like of a rate that is a tensor, without asking it for its value."""
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for name in ("alpha", "value"):
+            if isinstance(kwargs.get(name), Tensor):
+                factor = kwargs[name]
+                kwargs = {key: value for key, value in kwargs.items() if key != name}
+                first, second, *others = args
+                scaled = torch._foreach_mul(second, factor) if isinstance(second, list | tuple) else second * factor
+                args = (first, scaled, *others)
+        return function(*args, **kwargs)
+
+
+def _settings_getter(group: Mapping[str, Any]) -> Any:
+    names = [name for name in group if name not in _NOT_SETTINGS]
+    return itemgetter(*names) if names else lambda group: ()
+
+
+def _forms(tensors: Iterable[Tensor]) -> list[Any]:
+    return [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if not isinstance(value, Tensor) and key != "params"}

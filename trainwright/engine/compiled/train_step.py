@@ -1,0 +1,151 @@
+"""Graph mode of the objects door: one call in the place of ``train_step``."""
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from trainwright._torch_compat.compile_graph import refusal_of_compiler
+from trainwright.engine.accumulation import TOKENS
+from trainwright.engine.comparison import predictions_of
+from trainwright.engine.compiled.batch import batch_size_of
+from trainwright.engine.compiled.graph_trainer import outputs_of, put_figures, refusal_of_run, usable_backend
+from trainwright.engine.compiled.update import CompiledUpdate, say_refusal
+from trainwright.engine.loss_fn import contract_for, fields_of
+from trainwright.engine.trainer.base import TrainerShared
+from trainwright.engine.trainer.ranks import has_all_gpus
+from trainwright.engine.update import Update
+from trainwright.hooks.overrides import install, is_overridden, uninstall
+
+_OF_THE_STEP = ("train_step", "training_step", "optimization_step", "run_step")
+_SCORES = "scores"
+
+
+def compile_steps(
+    trainer: TrainerShared,
+    update: Update,
+    criterion: Callable[..., Tensor] | None,
+    own_loss: Callable[..., Tensor] | None,
+    note_scores: Callable[[Any], None] | None,
+) -> None:
+    """Put programs in the place of ``trainer.train_step``, or say why they cannot be.
+
+    Args:
+        criterion, own_loss: as contracts take them.
+        note_scores: is shown what the model gives for a batch, for metrics of training; None: not needed.
+    """
+    own = [name for name in _OF_THE_STEP if is_overridden(trainer, name)]
+    config = trainer.config
+    why = f"{type(trainer).__name__} has its own {' and '.join(own)}" if own else None
+    if has_all_gpus(config.device_str):
+        why = "the batches of one process are shared out to several GPUs"
+    adds, skips = config.gradient_accumulation_steps > 1, config.non_finite == "skip"
+    why = why or refusal_of_run(trainer._grad_scaler, adds=adds, skips=skips)
+    if why is not None:
+        say_refusal(why)
+        return
+    steps = CompiledSteps(trainer, update, criterion, own_loss, note_scores)
+    install(trainer, "train_step", steps.train_step)
+
+
+class CompiledSteps:
+    """``train_step`` of a trainer whose steps are programs; eager is what the trainer's class does."""
+
+    def __init__(
+        self,
+        trainer: TrainerShared,
+        update: Update,
+        criterion: Callable[..., Tensor] | None,
+        own_loss: Callable[..., Tensor] | None,
+        note_scores: Callable[[Any], None] | None,
+    ) -> None:
+        self._trainer: Any = weakref.proxy(trainer)
+        self._eager = type(trainer).train_step  # type: ignore[attr-defined]
+        self._model, self._criterion, self._own_loss = trainer.model, criterion, own_loss
+        self._note_scores = note_scores
+        config = trainer.config
+        self._adds, self._skips = config.gradient_accumulation_steps > 1, config.non_finite == "skip"
+        self._mean = update.mean if self._adds else None
+        self._compiled: CompiledUpdate | None = None
+        # A reference to the trainer, and with it a circle, only for an override.
+        self._compute_loss = trainer.compute_loss if is_overridden(trainer, "compute_loss") else None
+        self._batch_size = batch_size_of(trainer.train_dataloader)
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """One micro-batch, and at the end of its window the update."""
+        if self._compiled is None:
+            start = time.perf_counter()
+            self._compiled = self._compiled_for(inputs)
+            self._trainer.phases.count_compile(time.perf_counter() - start)  # the compiler is imported
+        trainer = self._trainer
+        figures = self._compiled.run(inputs, is_last=trainer._is_window_end, mean=self._mean)
+        if figures is None:
+            logs: dict[str, Any] = self._eager(trainer, model, inputs)
+            return logs
+        put_figures(figures)
+        if self._note_scores is not None:
+            self._note_scores(outputs_of(figures).get(_SCORES))
+        return {"step_loss": figures["loss"]}
+
+    def _compiled_for(self, inputs: Any) -> CompiledUpdate:
+        names = None
+        if self._compute_loss is None:
+            contract = contract_for(self._model, inputs, self._criterion, self._own_loss)
+            names = fields_of(contract, self._own_loss)
+            loss_of = self._loss_of(contract.compute_loss)
+        else:
+            loss_of = self._loss_of(self._compute_loss)
+        compiled = CompiledUpdate(
+            loss_of,
+            self._trainer.optimizer,
+            backend=usable_backend("inductor", self._trainer.device),
+            adds=self._adds,
+            skips=self._skips,
+            max_norm=self._trainer.config.max_grad_norm,
+            names=names,
+            batch_size=self._batch_size,
+            on_refusal=self._go_on_eagerly,
+            on_compiled=lambda seconds: self._trainer.phases.count_compile(seconds),
+        )
+        why = refusal_of_compiler()
+        if why is not None:
+            compiled.refuse(why)
+        return compiled
+
+    def _loss_of(self, compute_loss: Callable[[Any, Any], Any]) -> Callable[[Any], tuple[Tensor, Mapping[str, Any]]]:
+        model, needs_scores, needs_tokens = self._model, self._note_scores is not None, self._adds
+
+        def loss_alone(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
+            return compute_loss(model, inputs), {}
+
+        def loss_and_outputs(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
+            noting = _Noting(model)
+            loss = compute_loss(noting, inputs)
+            wanted: dict[str, Any] = {_SCORES: predictions_of(noting.outputs)} if needs_scores else {}
+            if needs_tokens and isinstance(noting.outputs, Mapping) and TOKENS in noting.outputs:
+                tokens = noting.outputs[TOKENS]
+                wanted[TOKENS] = tokens.clone() if isinstance(tokens, Tensor) else tokens
+            return loss, wanted
+
+        return loss_and_outputs if needs_scores or needs_tokens else loss_alone
+
+    def _go_on_eagerly(self) -> None:
+        if getattr(vars(self._trainer).get("train_step"), "__self__", None) is self:
+            uninstall(self._trainer, "train_step")
+
+
+class _Noting:
+    """The model, and what it returned; made anew for each reading of a step."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.outputs: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.outputs = self.model(*args, **kwargs)
+        return self.outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)

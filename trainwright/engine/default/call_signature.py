@@ -1,0 +1,38 @@
+"""Call what users wrote by the arguments it takes: older signatures stay good."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from omegaconf import DictConfig
+
+from trainwright.config.lazy.instantiation import instantiate, locate_target
+
+
+def bind_step(stepper: Any, get_batch: Callable[..., Any], device: Any) -> tuple[Any, Callable[[], None]]:
+    """``stepper.run_step`` with its arguments bound.
+
+    It may take ``(get_batch, input_placement_device)``, ``(get_batch)`` or none.
+    A partial of the method itself: no Python frame is added to the way of a batch.
+    """
+    if hasattr(stepper, "refuse_overrides"):  # of graph mode
+        stepper.refuse_overrides()
+    run_step = stepper.run_step
+    parameters = inspect.signature(run_step).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    given = (get_batch, device)
+    return stepper, partial(run_step, *(given if takes_any else given[: len(positional)]))
+
+
+def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
+    """Instantiate a config node, adding those of ``given`` that its target takes and the node leaves open.
+
+    Anything but a node with a ``_target_`` (a ready-made loader, say) is returned as it is.
+    """
+    if not (isinstance(node, Mapping | DictConfig) and "_target_" in node):
+        return node
+    parameters = inspect.signature(locate_target(node)).parameters
+    known = {name: value for name, value in given.items() if name in parameters and value is not None}
+    return instantiate(node, **known)

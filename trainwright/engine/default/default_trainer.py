@@ -1,0 +1,349 @@
+"""The config-file door: a trainer built from a lazy configuration."""
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, ListConfig
+from torch import nn
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.config.errors import ConfigKeyError, ConfigTypeError
+from trainwright.config.lazy.instantiation import instantiate
+from trainwright.config.lazy.lookup import try_get_key
+from trainwright.config.schema.sections import complete, validate
+from trainwright.data.collate import to_batch
+from trainwright.data.loaders import set_position
+from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
+from trainwright.engine.console import log_to_console
+from trainwright.engine.default.call_signature import bind_step, call_with_known
+from trainwright.engine.default.data_dependent_defaults import num_samples, scale_to_data
+from trainwright.engine.default.setup import complete_batch_sizes, expand_output_dir, join_ranks
+from trainwright.engine.eval_metric import check_eval_metric, resolve_eval_mode
+from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.randomness import seed_everything
+from trainwright.engine.run_directory import OpenRunFolder, RunFolder
+from trainwright.engine.run_facts import facts_of_files
+from trainwright.engine.run_summary import log_header, log_recomputed
+from trainwright.engine.state import TrainingProgress
+from trainwright.engine.step import EagerTrainer
+from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
+from trainwright.evaluation.loop import evaluate_loaders
+from trainwright.events.writers import EventWriter, default_writers
+from trainwright.hooks import (
+    BestCheckpointer,
+    EvalHook,
+    FiniteCheck,
+    Float32MatmulPrecision,
+    HookBase,
+    Interruptions,
+    IterationTimer,
+    LRScheduler,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+)
+from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.hooks.profile import profile_hook
+from trainwright.optim.build import build_lr_scheduler, build_optimizer
+from trainwright.parallel.data_parallel import wrap_data_parallel
+from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
+from trainwright.parallel.precision import apply_autocast
+from trainwright.parallel.recompute import recompute_blocks
+
+logger = logging.getLogger("trainwright.engine")
+
+
+@overridable
+class DefaultTrainer(TrainerBase):
+    """Train what a configuration describes: ``DefaultTrainer(cfg).train()``.
+
+    Every part comes from a ``build_*`` method that a subclass may override; the way of a batch is ``run_step`` of
+    ``self._trainer``, an :class:`EagerTrainer` or :class:`GraphTrainer`, which may be replaced after ``__init__``.
+
+    Attributes:
+        cfg: the run's whole configuration, completed from the defaults; the caller's ``cfg`` is not changed.
+        model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: what was built.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        super().__init__()
+        as_given = complete(cfg)
+        validate(as_given)
+        expand_output_dir(as_given)
+        resolve_eval_mode(as_given)
+        log_to_console()
+        self.device = join_ranks(as_given)
+        complete_batch_sizes(as_given)
+        self.cfg = cfg = copy.deepcopy(as_given)  # what follows from the data is written into it below
+        seed_everything(cfg.train.seed)  # alike on all ranks, so that all begin with the same weights
+        resume = bool(try_get_key(cfg, "train.resume", default=False))
+        self._folder = RunFolder(cfg.train.output_dir, resume=resume)
+        self._folder.recover()
+
+        self.tokenizer = self.build_tokenizer(cfg)
+        self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
+        self.test_loader = self.build_test_loader(cfg, self.tokenizer)
+        self.auto_scale_hyperparams(cfg, self.train_loader)
+
+        self.model = self.build_model(cfg).to(self.device)
+        if cfg.train.activation_checkpoint.enabled:
+            log_recomputed(recompute_blocks(self.model))
+        grad_scaler = apply_autocast(self.model, self.device) if cfg.train.amp.enabled else None
+        self.optimizer = self.build_optimizer(cfg, self.model)
+        self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws its own numbers
+
+        self._trainer: Any = self._build_stepper(cfg, grad_scaler)
+        self._built_stepper = self._trainer
+        states: dict[str, Any] = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
+        if grad_scaler is not None:
+            states["grad_scaler"] = grad_scaler
+        lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
+        self._progress = TrainingProgress(self, states, lr=lr, seed=seed, num_samples=self._num_samples())
+        states = {"trainer": self._progress, **states}  # first: it finds out whether the others can be taken over
+        saving = {"save_to_disk": is_main_process(), "asynchronous": cfg.train.checkpointer.asynchronous}
+        self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
+        self.samples_per_iter = cfg.train.global_batch_size
+        self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
+        self.samples_done = cfg.train.consumed_train_samples
+        self.resume_or_load(resume)
+        set_position(self.train_loader, self.samples_done)
+
+        self._folder.prepare(as_given)
+        # What no list of hooks may forget: around the user's own.
+        precision = cfg.train.float32_matmul_precision
+        self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
+        self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
+        log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
+
+    # What a subclass may build differently.
+
+    @classmethod
+    def build_tokenizer(cls, cfg: DictConfig) -> Any:
+        """The tokenizer that ``cfg.tokenization.tokenizer`` describes; None without that section.
+
+        With ``tokenization.make_vocab_size_divisible_by`` the model gets the tokenizer's padded ``vocab_size``.
+        """
+        node = try_get_key(cfg, "tokenization.tokenizer")
+        if node is None:
+            return None
+        tokenizer = instantiate(node)
+        multiple = try_get_key(cfg, "tokenization.make_vocab_size_divisible_by")
+        settings = try_get_key(cfg, "model.cfg", "model")
+        if multiple and isinstance(settings, DictConfig) and "vocab_size" in settings:
+            settings.vocab_size = tokenizer.padded_vocab_size(multiple)
+        return tokenizer
+
+    @classmethod
+    def build_model(cls, cfg: DictConfig) -> nn.Module:
+        """The model that ``cfg.model`` describes."""
+        model = instantiate(cfg.model)
+        if isinstance(model, DictConfig | dict) and "_target_" not in cfg.model:
+            raise ConfigTypeError(
+                "model: has no _target_, so there is nothing to call. Describe the model by "
+                "model = LazyCall(Net)(...), or override build_model."
+            )
+        if not isinstance(model, nn.Module):
+            raise ConfigTypeError(f"model: got {type(model).__name__}; it must be a torch.nn.Module.")
+        return model
+
+    @classmethod
+    def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer that ``cfg.optim`` describes, over the model's parameters."""
+        return build_optimizer(cfg.optim, model)
+
+    @classmethod
+    def build_lr_scheduler(
+        cls, cfg: DictConfig, optimizer: torch.optim.Optimizer
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The schedule that ``cfg.train.scheduler`` describes."""
+        return build_lr_scheduler(cfg.train.scheduler, optimizer)
+
+    @classmethod
+    def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
+        """What ``cfg.dataloader.train`` describes: the training loader, or a tuple of which it is the first."""
+        if try_get_key(cfg, "dataloader.train") is None:
+            raise ConfigKeyError(
+                "dataloader.train: missing. A training needs its loader, for example "
+                "dataloader.train = LazyCall(build_image_train_loader)(dataset=...)."
+            )
+        given = {
+            "train_batch_size": cfg.train.train_micro_batch_size,
+            "test_batch_size": cfg.train.test_micro_batch_size,
+            "consumed_samples": cfg.train.consumed_train_samples,
+            "seed": cfg.train.seed,
+            "tokenizer": tokenizer,
+        }
+        return call_with_known(cfg.dataloader.train, given)
+
+    @classmethod
+    def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
+        """The loaders that ``cfg.dataloader.test`` lists; an empty list without one."""
+        nodes = try_get_key(cfg, "dataloader.test", default=None)
+        if nodes is None:
+            return []
+        if not isinstance(nodes, list | tuple | ListConfig):
+            raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
+        given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
+        return [call_with_known(node, given) for node in nodes]
+
+    @classmethod
+    def build_graph(
+        cls,
+        cfg: DictConfig,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        is_train: bool = True,
+    ) -> GraphBase:
+        """The compiled model of graph mode."""
+        return GraphBase(model, optimizer if is_train else None, backend=cfg.graph.backend)
+
+    @classmethod
+    def build_evaluator(cls, cfg: DictConfig) -> DatasetEvaluator:
+        """The evaluator that ``cfg.train.evaluation.evaluator`` describes."""
+        evaluator = instantiate(cfg.train.evaluation.evaluator)
+        if isinstance(evaluator, list):
+            evaluator = DatasetEvaluators(evaluator)
+        if not isinstance(evaluator, DatasetEvaluator):
+            raise ConfigTypeError(
+                f"train.evaluation.evaluator: got {type(evaluator).__name__}; it must be a DatasetEvaluator."
+            )
+        return evaluator
+
+    def build_hooks(self) -> list[HookBase | None]:
+        """The hooks, in the order of their calls."""
+        train, evaluation = self.cfg.train, self.cfg.train.evaluation
+        hooks: list[HookBase | None] = [
+            IterationTimer(facts=facts_of_files),
+            LRScheduler(),
+            PeriodicCheckpointer(
+                self.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
+            ),
+        ]
+        if evaluation.enabled and self.test_loader:
+            evaluator, period = self.build_evaluator(self.cfg), evaluation.eval_period
+            check_eval_metric(self, evaluator)
+            hooks += [
+                EvalHook(period, partial(self._evaluate, evaluator)),
+                BestCheckpointer(period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode),
+            ]
+        hooks.append(profile_hook(train.profile, train.output_dir))
+        if is_main_process():
+            hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
+        return hooks
+
+    def build_writers(self) -> list[EventWriter]:
+        """Where metrics go: the console, ``metrics.json``, TensorBoard."""
+        train = self.cfg.train
+        return default_writers(train.output_dir, self.max_iter, batch_size=train.global_batch_size)
+
+    @classmethod
+    def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
+        """The model's arguments: the fields of ``data`` on the device, ``mixup_func(images, labels)`` applied."""
+        batch: dict[str, Any] = to_batch(data, "cpu" if input_placement_device is None else input_placement_device)
+        if mixup_func is not None:
+            batch["images"], batch["labels"] = mixup_func(batch["images"], batch["labels"])
+        return batch
+
+    @classmethod
+    def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
+        """Settle in ``cfg`` what depends on the data: iterations, warm-up, milestones, periods given in epochs."""
+        scale_to_data(cfg, data_loader)
+
+    @classmethod
+    def test(
+        cls,
+        cfg: DictConfig,
+        test_loaders: Sequence[Any],
+        model: nn.Module,
+        evaluator: DatasetEvaluator | None = None,
+    ) -> dict[str, Any]:
+        """Evaluate ``model`` on each loader: the results of the only one, or of several by data set class."""
+        settings = cfg.train
+        return evaluate_loaders(
+            model,
+            test_loaders,
+            cls.build_evaluator(cfg) if evaluator is None else evaluator,
+            batch_size=settings.test_micro_batch_size * get_data_parallel_size(),
+            eval_iter=settings.evaluation.eval_iter,
+            get_batch=cls.get_batch,
+        )
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Continue from the newest checkpoint of the folder, or begin with the weights of ``train.load_weight``."""
+        if resume and not self.checkpointer.has_checkpoint():
+            logger.warning("%s holds no checkpoint to resume from: beginning anew.", self.cfg.train.output_dir)
+        elif resume:
+            self._folder.resume = True  # also where a program calls this by itself
+        self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
+
+    # How they work together.
+
+    def run_step(self) -> None:
+        """One iteration of ``self._trainer``. ``train`` calls that one directly unless this method is overridden."""
+        stepper, step = bind_step(self._trainer, self._get_batch, self.device)
+        stepper.iter = self.iter
+        step()
+
+    def _bind_run_step(self) -> tuple[Any, Any]:
+        has_own_step, has_own_batch = is_overridden(self, "run_step"), is_overridden(self, "get_batch")
+        has_own = has_own_step or has_own_batch or is_overridden(self._built_stepper, "run_step")
+        self._built_stepper.reads_ahead = not has_own  # a user's own may draw, or want what the loader gave
+        stepper, step = bind_step(self._trainer, self._get_batch, self.device)
+        return stepper, self.run_step if has_own_step else step
+
+    def _has_end_to_do(self) -> bool:
+        return self._progress.has_end_to_do
+
+    def _before_first_step(self) -> None:
+        self._progress.restore()
+        log_untrained(self.model, self.optimizer)
+
+    def before_train(self) -> None:
+        self._folder.lock()
+        super().before_train()
+
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self.checkpointer.close()
+            self._folder.close()
+            self.start_iter = self.iterations_done  # a further train() goes on from here
+
+    def _save(self) -> None:
+        """Save what is trained so far, as the checkpoint of the last iteration done."""
+        self.checkpointer.save(f"model_{self.iterations_done - 1:07d}", iteration=self.iterations_done - 1)
+
+    def _get_batch(self, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
+        """``get_batch`` with what this run knows: its device, and the mixing that the loader carries."""
+        return self.get_batch(
+            data,
+            self.device if input_placement_device is None else input_placement_device,
+            getattr(self.train_loader, "mixup_func", None) if mixup_func is None else mixup_func,
+        )
+
+    def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
+        return self.test(self.cfg, self.test_loader, self.model, evaluator)
+
+    def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:
+        unused = cfg.train.dist.find_unused_parameters
+        model = wrap_data_parallel(self.model, self.device, find_unused_parameters=unused)
+        settings: dict[str, Any] = {"grad_scaler": grad_scaler, "skip_non_finite": cfg.train.non_finite == "skip"}
+        if cfg.graph.enabled:
+            graph = self.build_graph(cfg, model, self.optimizer, self.lr_scheduler)
+            return GraphTrainer(graph, self.train_loader, cfg.train.num_accumulation_steps, **settings)
+        return EagerTrainer(model, self.train_loader, self.optimizer, cfg.train.num_accumulation_steps, **settings)
+
+    @staticmethod
+    def _first_loader(loaders: Any) -> Any:
+        return loaders[0] if isinstance(loaders, tuple | list) else loaders
+
+    def _num_samples(self) -> int | None:
+        return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)

@@ -1,0 +1,96 @@
+"""Before a run: is its configuration right, and who runs with us."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, open_dict
+
+from trainwright.config.lazy.allowlist import project_roots
+from trainwright.config.lazy.lookup import try_get_key
+from trainwright.config.schema.sections import complete, settle_batch_sizes, validate
+from trainwright.config.secrets import remember_secrets
+from trainwright.engine.console import log_to_console
+from trainwright.engine.eval_metric import resolve_eval_mode
+from trainwright.engine.run_directory import RunFolder
+from trainwright.parallel.dist import get_data_parallel_size, is_main_process
+from trainwright.parallel.launch import setup_dist_util
+
+
+def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> None:
+    """Complete and check ``cfg`` in place, join the processes that a launcher started, and begin logging.
+
+    All three batch sizes and ``dist.data_parallel_size`` are filled in, so ``config.yaml`` has them.
+
+    ``args`` is what :func:`~trainwright.config.default_argument_parser` gives; None stands for no arguments. The
+    output folder is made and gets its ``config.yaml``, unless it holds an earlier run: that one is left as it is
+    until the new run has made its first step.
+
+    Raises:
+        ConfigError: the configuration cannot run; the message lists every fault.
+    """
+    source: str | None = getattr(args, "config_file", None) or None
+    overrides: Sequence[str] = getattr(args, "opts", None) or ()
+    whole = complete(cfg)
+    remember_secrets(whole)
+    validate(whole, source=source, overrides=overrides)
+    expand_output_dir(whole)
+    resolve_eval_mode(whole)
+    with open_dict(cfg):
+        for section in whole:
+            cfg[section] = whole[section]
+        cfg.train.resume = bool(cfg.train.get("resume", False)) or bool(getattr(args, "resume", False))
+        if source is not None:
+            # A path relative to the output folder: the saved configuration finds the project's modules by it.
+            root = project_roots(source, cfg)[0]
+            cfg.project_root = _as_text(os.path.relpath(root, Path(cfg.train.output_dir).resolve()))
+
+    join_ranks(cfg)
+    complete_batch_sizes(cfg)
+    log_to_console()
+    folder = RunFolder(cfg.train.output_dir, resume=cfg.train.resume)
+    folder.recover()
+    if is_main_process() and not getattr(args, "eval_only", False):
+        folder.check_free()
+        folder.check_names()
+        if not folder.holds_a_run():
+            folder.write_config(cfg)
+
+
+def expand_output_dir(cfg: DictConfig) -> None:
+    """Replace ``~`` in ``cfg.train.output_dir``."""
+    cfg.train.output_dir = _as_text(os.path.expanduser(cfg.train.output_dir))
+
+
+def complete_batch_sizes(cfg: DictConfig) -> None:
+    """Write the three batch sizes of ``cfg.train``, and how many processes share a global batch, into it.
+
+    Sizes that a run on another number of processes completed, as in its ``config.yaml``, keep the global batch.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    train, num_ranks = cfg.train, get_data_parallel_size()
+    names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
+    sizes: dict[str, int | None] = {name: train[name] for name in names}
+    recorded, given = train.dist.data_parallel_size, [size for size in sizes.values() if size is not None]
+    if recorded not in (None, 1, num_ranks) and len(given) == 3 and given[1] == given[0] * given[2] * recorded:
+        sizes["num_accumulation_steps"] = None
+    train.update(dict(zip(names, settle_batch_sizes(sizes, num_ranks), strict=True)))
+    train.dist.data_parallel_size = num_ranks
+
+
+def _as_text(path: str) -> str:
+    """``path`` as a value of a configuration, where ``${`` begins an interpolation."""
+    return path.replace("${", r"\${")
+
+
+def join_ranks(cfg: DictConfig) -> torch.device:
+    """Join the processes that a launcher started; returns the device that ``cfg.train`` asks for.
+
+    ``dist.device_type`` and ``input_placement_device`` mean the same thing here; the first counts if both are given.
+    """
+    asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
+    return setup_dist_util({**cfg.train.dist, "device_type": asked})

@@ -1,0 +1,106 @@
+"""What is trained and is not the model's: parameters that only the optimizer or the loss knows."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.gradient_sync import average_gradients, share_tensors
+
+logger = logging.getLogger("trainwright.engine")
+
+_CONSTANTS_OF = "torch.nn.modules.loss"  # buffers of torch's losses are settings, such as the weights of classes
+
+
+def outside_parameters(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """Parameters of the optimizer that the model does not hold, by group and place in it: ``"0.3"``."""
+    if optimizer is None:
+        return {}
+    own = {id(parameter) for parameter in model.parameters()}
+    return {
+        f"{number}.{place}": parameter
+        for number, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+        if id(parameter) not in own
+    }
+
+
+def outside_state(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> dict[str, dict[str, Tensor]]:
+    """What a checkpoint holds of it: ``parameters`` of the optimizer, and what else a loss of the user's own has."""
+    parameters = outside_parameters(model, optimizer)
+    known = {id(tensor) for tensor in (*model.state_dict(keep_vars=True).values(), *parameters.values())}
+    state = {"parameters": parameters, "loss": {n: t for n, t in _state_of(loss).items() if id(t) not in known}}
+    return {name: {key: tensor.detach() for key, tensor in part.items()} for name, part in state.items()}
+
+
+def load_outside_state(state: Mapping[str, Mapping[str, Tensor]], model: nn.Module, optimizer: Any, loss: Any) -> None:
+    """Copy the values into the user's own tensors.
+
+    Raises:
+        ConfigError: there are others now, or they have other shapes. Nothing is changed then.
+    """
+    here = outside_state(model, optimizer, loss)
+    whats = {"parameters": "parameters of the optimizer that the model does not hold", "loss": "tensors of the loss"}
+    for name, what in whats.items():
+        there = {key: list(tensor.shape) for key, tensor in state.get(name, {}).items()}
+        ours = {key: list(tensor.shape) for key, tensor in here[name].items()}
+        if there != ours:
+            raise ConfigError(
+                f"The checkpoint holds {_shown(there)} as {what}; this run has {_shown(ours)}. Give the same ones in"
+                " the same order to resume, or start a new run from the weights of the model alone."
+            )
+    with torch.no_grad():
+        for name in whats:
+            for key, tensor in here[name].items():
+                tensor.copy_(state[name][key])
+
+
+def synchronized(model: nn.Module, optimizer: Optimizer, finish: Callable[[], None]) -> Callable[[], None]:
+    """``finish`` of gradients that wrapped models average; those of outside parameters are averaged behind it.
+
+    They begin with the values of the first process.
+    """
+    parameters = list(outside_parameters(model, optimizer).values())
+    share_tensors(parameters)
+
+    def finish_all() -> None:
+        finish()
+        average_gradients(parameters)
+
+    return finish_all if parameters else finish
+
+
+def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> None:
+    """One line each about trainable parameters of model and loss that are in no group of the optimizer."""
+    if optimizer is None:
+        return
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    names = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in trained]
+    if names:
+        logger.info(
+            "The optimizer holds no %s of the model: it does not train %s.",
+            f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}",
+            "it" if len(names) == 1 else f"these {len(names)} parameters",
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    of_loss = [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
+    untrained = [p for p in of_loss if id(p) not in trained and id(p) not in own]
+    if untrained:
+        logger.warning(
+            "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Give an"
+            " optimizer over the parameters of both, or set requires_grad of these to False.",
+            type(loss).__name__, len(untrained),
+        )  # fmt: skip
+
+
+def _state_of(loss: Any) -> dict[str, Tensor]:
+    is_own = isinstance(loss, nn.Module) and type(loss).__module__ != _CONSTANTS_OF
+    return {n: t for n, t in loss.state_dict(keep_vars=True).items() if isinstance(t, Tensor)} if is_own else {}
+
+
+def _shown(shapes: Mapping[str, list[int]]) -> str:
+    return ", ".join(f"{key} {tuple(shape)}" for key, shape in shapes.items()) or "none"

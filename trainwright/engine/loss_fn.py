@@ -1,0 +1,287 @@
+"""How a batch becomes a loss in the objects door: three contracts, one of which is settled for a whole run.
+
+* The model returns its losses: a mapping whose entries named "loss" are summed, a tensor of no dimension, or a tuple
+  that begins with one.
+* The model has ``compute_loss``: it is called with those of the model's outputs and the batch that it names.
+* A criterion, on the model's output and the target: the second of a pair, or the labels of a batch with names.
+
+Each is an object whose ``compute_loss(model, inputs)`` calls the model itself: no frame stands between.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.data.collate import add_batch_note
+
+WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
+
+
+def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
+    """The total loss of what a model returned: the sum of the entries whose name contains "loss", a 0-dim tensor.
+
+    ``batch`` is what it returned them for. It is not looked at: only how micro-batches are weighed depends on it.
+
+    Raises:
+        ConfigTypeError: ``outputs`` is not a dict.
+        ConfigError: no entry's name contains "loss", or a loss is not a single number with a gradient (outside of
+            ``no_grad``).
+    """
+    if not isinstance(outputs, Mapping):
+        raise ConfigTypeError(
+            f"The model's forward returned {type(outputs).__name__}; in training it must return a dict with its losses,"
+            ' for example {"loss": loss}.'
+        )
+    losses = {name: value for name, value in outputs.items() if "loss" in name and value is not None}
+    if not losses:
+        raise ConfigError(
+            f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss'."
+            " (A model that tells training from evaluation looks at self.training.)"
+        )
+    total: Any = next(iter(losses.values())) if len(losses) == 1 else sum(losses.values())
+    is_cut_off = torch.is_grad_enabled() and not getattr(total, "requires_grad", False)
+    if not isinstance(total, Tensor) or total.numel() != 1 or is_cut_off:
+        raise _refusal(losses)
+    return total
+
+
+def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:
+    """Add to an error of a step what its batch was; raise a clear one where the batch does not fit the model."""
+    if isinstance(error, TypeError):
+        write_forward_help(error, model, batch)
+    add_batch_note(error, batch)
+
+
+def write_forward_help(error: TypeError, model: nn.Module, batch: Any, shown: list[str] | None = None) -> None:
+    """Raise a clear error in place of ``error`` when it came from calling ``model`` with a batch it does not fit.
+
+    ``shown``: the fields that the message tells, where ``batch`` is a part of them.
+    """
+    if not isinstance(batch, Mapping):
+        raise ConfigTypeError(
+            f"The loader gives {type(batch).__name__}; this door needs named fields: an Instance or a dict for each"
+            f" sample. {WRONG_FIELDS_HELP}"
+        ) from error
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(**batch)
+    except TypeError as mismatch:
+        fields, parameters = shown or list(batch), list(signature.parameters)
+        near = "; ".join(
+            f"{name!r} is no parameter. {did_you_mean(name, parameters)}" for name in fields if name not in parameters
+        )
+        raise ConfigTypeError(
+            f"{type(model).__name__}.forward{signature} does not take the batch with the fields {fields}: {mismatch}."
+            f" {WRONG_FIELDS_HELP}{' ' + near if near else ''}"
+        ) from error
+
+
+def _refusal(losses: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
+    for name, value in losses.items():
+        if not isinstance(value, Tensor):
+            return ConfigTypeError(f"The model's {name!r} is {type(value).__name__}; a loss must be a tensor.")
+        if value.numel() != 1:
+            shape = tuple(value.shape)
+            return ConfigError(f"The model's {name!r} has shape {shape}; a loss must be one number, say its .mean().")
+    return ConfigError(
+        f"The model's {_names(losses)} cannot be differentiated: no trainable parameter leads to it"
+        " (detached, computed without gradients, or everything is frozen)."
+    )
+
+
+def _names(mapping: Mapping[str, Any]) -> str:
+    return ", ".join(repr(name) for name in mapping) or "an empty dict"
+
+
+_TARGETS = ("labels", "label", "targets", "target")
+
+_OVERRIDE_HELP = "For anything else override compute_loss(model, inputs)."
+
+Loss = Callable[[Any, Any], Any]  # of the model's outputs and the batch
+
+
+class Contract(Protocol):
+    """What a model and its batches agree on. The loss is None only in evaluation, of a model that then has none."""
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any: ...
+
+
+def contract_for(
+    model: nn.Module,
+    inputs: Any,
+    criterion: Callable[..., Tensor] | None,
+    own_loss: Callable[..., Tensor] | None,
+    note_outputs: Callable[[Any], None] | None = None,
+) -> Contract:
+    """The contract of ``model`` and batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
+
+    ``note_outputs`` is shown what the model returns, before its loss is made.
+
+    Raises:
+        ConfigTypeError: batches of this type cannot be trained on.
+    """
+    if isinstance(inputs, tuple | list) and len(inputs) == 2:
+        pair_loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own_of_pair(own_loss)
+        return PairContract(own_loss or criterion or _no_criterion, pair_loss, note_outputs)
+    if not isinstance(inputs, Mapping):
+        parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
+        raise ConfigTypeError(
+            f"The loader gives {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
+            f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
+        )
+    loss: Loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own(own_loss)
+    return NamedContract(_taken_names(model, inputs), loss if note_outputs is None else _noting(note_outputs, loss))
+
+
+class PairContract:
+    """The model is called with the first of a pair. A tensor of scores that it returns goes to the criterion.
+
+    ``loss`` is for anything else: its own loss, or a dict with scores.
+    """
+
+    def __init__(
+        self, criterion: Callable[..., Tensor], loss: Loss, note_outputs: Callable[[Any], None] | None
+    ) -> None:
+        self._criterion, self._loss, self._note = criterion, loss, note_outputs
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        outputs = model(inputs[0])
+        if self._note is not None:
+            self._note(outputs)
+        if outputs.__class__ is Tensor and outputs.dim():
+            return self._criterion(outputs, inputs[1])
+        return self._loss(outputs, inputs)
+
+
+class NamedContract:
+    """The model is called with those fields of the batch that its forward names, and ``loss`` with what it returns."""
+
+    def __init__(self, names: tuple[str, ...] | None, loss: Loss) -> None:
+        self._names = names  # None: all
+        self._loss = loss
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        taken = inputs if self._names is None else {name: inputs[name] for name in self._names if name in inputs}
+        try:
+            outputs = model(**taken)
+        except TypeError as error:
+            write_forward_help(error, model, taken, list(inputs))
+            raise
+        return self._loss(outputs, inputs)
+
+
+class _Undecided:
+    """Whether the model returns losses shows in what it returns: its first output in training decides for all."""
+
+    def __init__(self, criterion: Callable[..., Tensor]) -> None:
+        self._criterion = criterion
+        self._decided: Loss | None = None
+
+    def __call__(self, outputs: Any, inputs: Any) -> Any:
+        if self._decided is not None:
+            return self._decided(outputs, inputs)
+        is_of_model = losses_of(outputs) is not None or target_of(inputs) is None
+        loss = self._loss_of_model if is_of_model else self._loss_of_criterion
+        # In evaluation a model may return less, and a program decides for itself.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._decided = loss
+        return loss(outputs, inputs)
+
+    def _loss_of_model(self, outputs: Any, inputs: Any) -> Any:
+        losses = losses_of(outputs)
+        if losses is not None:
+            return sum_losses(losses)
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                f"The model's forward gives no loss (it returned {type(outputs).__name__}), and there is no target for"
+                f" TrainingConfig.loss: none of {', '.join(_TARGETS)} is among the batch's fields"
+                f" {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. {_OVERRIDE_HELP}"
+            )
+        return None
+
+    def _loss_of_criterion(self, outputs: Any, inputs: Any) -> Tensor:
+        return self._criterion(logits_of(outputs), target_of(inputs))
+
+
+def _no_criterion(*_: Any) -> Tensor:
+    raise ConfigError(
+        "TrainingConfig.loss: got None, and the model gives no loss by itself: it returns none and has no compute_loss."
+        " Name one of torch.nn, such as 'CrossEntropyLoss', or call trainer.set_loss(...)."
+    )
+
+
+def _own_of_pair(own_loss: Callable[..., Tensor]) -> Loss:
+    return lambda outputs, inputs: own_loss(logits_of(outputs), inputs[1])
+
+
+def _own(own_loss: Callable[..., Tensor]) -> Loss:
+    """The model's ``compute_loss``, given by name what it takes."""
+    parameters = inspect.signature(own_loss).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
+        known = {**inputs, **(outputs if isinstance(outputs, Mapping) else {"logits": outputs})}
+        return own_loss(**{name: value for name, value in known.items() if takes_all or name in parameters})
+
+    return loss
+
+
+def _noting(note_outputs: Callable[[Any], None], loss: Loss) -> Loss:
+    def noted_loss(outputs: Any, inputs: Mapping[str, Any]) -> Any:
+        note_outputs(outputs)
+        return loss(outputs, inputs)
+
+    return noted_loss
+
+
+def logits_of(outputs: Any) -> Any:
+    """What a criterion compares: the output itself, or its entry ``logits``."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        if "logits" in outputs:
+            return outputs["logits"]
+        raise ConfigError(
+            f"The model's forward returned {', '.join(map(repr, outputs)) or 'an empty dict'}; the Trainer needs a loss"
+            f" (a name with 'loss' in it), or 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"
+        )
+    raise ConfigTypeError(
+        f"The model's forward returned {type(outputs).__name__}; it must return a tensor, or a dict with its losses or"
+        f" 'logits'. {_OVERRIDE_HELP}"
+    )
+
+
+def target_of(inputs: Any) -> Any:
+    """The labels of a batch: the second of a pair, or the field that is called so; None without one."""
+    if isinstance(inputs, Mapping):
+        return next((inputs[name] for name in _TARGETS if name in inputs), None)
+    return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
+
+
+def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tuple[str, ...] | None:
+    """The names of a batch's fields that model or loss may look at; None: all of them."""
+    taken = contract._names if isinstance(contract, NamedContract) else None
+    if taken is None or own_loss is None:
+        return None if taken is None else (*taken, *_TARGETS)
+    parameters = inspect.signature(own_loss).parameters
+    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else (*taken, *parameters)
+
+
+def losses_of(outputs: Any) -> Mapping[str, Any] | None:
+    """The losses that a model returned, by name, among its other outputs; None where it returned none."""
+    if isinstance(outputs, Mapping):
+        return outputs if "loss" in outputs or any("loss" in name for name in outputs) else None
+    first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
+    return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
+
+
+def _taken_names(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[str, ...] | None:
+    parameters = inspect.signature(model.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    names = tuple(name for name in inputs if name in parameters)
+    return None if len(names) == len(inputs) else names

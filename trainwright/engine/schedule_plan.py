@@ -1,0 +1,111 @@
+"""Which micro-batches make which update: epochs are finite, and no accumulation window runs across an epoch's end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.cycle import tell_if_workers_start_anew
+from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A step is one micro-batch; an update is a window of ``accumulation`` steps, the last one of an epoch, and of the
+    run, shorter.
+    """
+
+    steps_per_epoch: int
+    accumulation: int
+    total_steps: int
+    batch_size: int  # of all processes together; 0: unknown
+    samples_per_epoch: int
+
+    @property
+    def num_updates(self) -> int:
+        """Updates of the whole run."""
+        return self.updates(self.total_steps)
+
+    def updates(self, steps: int) -> int:
+        """How many updates have been made when ``steps`` steps have been."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        return epochs * self._updates_per_epoch + -(-rest // self.accumulation)
+
+    def steps(self, updates: int) -> int:
+        """How many steps have been made when ``updates`` updates have been."""
+        if self.accumulation == 1:
+            return min(self.total_steps, updates)
+        epochs, rest = divmod(updates, self._updates_per_epoch)
+        return min(self.total_steps, epochs * self.steps_per_epoch + rest * self.accumulation)
+
+    def samples(self, steps: int) -> int:
+        """How many samples ``steps`` steps have taken; 0 where nobody knows."""
+        epochs, rest = divmod(steps, self.steps_per_epoch)
+        return epochs * self.samples_per_epoch + min(rest * self.batch_size, self.samples_per_epoch)
+
+    @property
+    def _updates_per_epoch(self) -> int:
+        return -(-self.steps_per_epoch // self.accumulation)
+
+
+def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int) -> StepPlan:
+    """The plan of ``num_epochs`` rounds of ``loader``, or of ``max_steps`` steps if these are fewer.
+
+    Raises:
+        ConfigError: the loader has no length, or gives no batch, or not as many on each process.
+    """
+    steps_per_epoch = _num_batches(loader)
+    lengths = all_gather_object(steps_per_epoch)
+    if len(set(lengths)) > 1:
+        raise ConfigError(
+            f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
+            " they must be equal, since all take each step together."
+        )
+    total = num_epochs * steps_per_epoch
+    sampler = getattr(loader, "batch_sampler", None)
+    batch_size = (getattr(sampler, "batch_size", None) or 0) * get_data_parallel_size()
+    samples = getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size
+    return StepPlan(
+        steps_per_epoch=steps_per_epoch,
+        accumulation=accumulation,
+        total_steps=total if max_steps is None else min(total, max_steps),
+        batch_size=batch_size,
+        samples_per_epoch=samples,
+    )
+
+
+def _num_batches(loader: Any) -> int:
+    try:
+        length = len(loader)
+    except TypeError as error:
+        raise ConfigTypeError(
+            f"Trainer.train_dataloader: {type(loader).__name__} has no length ({error}); it must have a __len__ that"
+            " counts its batches."
+        ) from error
+    if length == 0:
+        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must give a batch at least.")
+    return length
+
+
+def batches_from(loader: Any, steps_done: int, length: int) -> Iterator[Any]:
+    """The batches of ``loader`` from step ``steps_done`` on, over and over, ``length`` of them in each epoch.
+
+    A sampler with ``set_epoch`` is told the epoch. To come to the middle of an epoch the batches before are drawn and
+    left out.
+    """
+    tell_if_workers_start_anew(loader)
+    first_epoch, skipped = divmod(steps_done, length)
+    for epoch in count(first_epoch):
+        set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        given = 0
+        for batch in islice(loader, length):
+            given += 1
+            if epoch > first_epoch or given > skipped:
+                yield batch
+        if given < length:
+            raise ConfigError(
+                f"Trainer.train_dataloader: {type(loader).__name__} gave {given} batches, but its length is {length}."
+            )

@@ -1,0 +1,241 @@
+"""Where a run of the objects door is, and what its checkpoints hold of it."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol, runtime_checkable
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.extra_parameters import load_outside_state, outside_state
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.randomness import random_state, set_random_state
+from trainwright.engine.schedule_plan import StepPlan
+from trainwright.hooks.callbacks.logs import EpochMean
+from trainwright.hooks.nan_check import FiniteCheck
+from trainwright.hooks.writers import PeriodicWriter
+from trainwright.parallel.dist import all_gather_object, get_rank
+
+logger = logging.getLogger("trainwright.engine")
+
+# Settings that a resume may find changed, and what becomes of that.
+_CHANGES = {
+    "lr": "without effect, the optimizer goes on as it was; a run begun anew with the weights alone takes the new one",
+    "seed": "from here on samples come in another order, and some of this epoch may come twice or not at all",
+    "num_samples": "from here on samples come in another order, and some of this epoch may come twice or not at all",
+}
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something with a state that a resume must bring back."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class TrainingProgress:
+    """The trainer's position, every rank's randomness, the hooks' memory and the metrics' windows, as one state.
+
+    Loading sets ``trainer.start_iter`` at once; randomness, hooks and metrics are set by :meth:`restore`, which the
+    trainer calls when it is about to make the first step, since building its parts draws random numbers.
+    """
+
+    def __init__(self, trainer: TrainerBase, parts: Mapping[str, object], **settings: float | None) -> None:
+        """``parts``: the other things in the checkpoints, by name. A resume must find them of the same class.
+
+        ``settings``: the run's ``lr``, ``seed`` and ``num_samples``, as far as known. A resume with others is told what
+        that means.
+        """
+        self._trainer = trainer
+        self._settings = settings
+        self._classes = {name: type(part).__name__ for name, part in parts.items() if part is not None}
+        self._loaded: dict[str, Any] | None = None
+        self._outside: dict[str, Any] | None = None  # loaded, and not yet copied
+
+    def state_dict(self) -> dict[str, Any]:
+        for hook in self._trainer._hooks:
+            if isinstance(hook, FiniteCheck):
+                hook.check()
+        return {
+            # Not the storage's iteration: when a due checkpoint is taken, that is the coming one already.
+            "iterations_done": self._trainer.iterations_done,
+            "is_ended": self._trainer.is_ended,
+            "consumed_samples": self._trainer.samples_done,
+            "classes": self._classes,
+            "settings": self._settings,
+            "random": all_gather_object(random_state()),
+            "hooks": [
+                {"class": type(hook).__name__, "state": hook.state_dict()}
+                for hook in self._trainer._hooks
+                if isinstance(hook, Stateful)
+            ],
+            "metrics": self._trainer.storage.state_dict(),
+            "outside": outside_state(*self._trained()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, there in state["classes"].items():
+            if (here := self._classes.get(name)) not in (None, there):
+                raise ConfigError(
+                    f"The checkpoint holds the state of {name} {there}; this run has {here}, which cannot take it over."
+                    f" Go on with {there}, or begin anew with its weights alone."
+                )
+        for name, before in state.get("settings", {}).items():
+            if None not in (before, now := self._settings.get(name)) and before != now:
+                logger.warning("Resumed with %s %s, begun with %s: %s.", name, now, before, _CHANGES[name])
+        self._loaded, self._outside = state, state.get("outside", {})
+        with suppress(ConfigError):  # of an optimizer or a loss that is set later; restore() raises it
+            self._load_outside()
+        self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
+        self._trainer.samples_done = state["consumed_samples"]
+
+    @property
+    def has_end_to_do(self) -> bool:
+        """Whether a state waits for :meth:`restore` that was saved before the end of its run was done."""
+        return self._loaded is not None and not self._loaded.get("is_ended", False)
+
+    def restore(self, *, in_place: bool = True) -> None:
+        """Bring back, for a resumed training, what only counts from its first step on.
+
+        ``in_place``: the run goes on in its own folder, whose files of metrics are completed.
+        """
+        state, self._loaded = self._loaded, None
+        if state is None:
+            return
+        self._load_outside()
+        self._restore_hooks(state["hooks"])
+        self._trainer.storage.load_state_dict(state["metrics"])
+        if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
+            is_evaluated = self._move_final_values()
+            for hook in self._trainer._hooks:
+                if isinstance(hook, PeriodicWriter) and in_place:
+                    hook.complete_last_row(is_evaluated=is_evaluated)
+        # A rank that the checkpoint does not know keeps the seed it has.
+        if get_rank() < len(state["random"]):
+            set_random_state(state["random"][get_rank()])
+
+    def _trained(self) -> tuple[Any, Any, Any]:
+        """Model, optimizer and loss of the trainer as they are now."""
+        trainer: Any = self._trainer
+        return trainer.model, trainer.optimizer, getattr(trainer, "loss", None)
+
+    def _load_outside(self) -> None:
+        if self._outside is not None:
+            load_outside_state(self._outside, *self._trained())
+            self._outside = None
+
+    def _move_final_values(self) -> bool:
+        """Make the values of a shorter run's end, of its final evaluation above all, those of its last iteration.
+
+        That is where a run that does not end there puts them. Returns whether there were any.
+        """
+        storage = self._trainer.storage
+        first = self._trainer.start_iter
+        moved = [history.move_last(first, first - 1) for history in storage.histories().values()]
+        if any(moved):
+            storage.first_unwritten = min(storage.first_unwritten, first - 1)
+        return any(moved)
+
+    def _restore_hooks(self, saved: list[dict[str, Any]]) -> None:
+        """Give each hook its state: the n-th of a class gets the n-th that was saved of it."""
+        unused, fresh = list(saved), []
+        for hook in self._trainer._hooks:
+            if not isinstance(hook, Stateful):
+                continue
+            name = type(hook).__name__
+            entry = next((entry for entry in unused if entry["class"] == name), None)
+            if entry is None:
+                fresh.append(name)
+                continue
+            unused.remove(entry)
+            hook.load_state_dict(entry["state"])
+        if unused or fresh:
+            logger.warning(
+                "Resumed with other hooks than the checkpoint's. Saved state that is not used: %s. Hooks that start"
+                " fresh: %s.", ", ".join(entry["class"] for entry in unused) or "none", ", ".join(fresh) or "none",
+            )  # fmt: skip
+
+
+class TrainerState(TrainingProgress):
+    """The run's position in steps: ``global_step`` of the whole run, ``epoch`` (from 1 on), ``epoch_step`` within it.
+
+    While a step runs it is counted already. A checkpoint also holds what the base class does.
+    """
+
+    def __init__(
+        self, trainer: TrainerBase, plan: StepPlan, parts: Mapping[str, object], **settings: float | None
+    ) -> None:
+        super().__init__(trainer, parts, **settings)
+        self._plan = plan
+        self._mean_loss = EpochMean("total_loss")
+        self.global_step = 0
+        self.step_before = 0  # what global_step was before the newest update
+
+    def set_parts(self, parts: Mapping[str, object]) -> None:
+        """The other things in the checkpoints, by name."""
+        self._classes = {name: type(part).__name__ for name, part in parts.items()}
+
+    def mean_loss(self) -> float:
+        """The mean of the updates' losses since the run began; NaN before the first."""
+        return self._mean_loss.read(self._trainer.storage)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest step; 1 before the first."""
+        return max(0, self.global_step - 1) // self._plan.steps_per_epoch + 1
+
+    @property
+    def epoch_step(self) -> int:
+        """Steps of this epoch."""
+        return self.global_step - (self.epoch - 1) * self._plan.steps_per_epoch
+
+    @property
+    def updates_done(self) -> int:
+        """How many updates of the weights these steps are."""
+        return self._plan.updates(self.global_step)
+
+    def has_passed(self, period: int) -> bool:
+        """Whether the newest update has come to, or over, a multiple of ``period`` steps."""
+        return self.global_step // period > self.step_before // period
+
+    def is_epoch_end(self) -> bool:
+        """Whether the newest step is the last of its epoch."""
+        return self.global_step % self._plan.steps_per_epoch == 0
+
+    def __repr__(self) -> str:
+        return f"TrainerState(global_step={self.global_step}, epoch={self.epoch}, epoch_step={self.epoch_step})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "consumed_samples": self._plan.samples(self.global_step),
+            "iterations_done": self.updates_done,
+            "global_step": self.global_step,
+            "epoch": self.epoch,
+            "epoch_step": self.epoch_step,
+            "steps_per_epoch": self._plan.steps_per_epoch,
+            "gradient_accumulation_steps": self._plan.accumulation,
+            "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        plan, step = self._plan, state["global_step"]
+        here = {"steps_per_epoch": plan.steps_per_epoch, "gradient_accumulation_steps": plan.accumulation}
+        faults = [
+            f"{name} was {state[name]} and is {value} now" for name, value in here.items() if state[name] != value
+        ]
+        if not faults and step < plan.total_steps and plan.steps(plan.updates(step)) != step:
+            faults.append(f"max_steps had ended it inside an accumulation window, at step {step}")
+        samples = state["consumed_samples"], plan.samples(step)
+        if not faults and samples[0] != samples[1]:
+            faults.append(f"its {step} steps took {samples[0]} samples, and would have taken {samples[1]} now")
+        if faults:
+            raise ConfigError(
+                f"The run cannot be resumed: {'; '.join(faults)}. Give the same data,"
+                " gradient_accumulation_steps and batch_size (with another number of processes, one that"
+                " makes as large a batch of all together), or begin anew with TrainingConfig.init_weights_from."
+            )
+        super().load_state_dict(state)
+        self._mean_loss.load_state_dict(state["mean_loss"])
+        self.global_step = step

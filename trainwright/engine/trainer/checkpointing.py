@@ -1,0 +1,247 @@
+"""The saving half of the objects door: checkpoints named by their step, links named by their epoch, the hub."""
+
+import csv
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.files import replace_link
+from trainwright.checkpoint.rank_errors import raised_together
+from trainwright.checkpoint.retention import keep_newest
+from trainwright.config.errors import MissingFileError
+from trainwright.engine.trainer import parts
+from trainwright.engine.trainer.base import TrainerShared
+from trainwright.events.writers.writer_thread import settle_files
+from trainwright.parallel.dist import broadcast_object, is_main_process
+
+logger = logging.getLogger("trainwright.engine")
+
+BEST = "model_best"
+FINAL_EPOCH = "final_epoch"
+
+
+class SavingTrainer(TrainerShared):
+    """What saves and loads."""
+
+    _fixed_attachments: dict[str, bytes] | None = None
+
+    def save(self, path: str | Path, overwrite: bool = True) -> None:
+        """Write the whole state of the run as the checkpoint folder ``path``, with its model card ``README.md``.
+
+        With several processes each of them must call it; one writes.
+
+        Raises:
+            FileExistsError: ``path`` is there, and ``overwrite`` is False.
+        """
+        path = Path(path).expanduser()
+        if broadcast_object(path.exists()) and not overwrite:
+            raise FileExistsError(f"{path}: exists already; give another path, or overwrite=True.")
+        self._saver_beside(path).save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
+
+    def load(self, path: str | Path) -> None:
+        """Take the whole state of the run from a checkpoint; ``train`` then goes on from there."""
+        self.checkpointer.load(Path(path).expanduser())
+
+    def push_to_hub(self, repo_id: str, *, commit_message: str | None = None, private: bool = False) -> str:
+        """Upload the model, its config, preprocessor and card, and the state of the run; returns the repository's URL.
+
+        Raises:
+            MissingFileError: the hub cannot be reached, or refuses.
+        """
+        from trainwright.checkpoint.hub import upload_folder
+
+        url = ""
+        with tempfile.TemporaryDirectory() as folder, raised_together():
+            self.save(Path(folder, "upload"))
+            if is_main_process():
+                message = commit_message or "Upload model"
+                url = upload_folder(Path(folder, "upload"), repo_id, commit_message=message, private=private)
+        return broadcast_object(url)
+
+    def load_csv_logs(self, logs_dir: str | Path | None = None) -> dict[str, list[float | None]]:
+        """The columns of ``metrics.csv`` by name, None where a row has no value.
+
+        With a ``TrainerConfig`` also ``step`` (steps done), ``train.loss`` and ``evaluation.<metric>``.
+
+        Raises:
+            MissingFileError: no such file has been written.
+        """
+        from trainwright.config.training.training_config import TrainerConfig
+
+        settle_files()
+        folder = self.output_dir / self.config.logs_dir if logs_dir is None else Path(logs_dir)
+        path = folder / parts.CSV_NAME
+        if not path.is_file():
+            raise MissingFileError(f"{path}: not there; it is written while the trainer trains.")
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        names = list(rows[0]) if rows else []
+        columns = {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
+        return self._second_names(columns) | columns if isinstance(self.config, TrainerConfig) else columns
+
+    def _second_names(self, columns: Mapping[str, list[float | None]]) -> dict[str, list[float | None]]:
+        """The columns that the page of ``TrainerConfig`` names otherwise."""
+        plan, first = self._plan, "evaluation/"
+        named = {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
+        if "total_loss" in columns:
+            named["train.loss"] = columns["total_loss"]
+        steps = [float(min(plan.steps(int(at or 0) + 1), self.total_steps)) for at in columns.get("iteration", [])]
+        return {"step": [*steps], **named}
+
+    # What the hooks call.
+
+    def _save_is_due(self) -> bool:
+        config, state = self.config, self.state
+        if not config.save_enabled:
+            return False
+        if state.is_epoch_end() and self._is_linked_epoch(state.epoch):
+            return True
+        if self._save_steps and state.has_passed(self._save_steps):
+            return True
+        period = config.model_checkpoint.get("every_n_iteration") if config.model_checkpoint else None
+        return period is not None and state.has_passed(period)
+
+    def _saves_before_end(self) -> bool:
+        """Whether a checkpoint is due before the last step, be it the best one's after an evaluation."""
+        config, per_epoch = self.config, self._plan.steps_per_epoch
+        periods = config.model_checkpoint or {}
+        in_steps = [self._save_steps, periods.get("every_n_iteration"), (periods.get("every_n_epoch") or 0) * per_epoch]
+        if self._keeps_best():
+            in_steps.append(config.eval_steps or per_epoch)
+        done = self.state.global_step
+        return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
+
+    def _save_step(self, *, keep_trained: bool = False) -> None:
+        """Save what is trained so far, under the name of its last step."""
+        self._save_by(self.checkpointer, keep_trained=keep_trained)
+
+    def _save_by(self, checkpointer: Checkpointer, *, keep_trained: bool = False) -> None:
+        state = self.state
+        name = f"{state.global_step:0{len(str(self.total_steps))}d}"
+        links = [self.output_dir / link for link in self._links_to_this()]
+        is_own = checkpointer is self.checkpointer
+        on_commit = partial(_link_and_prune, Path(checkpointer.save_dir), name, links, self.config.max_to_keep)
+        settings: dict[str, Any] = {"on_commit": on_commit if is_own else None, "keep_trained": keep_trained}
+        checkpointer.save(name, iteration=state.updates_done - 1, **settings)
+
+    def _links_to_this(self) -> Iterator[str]:
+        state = self.state
+        if state.is_epoch_end() and self._is_linked_epoch(state.epoch):
+            yield f"epoch_{state.epoch}"
+        if self.iter >= self.max_iter:
+            yield FINAL_EPOCH
+
+    def _is_linked_epoch(self, epoch: int) -> bool:
+        period = (self.config.model_checkpoint or {}).get("every_n_epoch")
+        return period is not None and epoch % period == 0
+
+    def _load_best(self) -> None:
+        """Take the weights of the best checkpoint, if there is one."""
+        self.checkpointer.wait()
+        best = Path(self.checkpointer.save_dir, BEST)
+        if not best.exists():
+            logger.warning(
+                "There is no best checkpoint to load: no evaluation gave %r.", self.config.metric_for_best_model
+            )
+            return
+        Checkpointer(self.model).load(best, checkpointables=[], strict=True)
+        logger.info("The model has the weights of the best checkpoint, %s.", best)
+
+    def _keeps_best(self) -> bool:
+        evaluates = self.eval_dataloader is not None and self.config.eval_strategy != "no"
+        return evaluates and self.config.save_enabled
+
+    def _show_end(self) -> None:
+        """What a run that was done before gave: its last results, and its best weights if these were asked for."""
+        self.last_eval_results = self._folder.last_results("evaluation/")
+        if self.config.load_best_model_at_end:
+            self._load_best()
+
+    def _saver_beside(self, path: Path) -> Checkpointer:
+        return Checkpointer(
+            self.model,
+            path.parent,
+            asynchronous=False,
+            save_to_disk=is_main_process(),
+            attachments=self._attachments,
+            **self.checkpointer.checkpointables,
+        )
+
+    def _attachments(self) -> Mapping[str, bytes]:
+        """What lies beside the weights so that the folder is a model: its config, its preprocessor, its card."""
+        if self._fixed_attachments is None:
+            self._fixed_attachments = _files_beside(self.model, self.preprocessor)
+        return {"README.md": self._card().encode(), **self._fixed_attachments}
+
+    def _write_card(self) -> None:
+        """The card of the whole run, with the results of its last evaluation, beside its checkpoints."""
+        self._folder.write_card(self._card())
+
+    def _results_of_now(self) -> dict[str, Any]:
+        """The results of an evaluation of these weights, if there was one."""
+        return dict(self.last_eval_results) if self._evaluated_step == self.state.global_step else {}
+
+    def _card(self) -> str:
+        from trainwright.models.card import ModelCard
+
+        name = self.output_dir.name
+        card = self.model_card or ModelCard(
+            model_name=name,
+            model_architecture=type(self.model).__name__,
+            tasks=[str(self.config.task)] if self.config.task else None,
+            training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
+            training_config=_without_places({**self.config.to_dict(), "output_dir": name}),
+            eval_results=self._results_of_now() or None,
+        )
+        return str(card.to_text())
+
+
+def _without_places(value: Any) -> Any:
+    """Settings for other people's eyes: of a place on this machine its last name alone."""
+    if isinstance(value, Mapping):
+        return {key: _without_places(item) for key, item in value.items()}
+    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
+
+
+def _files_beside(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_yaml"):
+        files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
+    elif hasattr(config, "to_json_string"):  # of transformers: from_pretrained(checkpoint) works
+        files["config.json"] = config.to_json_string().encode()
+    if hasattr(preprocessor, "save"):
+        files |= _written_by(preprocessor.save)
+    elif hasattr(preprocessor, "save_pretrained"):  # of transformers: from_pretrained(checkpoint / "preprocessor")
+        files |= {f"preprocessor/{name}": text for name, text in _written_by(preprocessor.save_pretrained).items()}
+    return files
+
+
+def _written_by(save: Callable[[Path], object]) -> dict[str, bytes]:
+    """The files that ``save(folder)`` writes, by their names in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder))
+        written = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
+
+
+def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:
+    """Point links at a checkpoint that is on disk; then delete those beyond ``max_to_keep``, and links to them."""
+    for link in links:
+        if link.is_symlink() or not link.exists():
+            replace_link(link, folder / name)
+        else:
+            logger.warning("%s: is no link of ours and stays; it would point at %s.", link, folder / name)
+    if max_to_keep is None:
+        return
+    try:
+        keep_newest(folder, "", max_to_keep, links=folder.parent.glob("epoch_*"))
+    except OSError as error:  # the next save tries again; what is there too long does no harm
+        logger.warning("%s: an older checkpoint could not be deleted (%s).", folder, error)

@@ -1,0 +1,389 @@
+"""What happens around the steps of the objects door: its plan, its hooks, where its batches come from."""
+
+import logging
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.prefetch import ahead
+from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.loss_fn import Contract, contract_for
+from trainwright.engine.randomness import seed_everything
+from trainwright.engine.run_directory import OpenRunFolder
+from trainwright.engine.run_facts import facts_of_objects
+from trainwright.engine.run_summary import training_info
+from trainwright.engine.schedule_plan import batches_from, make_plan
+from trainwright.engine.state import TrainerState
+from trainwright.engine.trainer import optim, parts
+from trainwright.engine.trainer.base import OF_THE_STEP
+from trainwright.engine.trainer.best_metric import check_best_metric, metric_for_best, place_of_best
+from trainwright.engine.trainer.checkpointing import SavingTrainer
+from trainwright.engine.trainer.evaluation import EvaluatingTrainer
+from trainwright.engine.trainer.hooks import (
+    AtEnd,
+    Evaluate,
+    ReduceOnPlateau,
+    SaveBest,
+    SaveSteps,
+    ScheduleSteps,
+    WriteSteps,
+)
+from trainwright.engine.trainer.metrics import MeasuredTrainer, all_of
+from trainwright.engine.trainer.own_step import OwnStep
+from trainwright.engine.trainer.ranks import RankedTrainer
+from trainwright.engine.trainer.streams import with_length
+from trainwright.engine.update import Update
+from trainwright.events.writers import EventWriter
+from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions, IterationTimer
+from trainwright.hooks.callbacks import RunCallbacks
+from trainwright.hooks.epoch_progress import EpochProgress
+from trainwright.hooks.overrides import install, is_overridden, uninstall
+from trainwright.hooks.profile import profile_hook
+from trainwright.optim.formula import FormulaLR
+from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
+from trainwright.terminal import is_terminal
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, MeasuredTrainer):
+    """What is settled before the first step, and what is called before and after the steps."""
+
+    def build_hooks(self) -> list[HookBase | None]:
+        """The hooks, in the order of their calls."""
+        config, state = self.config, self.state
+        evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
+        eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
+        saves = config.save_enabled
+        load_best = config.load_best_model_at_end
+        metric, best = place_of_best(config, self, evaluates=evaluates), None
+        if evaluates and saves:
+            check_best_metric(config, self)
+            _, mode = metric_for_best(config, self, evaluates=True)
+            best = SaveBest(eval_is_due, self.checkpointer, metric, mode, is_needed=load_best)
+        evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
+        write = WriteSteps(self._log_is_due, lambda: self.build_writers())  # by then another may be assigned
+        self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
+        return [
+            IterationTimer(facts=facts_of_objects),
+            ScheduleSteps(self._schedule_is_due),
+            self._train_metrics,
+            # Before the last evaluation, which may take long.
+            SaveSteps(self.checkpointer, self._save_is_due, self._save_step, self._saves_before_end) if saves else None,
+            evaluate if evaluates else None,
+            self._plateau_hook(metric),
+            best,
+            self._run_callbacks,
+            profile_hook(config.profile, self.output_dir),
+            self._progress_lines(),
+            write if is_main_process() else None,
+            AtEnd(self._load_best) if load_best else None,
+            AtEnd(self._write_card) if saves and is_main_process() else None,
+        ]
+
+    def _progress_lines(self) -> HookBase | None:
+        """In place of a bar where there is no terminal, unless lines are asked for by steps."""
+        config, state, plan = self.config, self.state, self._plan
+        is_shown = config.progress_bar and config.print_steps is None and not config.log_steps
+        if not is_shown or is_terminal(sys.stderr) or not is_main_process():
+            return None
+        position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
+        return EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)
+
+    def _build_lr_scheduler(self, num_updates: int) -> LRScheduler | None:
+        def plateau_mode() -> str:
+            return metric_for_best(self.config, self, evaluates=True)[1]
+
+        return optim.build_lr_scheduler(self.config, self.optimizer, num_updates, plateau_mode)
+
+    def _plateau_hook(self, metric: str) -> HookBase:
+        """By a result of evaluation after each of these, by one of training at the end of each epoch."""
+        if metric.startswith("evaluation/"):
+            return ReduceOnPlateau(partial(self._latest, metric))
+        return ReduceOnPlateau(
+            self._mean_epoch_loss if metric == "total_loss" else partial(self._latest, metric), self.state.is_epoch_end
+        )
+
+    def _schedule_is_due(self) -> Callable[[], bool] | None:
+        """When to step the schedule: by lr_scheduler_type after each update (None), others of torch's once an epoch."""
+        if self.config.lr_scheduler is None and not self._is_given_schedule:
+            return None
+        is_by_updates = isinstance(self.lr_scheduler, FormulaLR)
+        every = self.config.lr_scheduling_steps or (None if is_by_updates else self._plan.steps_per_epoch)
+        return partial(self.state.has_passed, every) if every else None
+
+    def build_writers(self) -> list[EventWriter]:
+        """Where metrics go: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+        handler = vars(self).get("metrics_handler")  # None: that of the default metric, made when it is needed
+        first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
+        batch_size = self._plan.samples(self._plan.steps(1))
+        return parts.build_writers(self.config, self.output_dir, self.max_iter, batch_size, first_metric=first)
+
+    def print_info(self) -> None:
+        """Log what is trained, on what, and for how long."""
+        config, model = self.config, self.model
+        rows = {
+            "Output": config.output_dir,
+            "Task": config.task,
+            "Model": type(model).__name__,
+            "Parameters": sum(p.numel() for p in model.parameters()),
+            "Trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "Device": self.device,
+            "Processes": get_world_size() if get_world_size() > 1 else None,
+            "Mixed precision": config.mixed_precision,
+            "Training samples": _length(self.train_dataset),
+            "Evaluation samples": _length(self.eval_dataset),
+            "Epochs": config.num_epochs,
+            "Batch size": config.batch_size,
+            "Gradient accumulation": config.gradient_accumulation_steps,
+            "Steps": self.total_steps,
+            "Updates": self._plan.num_updates,
+            "Begins behind step": self.state.global_step,
+            "Metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
+        }
+        logger.info("%s", training_info({name: value for name, value in rows.items() if value not in (None, "")}))
+
+    def before_train(self) -> None:
+        self._folder.prepare(self.config)
+        self._folder.lock()
+        parts.log_start(self)
+        self._add_built_in_callbacks()
+        super().before_train()
+
+    def after_train(self) -> None:
+        # An update that failed leaves steps that do not count.
+        self.state.global_step = self._plan.steps(self.iterations_done)
+        try:
+            super().after_train()
+        finally:
+            # A further train() goes on from here.
+            self.start_iter, self.max_iter = self.iterations_done, self._plan.num_updates
+            self.checkpointer.close()
+            self._folder.close()
+            self._close_loaders()
+
+    # Settled before the first step.
+
+    def _settle_plan(self) -> None:
+        """How many steps and updates, and which are due for what."""
+        config = self.config
+        max_steps = config.max_steps
+        self.train_dataloader = with_length(self.train_dataloader, max_steps)
+        if isinstance(max_steps, float):
+            share, max_steps = max_steps, _steps_of(max_steps, len(self.train_dataloader)) * config.num_epochs
+            logger.info(
+                "TrainingConfig.max_steps=%g: %d steps in all, that share of %d epochs of %d batches. No epoch is cut:"
+                " training ends in epoch %d.",
+                share, max_steps, config.num_epochs, len(self.train_dataloader),
+                -(-max_steps // len(self.train_dataloader)),
+            )  # fmt: skip
+        self._plan = make_plan(
+            self.train_dataloader,
+            num_epochs=config.num_epochs,
+            max_steps=max_steps,
+            accumulation=config.gradient_accumulation_steps,
+        )
+        if max_steps is not None and max_steps > self._plan.total_steps:
+            logger.warning(
+                "TrainingConfig.max_steps: %d is beyond the %d steps of num_epochs=%d, which end the training.",
+                max_steps, self._plan.total_steps, config.num_epochs,
+            )  # fmt: skip
+        self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
+        self.num_batches = self._plan.steps_per_epoch
+        self.steps_in_epoch = min(self.num_batches, self.total_steps)
+        self._save_steps = _steps_of(config.save_steps, self.total_steps)
+        self._log_steps = _steps_of(config.log_steps, self.total_steps)
+
+    def _settle_state(self) -> None:
+        """What a checkpoint holds, and the hooks that other parts call."""
+        config = self.config
+        self.state = TrainerState(self, self._plan, {}, lr=config.learning_rate, seed=config.seed)
+        self.checkpointer = Checkpointer(
+            self.model,
+            self.output_dir / config.checkpoints_dir,
+            attachments=self._attachments,
+            trainer=self.state,  # first: it finds out whether the others can be taken over
+        )
+        self._settle_parts()
+        self._train_metrics = self._build_train_metrics()
+        self._run_callbacks = RunCallbacks(
+            self.callbacks,
+            self.trainercontrol,
+            steps_per_epoch=self._plan.steps_per_epoch,
+            save=self._save_by,
+            evaluate=self._evaluate_now if self.eval_dataloader is not None else None,
+            log=self._log_now,
+        )
+        if self._train_metrics is not None:
+            self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
+
+    def _evaluate_now(self) -> None:
+        """For a callback that wishes it."""
+        hook = self._on_wish["evaluate"]
+        hook.trainer = weakref.proxy(self)  # it is in the list of hooks only where evaluations are due
+        hook.evaluate_now()
+
+    def _log_now(self) -> None:
+        """For a callback that wishes it; one process writes."""
+        if is_main_process():
+            self._on_wish["log"].write_now()
+
+    def _settle_parts(self) -> None:
+        """What a checkpoint holds of optimizer, schedule and scaler."""
+        made = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler, "grad_scaler": self._grad_scaler}
+        there = {name: part for name, part in made.items() if part is not None}
+        self.state.set_parts(there)
+        self.checkpointer.checkpointables = {"trainer": self.state, **there}
+
+    def _settle_hooks(self) -> None:
+        config = self.config
+        save = self._save_step if config.save_enabled else _do_not_save
+        # What no list of hooks may forget: around the user's own.
+        is_due = self._log_is_due if config.log_steps else self.state.is_epoch_end
+        precision = config.float32_matmul_precision
+        self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
+        self._own_step = OwnStep()
+        self.register_hooks([self._own_step, FiniteCheck(policy=config.non_finite, is_due=is_due)])
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
+
+    def _settle_step(self) -> None:
+        """What a step needs to know of the configuration, settled once."""
+        config = self.config
+        self._contract = None
+        uninstall(self, *OF_THE_STEP)
+        self._loss_of_model = getattr(self.model, "compute_loss", None)
+        self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
+        self._is_window_end = True
+        self._update = Update(
+            self.optimizer,
+            self.model,
+            *optim.step_of(self.optimizer, self.accelerator),
+            accumulates=config.gradient_accumulation_steps > 1,
+            max_norm=config.max_grad_norm,
+            skip_non_finite=config.non_finite == "skip",
+            grad_scaler=self._grad_scaler,
+            **self._settings_of_update(),
+        )
+        self._has_graph = False
+        if self._is_training:
+            self._settle_graph()
+
+    def _settle_graph(self) -> None:
+        """With config.graph: put programs in the place of steps, once for each optimizer and loss."""
+        if self.config.graph and not self._has_graph:
+            from trainwright.engine.compiled.train_step import compile_steps
+
+            self._has_graph = True
+            note = None if self._train_metrics is None else self._train_metrics.note
+            compile_steps(self, self._update, self._criterion, self._own_loss, note)
+
+    # Where batches come from, and what becomes of a step's figures.
+
+    def _before_first_step(self) -> None:
+        if self.start_iter == 0:
+            seed_everything(self.config.seed + get_rank())
+        self.state.restore(in_place=self._folder.resume)
+        log_untrained(self.model, self.optimizer, self.loss)
+        self._look_at_loader()
+        self.set_train_mode()
+        with without_compiler():
+            self.optimizer.zero_grad()
+        if getattr(self.model, "compute_loss", None) != self._loss_of_model:
+            self._settle_step()  # the model has got another one since
+        self._after_batch = self._looks_after_batch()  # by now all callbacks are there
+        self._set_batches()
+
+    def _set_batches(self) -> None:
+        """Begin the stream of batches where the run is, and let its first one settle how a batch becomes a loss."""
+        done = self.state.global_step
+        if parts.is_own_loader(self.train_dataloader):
+            sampler = self.train_dataloader.batch_sampler
+            sampler.set_batches_done(done)
+            sampler.endless = True
+            batches: Iterator[Any] = iter(self.train_dataloader)
+        else:
+            batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
+            if done % self._plan.steps_per_epoch:
+                logger.warning("The given loader goes on in the middle of an epoch; if it shuffles, in another order.")
+        if not is_overridden(self, "prepare_input_batch"):  # a user's own may draw, or want them where they are
+            batches = ahead(batches, self.device)
+        self._settle_graph()
+        prepared = map(self.prepare_input_batch, batches)
+        first = next(prepared)
+        self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))
+        if is_overridden(self, "optimization_step") and (self._grad_scaler or self._replica) is not None:
+            install(self, "optimization_step", partial(self._prepared, self.optimization_step))
+        if not any(is_overridden(self, name) for name in OF_THE_STEP):  # else the user's own decide
+            install(self, "compute_loss", self._settled(first).compute_loss)
+            return
+        self._check_first_step()
+        if self._train_metrics is not None:
+            self._train_metrics.watch(self.model)
+
+    def _prepared(self, optimization_step: Callable[[], None]) -> None:
+        """An ``optimization_step`` of the user's own finds gradients of all processes, not scaled."""
+        self._update.prepare()
+        optimization_step()
+
+    def _close_loaders(self) -> None:
+        self._batches = iter(())
+        self._inputs = None
+        uninstall(self, *OF_THE_STEP, "optimization_step")  # what is the engine's refers to it
+        for loader in (self.train_dataloader, self.eval_dataloader):
+            if isinstance(loader, BatchLoader):
+                loader.close()
+
+    def _settled(self, inputs: Any) -> Contract:
+        if self._contract is None:
+            notes = [self._update.note, self._train_metrics and self._train_metrics.note] if self._shows_outputs else []
+            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, all_of(notes))
+        return self._contract
+
+    def _run_own_epochs(self) -> None:
+        """Epochs through an ``inner_training_loop`` of the user's own."""
+        plan = self._plan
+        while self.iter < self.max_iter:
+            first = self.iter
+            epoch = plan.steps(first) // plan.steps_per_epoch + 1
+            self.inner_training_loop(epoch)
+            if self.iter == first:  # it took the batches by itself: they are one iteration
+                last = min(plan.updates(plan.steps_per_epoch * epoch), self.max_iter) - 1
+                self.state.step_before, self.iter = plan.steps(first), last
+                for _ in self._iterations(last + 1):
+                    self.state.global_step = plan.steps(last + 1)
+
+    def _add_built_in_callbacks(self) -> None:
+        """Those of the configuration, behind the user's own, and none of a class that the user has given."""
+        for callback in self._built_in_callbacks:
+            if any(callback is there for there in self.callbacks):
+                self.callbacks.pop_callback(callback)
+        own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
+        built_in = parts.build_callbacks(self)
+        self._built_in_callbacks = [c for c in built_in if not own & {k.__name__ for k in type(c).__mro__[:-2]}]
+        for callback in self._built_in_callbacks:
+            self.callbacks.add_callback(callback, singleton=False)
+
+    def _has_end_to_do(self) -> bool:
+        return self.state.has_end_to_do
+
+
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _steps_of(period: int | float | None, total_steps: int) -> int:
+    """A period in steps, which may be given as a part of all steps; 0: none."""
+    return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
+
+
+def _do_not_save() -> None:
+    """With save_enabled=False."""

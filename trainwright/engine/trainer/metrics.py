@@ -1,0 +1,138 @@
+"""The figures of the objects door: what is measured in a step, when it is written, and who is shown it."""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from trainwright.config.errors import ConfigTypeError
+from trainwright.engine.trainer.base import TrainerShared
+from trainwright.engine.trainer.train_metrics import TrainMetrics
+from trainwright.engine.update import Update
+from trainwright.hooks.overrides import install, is_overridden, uninstall
+from trainwright.parallel.dist import all_gather_object, get_world_size
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class MeasuredTrainer(TrainerShared):
+    """What measures."""
+
+    _train_metrics: TrainMetrics | None
+    _update: Update
+
+    def _build_train_metrics(self) -> TrainMetrics | None:
+        asks_for_none = not self.config.metrics and (self.config.metrics is not None or self.config.task is None)
+        if self.config.eval_strategy == "eval_epoch" or asks_for_none:
+            return None
+        if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
+            return None
+        make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
+        is_epoch_end, compare = self.state.is_epoch_end, self._find_comparison_in_training
+        return TrainMetrics(make_copy, self._metrics_are_due, is_epoch_end, compare, self._is_borrowed)
+
+    def _looks_after_batch(self) -> Any:
+        """What is done with the logs of each micro-batch: as little as can be, None for nothing."""
+        is_accumulating = self.config.gradient_accumulation_steps > 1
+        # Of a window's micro-batches the storage does not tell; without callbacks nobody asks.
+        is_told = is_overridden(self, "train_step") or (is_accumulating and len(self.callbacks) > 0)
+        show = self._run_callbacks.note if is_told else None
+        metrics = self._train_metrics
+        if is_overridden(self, "compute_metric"):
+            return self._ask_for_metric
+        if is_overridden(self, "update_metrics"):
+            return self._ask_for_metrics
+        if show is None:
+            return None if metrics is None else metrics.add
+        return partial(_show_and_add, show, _nothing if metrics is None else metrics.add)
+
+    def _check_first_step(self) -> None:
+        """Look once at what a step of the user's own gives: what is wrong with it shows in no good message later."""
+        checks = {"compute_loss": _check_loss, "training_step": _check_step, "train_step": _check_logs}
+        for name, check in checks.items():
+            if is_overridden(self, name):
+                install(self, name, partial(self._checked, name, check))
+
+    def _checked(self, name: str, check: Any, *arguments: Any) -> Any:
+        uninstall(self, name)  # from the second time on the method itself is called
+        result = getattr(self, name)(*arguments)
+        check(f"{type(self).__name__}.{name}", result)
+        return result
+
+    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
+        self.storage.put_scalar("data_time", data_time)
+        if losses:
+            self.storage.put_scalar("total_loss", self._update.mean_of(losses))
+
+    def _ask_for_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """For an ``update_metrics`` of the user's own."""
+        loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
+        if self._train_metrics is not None:
+            self._train_metrics.add(step_logs, inputs)  # unless it has been counted
+        self._run_callbacks.note({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
+
+    def _ask_for_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """For a ``compute_metric`` of the user's own."""
+        metric = self.compute_metric(self.model, inputs)
+        self.set_train_mode()  # it may have changed that
+        self._run_callbacks.note({**step_logs, "epoch_metric": metric})
+
+    def _log_is_due(self) -> bool:
+        return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
+
+    def _metrics_are_due(self) -> bool:
+        printed = self.config.print_steps if get_world_size() > 1 else None  # printed are those of all processes
+        return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
+
+    def _mean_epoch_loss(self) -> float:
+        """Over the updates of this epoch on all processes, so that all of them see one value."""
+        losses = all_gather_object(self._run_callbacks.epoch_loss())
+        return float(sum(losses) / len(losses))
+
+    def _latest(self, name: str) -> float | None:
+        value, _ = self.storage.latest().get(name, (None, 0))
+        return value
+
+
+def all_of(notes: list[Any]) -> Any:
+    """One call that makes all of these that there are; None if there are none."""
+    there = [note for note in notes if note is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+
+    def note_all(outputs: Any) -> None:
+        for note in there:
+            note(outputs)
+
+    return note_all
+
+
+def _check_loss(name: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise ConfigTypeError(
+            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number."
+        )
+
+
+def _check_step(name: str, result: Any) -> None:
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor | float | int):
+        raise ConfigTypeError(
+            f'{name} returned {type(result).__name__}; it must return its loss, or a dict with "loss" in it.'
+        )
+
+
+def _check_logs(name: str, logs: Any) -> None:
+    if not isinstance(logs, Mapping):
+        raise ConfigTypeError(f'{name} returned {type(logs).__name__}; it must return a dict with "step_loss" in it.')
+
+
+def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -> None:
+    show(step_logs)
+    add(step_logs, inputs)
+
+
+def _nothing(step_logs: dict[str, Any], inputs: Any) -> None:
+    """Where nobody looks at a step's logs."""

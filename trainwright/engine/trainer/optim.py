@@ -1,0 +1,182 @@
+"""From a TrainingConfig to what changes the weights: precision, criterion, optimizer, and its schedule."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright._torch_compat.fused_update import direct
+from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright.config.enums import CUSTOM
+from trainwright.config.errors import ConfigError
+from trainwright.optim import configured
+from trainwright.optim.fused import fused_arguments
+
+if TYPE_CHECKING:
+    from trainwright.config.training.training_config import TrainingConfig
+
+Autocast = Callable[[], torch.autocast]  # makes the context of one call: contexts may be inside of each other
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_for(config: "TrainingConfig", device: torch.device) -> Autocast | None:
+    """What makes the context of ``config.mixed_precision``; None without one.
+
+    Raises:
+        ConfigError: the device does not compute in it.
+    """
+    dtype = _DTYPES.get(config.mixed_precision or "")
+    if dtype is None:
+        return None
+    if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError(
+            "TrainingConfig.mixed_precision: got 'bf16', in which this GPU does not compute; give 'fp16', or None."
+        )
+    return partial(torch.autocast, device.type, dtype=dtype)
+
+
+def grad_scaler_for(config: "TrainingConfig", device: torch.device) -> torch.amp.GradScaler | None:
+    """The scaler that gradients in float16 need, with ``torch.amp``'s defaults; None for any other precision."""
+    return torch.amp.GradScaler(device.type) if config.mixed_precision == "fp16" else None
+
+
+def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:
+    """``config.loss`` on the device; None without one.
+
+    Raises:
+        ConfigError: the loss refuses its arguments.
+    """
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    if config.loss is None or config.loss == CUSTOM:
+        return None
+    found, _ = find_torch_class("loss", config.loss)
+    assert found is not None, "checked when the config was made"
+    _, arguments = split_name(config.loss)
+    try:
+        criterion: nn.Module = found(**arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TrainingConfig.loss: {found.__name__} refuses {arguments}: {error}.") from error
+    return criterion.to(device)
+
+
+@without_compiler()
+def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
+    """``config.optimizer`` over the parameters of ``model``.
+
+    Frozen ones too: without a gradient nothing becomes of them, and a run that is resumed may have frozen others.
+
+    Raises:
+        ConfigError: nothing is trainable, or the optimizer refuses its arguments.
+    """
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    found, _ = find_torch_class("optimizer", config.optimizer)
+    assert found is not None, "checked when the config was made"
+    _, arguments = split_name(config.optimizer)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad on some."
+        )
+    settings = {"lr": config.learning_rate, **arguments}
+    if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
+        settings.setdefault("weight_decay", config.weight_decay)
+    parameters = list(model.parameters())
+    settings |= fused_arguments(found, settings, parameters, model)
+    try:
+        optimizer: Optimizer = found(parameters, **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} refuses {settings}: {error}.") from error
+    return optimizer
+
+
+def step_of(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """What makes a step, and what sets the gradients to None. A step that must be given a closure is given None."""
+    if accelerator is not None:
+        return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
+    # The class's: a schedule puts a function of its own in place of the object's method.
+    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    if (
+        parameters
+        and parameters[0].default is inspect.Parameter.empty
+        and parameters[0].kind
+        in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+    ):
+        return lambda: optimizer.step(None), optimizer.zero_grad
+    updater = direct(optimizer)
+    return updater.step, updater.zero_grad
+
+
+def build_lr_scheduler(
+    config: "TrainingConfig", optimizer: Optimizer, num_updates: int, plateau_mode: Callable[[], str]
+) -> LRScheduler | None:
+    """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
+
+    None without one, and for an optimizer whose groups have no learning rate. ``plateau_mode`` gives the mode of a
+    ReduceLROnPlateau, "min" or "max", if its arguments do not.
+    """
+    if not all("lr" in group for group in optimizer.param_groups):
+        return None
+    if config.lr_scheduler is not None:
+        return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
+    if isinstance(config.lr_scheduler_type, Mapping):
+        return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
+    warmup = config.warmup_steps or math.ceil(num_updates * config.warmup_ratio)
+    match config.lr_scheduler_type:
+        case None:
+            return None
+        case "constant":
+            return configured.configure_constant_scheduler(optimizer)
+        case "constant_with_warmup":
+            return configured.configure_constant_scheduler_with_warmup(optimizer, warmup)
+        case "linear":
+            return configured.configure_linear_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "cosine":
+            return configured.configure_cosine_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "cosine_with_restarts":
+            return configured.configure_cosine_with_hard_restarts_scheduler_with_warmup(optimizer, warmup, num_updates)
+        case "polynomial":
+            return configured.configure_polynomial_decay_scheduler_with_warmup(optimizer, warmup, num_updates)
+    raise AssertionError(f"checked when the config was made: {config.lr_scheduler_type!r}")
+
+
+def _torch_scheduler(
+    named: Any, arguments: Mapping[str, Any], optimizer: Optimizer, plateau_mode: Callable[[], str]
+) -> LRScheduler:
+    """A class of ``torch.optim.lr_scheduler`` by its own name or by that of an LRSchedulerType."""
+    from trainwright.config.torch_names import find_torch_class, split_name
+
+    name, inner = split_name(named)
+    found, _ = find_torch_class("lr_scheduler", named)
+    arguments = {**inner, **arguments}
+    if found is torch.optim.lr_scheduler.ReduceLROnPlateau and "mode" not in arguments:
+        arguments["mode"] = plateau_mode()
+    if name == "constant":  # torch's of that name begins with a third of the rate
+        arguments = {"factor": 1.0, **arguments}
+    assert found is not None, "checked when the config was made"
+    try:
+        scheduler: LRScheduler = found(optimizer, **arguments)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"TrainingConfig.lr_scheduler_kwargs: {found.__name__} refuses {dict(arguments)}: {error}."
+        ) from error
+    return scheduler
+
+
+def losses(
+    criterion: Callable[..., Tensor] | None, own_loss: Callable[..., Tensor] | None, autocast: Autocast | None
+) -> tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]:
+    """The criterion, and the model's own ``compute_loss`` if it has one, in the precision of the run."""
+    if autocast is None:
+        return criterion, own_loss
+    return criterion and autocast()(criterion), own_loss and autocast()(own_loss)

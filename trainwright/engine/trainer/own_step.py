@@ -1,0 +1,335 @@
+"""A step of the user's own that keeps the settings of the run: ``backward``, ``clip_gradients``, ``step``.
+
+They do what the trainer's own step does: precision, accumulation, clipping, several processes, updates that are not
+finite. What a step bypasses that calls ``loss.backward()`` and ``optimizer.step()`` itself is one warning.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from trainwright.engine.accumulation import scale_gradients
+from trainwright.engine.gradient_sync import SkipTogether, average_gradients
+from trainwright.engine.gradients import recorded_norm, recorded_step
+from trainwright.hooks.base import HookBase
+from trainwright.hooks.overrides import is_overridden
+from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.skip import SkipNonFinite
+from trainwright.parallel.dist import get_world_size
+
+logger = logging.getLogger("trainwright.engine")
+
+_OF_THE_STEP = ("run_step", "train_step", "training_step", "optimization_step")
+
+
+class OwnStep(HookBase):
+    """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
+
+    The gradient scaler is updated once for each update of the trainer, after all optimizers have stepped: the gradients
+    of one may have been scaled before another one stepped.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[int, _OptimizerPart] = {}  # by the id of the optimizer, which is kept
+        self._weighed_step = -1  # the micro-batch whose share of its window is known
+        self._first: _FirstWindow | None = None
+        self._removable: Any = None
+
+    # What trainers call for their users.
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        trainer = self.trainer
+        self._used("backward")
+        self._part_of(trainer.optimizer)
+        for part in self._parts.values():
+            part.note_loss(loss)
+        mean, step = trainer._update.mean, trainer.state.global_step
+        is_again, self._weighed_step = step == self._weighed_step, step
+        if self._first is not None and not is_again:
+            self._first.see_gradients()
+        share = mean.share_again(loss) if is_again else mean.share(loss, trainer._inputs)
+        mean.differentiate(share, retain_graph)
+
+    def clip_gradients(self, max_norm: float | None, norm_type: float, optimizer: Optimizer | None) -> Tensor | None:
+        if not self.trainer._is_window_end:
+            return None
+        part = self._ready_part(optimizer)
+        part.clip(max_norm, norm_type)
+        return part.norm
+
+    def step(self, optimizer: Optimizer | None) -> None:
+        self._used("step")
+        if not self.trainer._is_window_end:
+            self._part_of(optimizer or self.trainer.optimizer)  # the window's end weighs its gradients, too
+            return
+        part = self._ready_part(optimizer)
+        if not part.is_clipped:
+            part.clip(None, 2.0)
+        with self._stepping():
+            part.step()
+        self.trainer._update.is_prepared = False
+
+    def zero_grad(self, optimizer: Optimizer | None) -> None:
+        state = self.trainer.state
+        if state.global_step <= state.step_before + 1:
+            (optimizer or self.trainer.optimizer).zero_grad()
+
+    # The moments of a hook.
+
+    def before_train(self) -> None:
+        trainer = self.trainer
+        for moment in ("before_step", "after_step"):
+            vars(self).pop(moment, None)
+        own = [name for name in _OF_THE_STEP if is_overridden(trainer, name)]
+        if not own:
+            return
+        self.before_step, self.after_step = self._begin, self._end  # type: ignore[method-assign]
+        self._first = _FirstWindow(trainer, own)
+        if get_world_size() > 1:  # a step of the user's may call optimizer.step() itself
+            self._removable = trainer.optimizer.register_step_pre_hook(self._average)
+
+    def after_train(self) -> None:
+        self._stop_watching()
+        if self._removable is not None:
+            self._removable.remove()
+            self._removable = None
+        self._parts.clear()
+
+    def _begin(self) -> None:
+        for part in self._parts.values():
+            part.begin()
+
+    def _end(self) -> None:
+        self._update_scale()
+        if self._first is not None and self._first.is_over():
+            self._first.warn()
+            self._stop_watching()
+
+    # How they work together.
+
+    def _part_of(self, optimizer: Optimizer) -> "_OptimizerPart":
+        part = self._parts.get(id(optimizer))
+        if part is None:
+            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, self.trainer)
+            self.trainer._update.groups.add(optimizer)
+        return part
+
+    def _ready_part(self, optimizer: Optimizer | None) -> "_OptimizerPart":
+        """Its gradients are complete then, of all processes, and not scaled."""
+        trainer = self.trainer
+        part = self._part_of(optimizer or trainer.optimizer)
+        if part.is_ready or (part.optimizer is trainer.optimizer and trainer._update.is_prepared):
+            part.is_ready = True
+            return part
+        part.is_ready = True
+        if part.has_stepped:  # a second time in one update
+            self._update_scale()
+        factor = trainer._update.mean.factor()
+        if factor is not None:
+            scale_gradients(part.optimizer, factor)
+        if get_world_size() > 1:
+            average_gradients(part.parameters())
+        if trainer._grad_scaler is not None:
+            trainer._grad_scaler.unscale_(part.optimizer)
+        return part
+
+    def _update_scale(self) -> None:
+        stepped = [part for part in self._parts.values() if part.has_stepped]
+        if stepped and self.trainer._grad_scaler is not None:
+            self.trainer._grad_scaler.update()
+        for part in stepped:
+            part.has_stepped = False
+
+    def _average(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._first is not None and self._first.is_ours:
+            return
+        if not self._is_stepping and not self.trainer._update.is_stepping:
+            average_gradients([p for group in optimizer.param_groups for p in group["params"]])
+
+    _is_stepping = False
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        self._is_stepping = True
+        try:
+            if self._first is None:
+                yield
+            else:
+                with self._first.ours():
+                    yield
+        finally:
+            self._is_stepping = False
+
+    def _used(self, name: str) -> None:
+        if self._first is not None:
+            self._first.used.add(name)
+
+    def _stop_watching(self) -> None:
+        if self._first is not None:
+            self._first.close()
+            self._first = None
+
+
+class _OptimizerPart:
+    """One optimizer, and where it is in its update."""
+
+    def __init__(self, optimizer: Optimizer, trainer: Any) -> None:
+        from trainwright.engine.trainer.optim import step_of
+
+        config, self._scaler = trainer.config, trainer._grad_scaler
+        self.optimizer = optimizer
+        self._plain_step, _ = step_of(optimizer)
+        is_main = optimizer is trainer.optimizer
+        self.skip: SkipNonFinite | None = None
+        clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, config.max_grad_norm)
+        if config.non_finite == "skip":
+            deferred: Any = None if self._scaler is None else _WithoutUpdate(self._scaler)
+            self.skip = SkipNonFinite(optimizer, trainer.model.buffers(), grad_scaler=deferred)
+            clipper = gradient_norm(optimizer, config.max_grad_norm)
+        self._clip: Callable[[], Tensor | None] = clipper or _no_norm
+        if is_main:
+            self._clip = recorded_norm(clipper, is_scaled=self._scaler is not None)
+        self.note_loss: Callable[[Tensor], None] = _ignore
+        if self.skip is not None:  # all processes decide alike
+            self.note_loss = (SkipTogether(self.skip) if get_world_size() > 1 else self.skip).note_loss
+        self.norm: Tensor | None = None
+        self.is_ready = self.is_clipped = self.has_stepped = False
+
+    def parameters(self) -> list[Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def begin(self) -> None:
+        """Before the first forward pass of an update."""
+        if self.skip is not None:
+            self.skip.begin()
+
+    def clip(self, max_norm: float | None, norm_type: float) -> None:
+        self.is_clipped = True
+        if max_norm is None:
+            self.norm = self._clip()
+        else:
+            self.norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+
+    def step(self) -> None:
+        if self.skip is not None:
+            recorded_step(self.skip)(self.norm)
+        elif self._scaler is not None:
+            self._scaler.step(self.optimizer)
+        else:
+            self._plain_step()
+        self.optimizer.zero_grad()
+        self.norm, self.is_ready, self.is_clipped, self.has_stepped = None, False, False, True
+
+
+class _WithoutUpdate:
+    """A gradient scaler whose scale is updated by somebody else."""
+
+    def __init__(self, grad_scaler: torch.amp.GradScaler) -> None:
+        self._scaler = grad_scaler
+
+    def step(self, optimizer: Optimizer) -> None:
+        self._scaler.step(optimizer)
+
+    def update(self) -> None:
+        """At the end of the trainer's update."""
+
+
+class _FirstWindow:
+    """Finds out in the first update what a step of the user's own does by itself."""
+
+    def __init__(self, trainer: Any, own: list[str]) -> None:
+        self._trainer, self._own = trainer, own
+        self.used: set[str] = set()
+        self.is_ours = self._has_raw_step = self._has_lost_gradients = False
+        self._update = update = trainer._update
+        self._calls = update.backward, update.finish
+        self._handle = register_optimizer_step_pre_hook(self._see_step)
+
+        def backward(loss: Tensor, batch: Any, call: Callable[[Tensor, Any], None] = update.backward) -> None:
+            self.used.add("backward")
+            call(loss, batch)
+
+        def finish(call: Callable[[], None] = update.finish) -> None:
+            self.used.add("step")
+            with self.ours():
+                call()
+
+        update.backward, update.finish = backward, finish
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """While the trainer steps."""
+        self.is_ours = True
+        try:
+            yield
+        finally:
+            self.is_ours = False
+
+    def is_over(self) -> bool:
+        """Whether weights have changed: a step may do that in some windows only."""
+        return self._has_raw_step or "step" in self.used
+
+    def see_gradients(self) -> None:
+        """Those of the window's earlier batches are to be there."""
+        state = self._trainer.state
+        groups = self._update.groups.param_groups
+        has_gradients = any(parameter.grad is not None for group in groups for parameter in group["params"])
+        self._has_lost_gradients |= state.global_step > state.step_before + 1 and not has_gradients
+
+    def warn(self) -> None:
+        config = self._trainer.config
+        if self._has_lost_gradients:
+            logger.warning(
+                "%s.%s sets gradients to None inside of an accumulation window (gradient_accumulation_steps=%d): only"
+                " its last batch counts. Call self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
+                self._trainer.__class__.__name__, " and ".join(self._own), config.gradient_accumulation_steps,
+            )  # fmt: skip
+        without = {"backward", "step"} - self.used
+        if self._has_raw_step:
+            without.add("step")
+        lost = []
+        if config.gradient_accumulation_steps > 1 and without:
+            lost.append(f"gradient_accumulation_steps={config.gradient_accumulation_steps}")
+        if self._trainer._grad_scaler is not None and without:
+            lost.append("the gradient scaler of mixed_precision='fp16'")
+        if config.max_grad_norm is not None and "step" in without:
+            lost.append(f"max_grad_norm={config.max_grad_norm}")
+        if config.non_finite == "skip" and "step" in without:
+            lost.append("non_finite='skip'")
+        if not lost:
+            return
+        if config.gradient_accumulation_steps == 1 and self._trainer._grad_scaler is None:
+            without.discard("backward")  # it is what self.backward does then
+        raw = {"backward": "loss.backward()", "step": "optimizer.step()"}
+        instead = {"backward": "self.backward(loss)", "step": "self.step(optimizer)"}
+        logger.warning(
+            "%s.%s calls %s itself, so %s %s no effect. Call %s instead.",
+            self._trainer.__class__.__name__,
+            " and ".join(self._own),
+            " and ".join(raw[name] for name in sorted(without)),
+            ", ".join(lost),
+            "has" if len(lost) == 1 else "have",
+            " and ".join(instead[name] for name in sorted(without)),
+        )
+
+    def close(self) -> None:
+        self._handle.remove()
+        self._update.backward, self._update.finish = self._calls
+
+    def _see_step(self, *_: Any) -> None:
+        if not self.is_ours:
+            self._has_raw_step = True
+
+
+def _ignore(loss: Tensor) -> None:
+    """Where no update is left out."""
+
+
+def _no_norm() -> None:
+    return None

@@ -1,0 +1,260 @@
+"""From a TrainingConfig to the parts of a run: loaders, metrics, callbacks, writers, and where to go on from."""
+
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.folder import checkpoint_folders, is_checkpoint
+from trainwright.config.errors import MissingFileError
+from trainwright.data.batch_loader import make_loader
+from trainwright.data.epochs import EpochSampler
+from trainwright.data.sampler import SingleRoundSampler
+from trainwright.engine.trainer.best_metric import metric_for_best, mode_of_monitor
+from trainwright.engine.trainer.streams import is_stream, stream_loader
+from trainwright.events.writers import EventWriter, default_writers
+from trainwright.hooks.callbacks import (
+    Callback,
+    EarlyStoppingCallback,
+    PrintCallback,
+    ProgressBarCallback,
+)
+from trainwright.hooks.callbacks.logs import Logs
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.terminal import is_terminal
+
+if TYPE_CHECKING:
+    from trainwright.config.training.training_config import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
+
+CSV_NAME = "metrics.csv"
+
+
+def train_loader(
+    dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
+) -> Any:
+    """A loader of one epoch's batches after another, going on behind ``steps_done`` batches."""
+    if is_stream(dataset):
+        return _stream_loader(dataset, config, config.batch_size, collator, drop_last=config.dataloader_drop_last)
+    sampler = EpochSampler(
+        dataset,
+        config.batch_size,
+        shuffle=config.dataloader_shuffle,
+        drop_last=config.dataloader_drop_last,
+        seed=config.seed,
+        data_parallel_rank=get_data_parallel_rank(),
+        data_parallel_size=get_data_parallel_size(),
+    )
+    sampler.endless = False
+    sampler.set_batches_done(steps_done)
+    return _loader(dataset, sampler, config, collator)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether it gives samples, and not batches."""
+    return isinstance(data, IterableDataset) or hasattr(data, "__getitem__")
+
+
+def is_own_loader(loader: Any) -> bool:
+    """Whether a loader is one of ``train_loader``'s, which can begin anywhere."""
+    return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
+
+
+def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+    """A loader of one pass: every sample once, in the data set's order, on one of the processes."""
+    assert config.eval_batch_size is not None, "resolved when the config was made"
+    if is_stream(dataset):
+        return _stream_loader(dataset, config, config.eval_batch_size, collator, drop_last=False)
+    rank, size = get_data_parallel_rank(), get_data_parallel_size()
+    sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
+    return _loader(dataset, sampler, config, collator)
+
+
+def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+    return make_loader(
+        dataset,
+        sampler,
+        seed=config.seed,
+        num_workers=config.dataloader_num_workers,
+        collate_fn=collator or getattr(dataset, "data_collator", None),
+        loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
+    )
+
+
+def _stream_loader(dataset: Any, config: "TrainingConfig", batch_size: int, collator: Any, *, drop_last: bool) -> Any:
+    workers = config.dataloader_num_workers
+    return stream_loader(dataset, batch_size, drop_last=drop_last, num_workers=workers, collator=collator)
+
+
+def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
+    """Hand the preprocessor that was given, or the model's own, to whoever has a place for it and has none."""
+    if preprocessor is None:
+        preprocessor = getattr(model, "preprocessor", None)
+    if preprocessor is not None:
+        for part in (model, *datasets):
+            if getattr(part, "preprocessor", preprocessor) is None:
+                part.preprocessor = preprocessor
+    return preprocessor
+
+
+def as_handler(given: Any) -> Any:
+    """A handler that was given, or one for a function that was."""
+    if hasattr(given, "compute"):
+        return given
+    from trainwright.evaluation.handlers.base import FunctionHandler
+
+    return FunctionHandler(given)
+
+
+def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
+    """What ``config.metrics`` asks for: the handler of its task, or torchmetrics where there is no task."""
+    from trainwright.config.torch_names import split_name
+    from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
+
+    if config.task is not None:
+        return metrics_handler_for(config.task)(config.metrics, weakref.proxy(trainer))
+    metrics: Any = config.metrics or []
+    if split_name(config.loss or "")[0].lower() == "bcewithlogitsloss":  # what they are no batch by itself can tell
+        metrics = [{"name": name, "from_logits": True} if isinstance(name, str) else name for name in metrics]
+    return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
+
+
+def log_start(trainer: Any) -> None:
+    """Log the settings that differ from the defaults. (All of them, and as a warning, where the page shows that.)"""
+    from trainwright.config.training.training_config import TrainingConfig
+
+    config = trainer.config
+    if type(config) is TrainingConfig:
+        level = logging.WARNING if config.is_by_its_page and is_main_process() else logging.INFO  # once on the console
+        logger.log(level, "%s", repr(config) if config.is_by_its_page else f"{config.summary()}, the rest by default.")
+    else:
+        trainer.print_info()
+
+
+def build_callbacks(trainer: Any) -> list[Callback]:
+    """The callbacks that a trainer's configuration asks for."""
+    config, loader = trainer.config, trainer.train_dataloader
+    callbacks: list[Callback] = []
+    if config.early_stopping is not None:
+        callbacks += _early_stopping(config, trainer)
+    if config.print_steps is not None:
+        callbacks.append(PrintCallback(config.num_epochs, step_frequency=config.print_steps))
+    elif config.progress_bar and is_terminal(sys.stderr):
+        callbacks.append(ProgressBarCallback(config.num_epochs, loader))
+    return callbacks
+
+
+def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
+    """By the monitor that the user names; else by what chooses the best checkpoint."""
+    given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
+    settings: dict[str, Any] = dict(config.early_stopping or {})
+    callback: EarlyStoppingCallback
+    if "monitor" in given:
+        if settings["mode"] == "auto":
+            settings["mode"] = mode_of_monitor(settings["monitor"], config, trainer)
+        callback = EarlyStoppingCallback(trainer.trainercontrol, **settings)
+    else:
+        evaluates = config.eval_strategy != "no" and trainer.eval_dataloader is not None
+        if not evaluates and not config.is_set("metric_for_best_model"):
+            logger.info("Early stopping: off, because nothing is evaluated.")
+            return []
+        name, mode = metric_for_best(config, trainer, evaluates=evaluates)
+        settings |= {"monitor": _as_callbacks_call_it(name, trainer), "mode": given.get("mode", mode)}
+        callback = DefaultEarlyStopping(trainer.trainercontrol, **settings)
+    callback.turned_off_by = "early_stopping=None turns it off"
+    return [callback]
+
+
+def _as_callbacks_call_it(name: str, trainer: Any) -> str:
+    """What :func:`metric_for_best` gives, as a name in the logs of callbacks."""
+    prefix, _, key = name.rpartition("/")
+    if prefix == "evaluation":
+        return f"eval_{key}"
+    first = getattr(trainer.metrics_handler, "first", None)
+    return {"total_loss": "epoch_loss", getattr(first, "key", None): "epoch_metric"}.get(name, name)
+
+
+class DefaultEarlyStopping(EarlyStoppingCallback):
+    """That of the default configuration: a training without its metric has no use for it."""
+
+    _is_off = False
+
+    def on_train_end(self, logs: Logs) -> None:
+        """The user did not ask for it."""
+
+    def _find_monitor(self, logs: Logs) -> bool:
+        if self.monitor in logs:
+            return True
+        if not self._is_off:
+            self._is_off = True
+            logger.info("Early stopping: off, because the evaluation gives no %s.", self.monitor.removeprefix("eval_"))
+        return False
+
+
+def build_writers(
+    config: "TrainingConfig", folder: Path, num_updates: int, batch_size: int, *, first_metric: str | None
+) -> list[EventWriter]:
+    """Lines on the console unless they are printed by steps, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+    from trainwright.config.training.training_config import TrainerConfig
+
+    tensorboard = config.tensorboard
+    aliases = {"evaluation/loss": "eval_epoch_loss", f"evaluation/{first_metric}": "eval_epoch_metric"}
+    logs = folder / config.logs_dir
+    return default_writers(
+        folder,
+        num_updates,
+        batch_size=batch_size,
+        progress_bar=False,  # a callback's, for each epoch
+        console=config.print_steps is None,
+        table=logs / CSV_NAME,
+        tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
+        tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
+    )
+
+
+def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
+    """Bring back what ``config`` says to go on from, and return the folder where it was; None for a run begun anew.
+
+    Raises:
+        MissingFileError: the path that was given holds no checkpoint.
+    """
+    asked, model = config.resume_from_checkpoint, checkpointer.model
+    states: dict[str, Any] = dict(checkpointer.checkpointables)
+    if asked is None or asked is False:
+        _begin_with_weights(config, model)
+        return None
+    own = Path(checkpointer.save_dir)
+    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
+    if is_checkpoint(folder):
+        Checkpointer(model, **states).load(folder)
+        return folder.resolve()
+    there = Checkpointer(model, folder, **states)
+    if not there.has_checkpoint():
+        _begin_with_weights(config, model)
+        return None
+    there.resume_or_load("", resume=True)
+    return folder
+
+
+def _begin_with_weights(config: "TrainingConfig", model: nn.Module) -> None:
+    if config.init_weights_from is not None:
+        from trainwright.models.folder import init_weights
+
+        init_weights(model, config.init_weights_from)
+
+
+def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
+    """``path``, or the checkpoints of the run there."""
+    for folder in (path, path / checkpoints_dir):
+        if is_checkpoint(folder) or checkpoint_folders(folder):
+            return folder
+    raise MissingFileError(
+        f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give the folder of one, or that of a run."
+    )

@@ -1,0 +1,166 @@
+"""The objects door in several processes: each trains on its share of every batch, and all have the same weights."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from trainwright.engine.accumulation import TOKENS
+from trainwright.engine.gradient_sync import Replica, share_state
+from trainwright.engine.trainer import parts
+from trainwright.engine.trainer.base import TrainerShared
+from trainwright.parallel.dist import get_rank, get_world_size
+from trainwright.parallel.precision import run_under
+
+
+def has_all_gpus(device_str: str | None) -> bool:
+    """Whether a run on this device is one on several GPUs."""
+    launched = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return device_str == "cuda" and not launched and torch.cuda.is_available() and torch.cuda.device_count() > 1
+
+
+class AllGPUs(nn.DataParallel[Any]):
+    """torch's DataParallel, for models that return their losses, too: the batch is split, and what comes back joined.
+
+    A loss is the mean over the GPUs' parts of the batch, by their samples, or by their tokens if ``num_tokens`` tells.
+    Slower than a process for each GPU (``torchrun --nproc-per-node``), since one Python drives all of them.
+    """
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        scattered = super().scatter(inputs, kwargs, device_ids)
+        self._sizes = [_samples((args, named)) for args, named in zip(*scattered, strict=True)]
+        return scattered
+
+    def gather(self, outputs: Sequence[Any], output_device: Any) -> Any:
+        first = outputs[0]
+        if isinstance(first, Mapping):
+            weights = [out[TOKENS] for out in outputs] if TOKENS in first else self._sizes
+            return {name: self._joined(name, [out[name] for out in outputs], output_device, weights) for name in first}
+        return self._joined("", list(outputs), output_device, self._sizes)
+
+    def _joined(self, name: str, values: list[Any], device: Any, weights: Sequence[Any]) -> Any:
+        if not all(isinstance(value, Tensor) and value.dim() == 0 for value in values):
+            return super().gather(values, device)
+        place = torch.device("cuda", device) if isinstance(device, int) else device
+        stacked = torch.stack([value.to(place) for value in values])
+        if name == TOKENS:
+            return stacked.sum()
+        by = torch.stack([torch.as_tensor(weight, device=stacked.device) for weight in weights]).to(stacked.dtype)
+        return torch.where(by > 0, stacked * by, torch.zeros_like(stacked)).sum() / by.sum().clamp(min=1)
+
+
+def _samples(value: Any) -> int:
+    """The first dimension of the first tensor in there; 1 where there is none."""
+    if isinstance(value, Tensor):
+        return len(value) if value.dim() else 1
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return next((_samples(part) for part in parts if _has_tensor(part)), 1)
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return any(map(_has_tensor, parts))
+
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class RankedTrainer(TrainerShared):
+    """What knows of other processes. Where there are none, and no Accelerator, none of it is on the way of a batch."""
+
+    accelerator: Any = None
+    _replica: Replica | None = None
+
+    def _settle_model(self) -> None:
+        """What steps call: the model, under autocast, wrapped, as the run wants it."""
+        model, accelerator, prepared = self.model, self.accelerator, None
+        share_state(model)  # whatever each process has built
+        run_under(model, None if accelerator is not None else self._autocast)
+        if accelerator is not None:
+            prepared = accelerator.prepare_model(model)  # sees to autocast, too
+        self._step_model = model if prepared is None else prepared
+        if get_world_size() > 1:
+            on_wrap = partial(setattr, self, "_step_model")
+            self._replica = Replica(model, self.device, on_wrap, called=model, prepared=prepared)
+        elif has_all_gpus(self.config.device_str):
+            self._step_model = AllGPUs(model)
+
+    def _settings_of_update(self) -> dict[str, Any]:
+        """What an :class:`Update` must know of other processes, and of the Accelerator."""
+        is_own = parts.is_own_loader(self.train_dataloader)
+        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
+        if self._replica is not None:
+            settings["replica"] = self._replica
+            settings["count_all"] = self._samples_of_window if is_own else _not_known
+        if self.accelerator is not None:
+            settings["differentiate"] = self._differentiate
+        return settings
+
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        # It divides by this number itself; the shares of a window are weighed already.
+        loss = loss * self.accelerator.gradient_accumulation_steps
+        self.accelerator.backward(loss, retain_graph=retain_graph)
+
+    def _look_at_loader(self) -> None:
+        sampler = getattr(self.train_dataloader, "sampler", None)
+        is_whole = isinstance(sampler, RandomSampler | SequentialSampler)
+        if self._replica is not None and is_whole and not parts.is_own_loader(self.train_dataloader):
+            logger.warning(
+                "Trainer.train_dataloader: each of %d processes takes all of its batches. Give it a"
+                " torch.utils.data.DistributedSampler, so that each has its share.",
+                get_world_size(),
+            )
+
+    def _in_step(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, each made known to the replica and the Accelerator before its step."""
+        if self._replica is None and self.accelerator is None:
+            return batches
+        return self._announced(batches)
+
+    def _announced(self, batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            is_last = self.state.global_step + 1 == self._plan.steps(self.iter + 1)
+            if self._replica is not None:
+                self._replica.before_batch(is_last=is_last)
+            if self.accelerator is not None:
+                self.accelerator.sync_gradients = is_last
+            yield batch
+
+    def _samples_of_step(self, batch: Any) -> int:
+        """This process's samples in the batch of the newest step."""
+        step = self.state.global_step - 1
+        if self._replica is not None:
+            return int(self.train_dataloader.batch_sampler.num_samples(step))
+        return self._plan.samples(step + 1) - self._plan.samples(step)
+
+    def _samples_of_window(self) -> int:
+        """All processes' samples in the update that begins."""
+        return self._plan.samples(self._plan.steps(self.iter + 1)) - self._plan.samples(self.state.global_step)
+
+    def _is_borrowed(self) -> bool:
+        """Whether the newest batch was there only so that this process has one."""
+        return parts.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
+
+    def _share_of(self, loader: Any) -> Iterator[Any]:
+        """This process's batches of an evaluation: every sample is in one batch of one process."""
+        rank, size = get_rank(), get_world_size()
+        if size == 1 or _is_shared_out(loader):
+            return iter(loader)
+        return (batch for number, batch in enumerate(loader) if number % size == rank)
+
+
+def _is_shared_out(loader: Any) -> bool:
+    """Whether a loader gives each process other samples already: ours, and those with torch's DistributedSampler."""
+    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
+
+
+def _not_known() -> int:
+    return 0

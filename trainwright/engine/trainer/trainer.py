@@ -1,0 +1,356 @@
+"""The objects door: a trainer for a model, data sets and settings."""
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from trainwright.config.enums import CUSTOM, GivenName
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.collate import add_batch_note, to_batch
+from trainwright.engine.console import log_to_console
+from trainwright.engine.trainer import checks, optim, parts
+from trainwright.engine.trainer.hooks import TrainerFolder
+from trainwright.engine.trainer.lifecycle import TrainerLifecycle
+from trainwright.engine.trainer.processes import join, tell
+from trainwright.events.storage import EventStorage
+from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
+from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.optim.formula import FormulaLR
+from trainwright.optim.freeze import freeze_bn
+
+logger = logging.getLogger("trainwright.engine")
+
+if TYPE_CHECKING:
+    from trainwright.config.training.training_config import TrainingConfig
+
+
+@overridable
+class Trainer(TrainerLifecycle):
+    """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
+
+    Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
+    ``compute_loss(model, inputs)`` to change a step, ``prepare_input_batch(batch)`` to change its batch,
+    ``inner_training_loop(epoch_num)`` to go through an epoch by yourself, ``evaluate_step(model, inputs)``,
+    ``evaluation_step(batch)``, ``compute_metric(model, inputs)`` or ``evaluate`` to change an evaluation,
+    ``create_train_dataloader(dataset)`` or ``create_eval_dataloader(dataset)`` to change the loaders.
+
+    Args:
+        model, config: in either order; ``training_config`` is another name of ``config``.
+        data_collator: makes a batch of a list of samples; the data set's own ``data_collator`` by default.
+        preprocessor: for a model and data sets that have a place for one and none in it; saved with the model.
+        metrics_handler: computes the metrics of evaluations in place of the one that ``config`` asks for; or a function
+            of (predictions, labels) of the whole data set that gives figures by name.
+        accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are taken.
+        train_dataloader, eval_dataloader: loaders to be used as they are, in place of ours over the data sets.
+        model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
+
+    Attributes:
+        state: ``global_step``, ``epoch`` and ``epoch_step``, counted in calls of ``training_step``.
+        total_steps: what ``state.global_step`` is at the end.
+        num_batches, steps_in_epoch: batches of an epoch, and how many of them one trains on.
+        callbacks, trainercontrol: see :class:`~trainwright.hooks.Callback`.
+        metrics_handler, loss, optimizer, lr_scheduler, checkpointer: what was built.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        config: "TrainingConfig | Any" = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        training_config: "TrainingConfig | None" = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        preprocessor: Any = None,
+        metrics_handler: Any = None,
+        optimizer: Optimizer | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        accelerator: Any = None,
+        train_dataloader: Any = None,
+        eval_dataloader: Any = None,
+        model_card: Any = None,
+        callbacks: Iterable[Callback] = (),
+    ) -> None:
+        super().__init__()
+        model, config = checks.in_order(model, config, training_config)
+        has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
+        checks.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
+        checks.check_given(config, optimizer, lr_scheduler)
+        checks.check_kinds(data_collator=data_collator, metrics_handler=metrics_handler, model_card=model_card)
+        checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
+        self.accelerator = accelerator
+        config, self.device = join(config, accelerator)
+        self.config: TrainingConfig = config
+        log_to_console()
+        self.output_dir = Path(os.path.abspath(config.output_dir))
+        tell(config, accelerator)
+        self.model = model.to(self.device)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
+        self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, eval_dataset)
+        self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
+        if train_dataloader is None:  # not `or`: that would ask a loader for its length, which it may not have
+            self.train_dataloader = self.create_train_dataloader(train_dataset)
+        if eval_dataloader is None and eval_dataset is not None:
+            self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
+        self._settle_plan()
+
+        self._autocast = optim.autocast_for(config, self.device)
+        self._settle_model()
+        self.optimizer = optimizer or optim.build_optimizer(config, model)
+        checks.check_optimizer(self.optimizer, model, lr_scheduler)
+        self.lr_scheduler = lr_scheduler or self._build_lr_scheduler(self.max_iter)
+        self._is_given_schedule = lr_scheduler is not None
+        if self._is_given_schedule and not isinstance(lr_scheduler, FormulaLR | ReduceLROnPlateau):
+            often = f"every {config.lr_scheduling_steps} steps" if config.lr_scheduling_steps else "once an epoch"
+            logger.info(
+                "The given %s is stepped %s; lr_scheduling_steps says otherwise.", type(lr_scheduler).__name__, often
+            )
+        self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
+        self.loss = optim.build_criterion(config, self.device)
+        self.callbacks, self.trainercontrol = CallbackList(callbacks), TrainerControl()
+        self._built_in_callbacks: list[Callback] = []
+        if metrics_handler is not None:
+            self.metrics_handler = parts.as_handler(metrics_handler)
+            if getattr(self.metrics_handler, "trainer", self) is None:
+                self.metrics_handler.trainer = weakref.proxy(self)
+        elif config.is_set("metrics") or config.task is not None:  # what is wrong with them shall be said now
+            self.metrics_handler = parts.build_metrics_handler(config, self)
+        self.storage = EventStorage()
+        self._settle_state()
+        self._settle_step()
+
+        self._folder = TrainerFolder(self.output_dir, config)
+        self._folder.recover()
+        source = parts.resume(config, self.checkpointer)
+        self._folder.resume = source is not None and self._folder.contains(source)
+        if not config.overwrite_output_dir and not self._folder.resume and self._folder.holds_a_run():
+            raise ConfigError(
+                f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Give"
+                " another folder, or resume_from_checkpoint=True to go on with that run."
+            )
+        if config.load_best_model_at_end and not self._keeps_best():
+            raise ConfigError(
+                "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated, or nothing saved; give an"
+                " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
+            )
+        self._settle_hooks()
+
+    @property
+    def configs(self) -> "TrainingConfig":
+        """Another name of ``config``."""
+        return self.config
+
+    @property
+    def data_collator(self) -> "Callable[[list[Any]], Any] | None":
+        """What makes a batch of a list of samples: as given, or the data set's own."""
+        return self._collator or getattr(self.train_dataset, "data_collator", None)
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.output_dir / self.config.checkpoints_dir
+
+    @property
+    def logs_dir(self) -> Path:
+        """The folder of ``metrics.csv``."""
+        return self.output_dir / self.config.logs_dir
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the newest step, from 1 on."""
+        return self.state.epoch
+
+    @property
+    def consumed_samples(self) -> int:
+        """Training samples used so far; 0 where a loader of the user's does not tell."""
+        return self._plan.samples(self.state.global_step)
+
+    def add_callback(self, callback: Callback, singleton: bool = True) -> None:
+        """Call ``callback`` from now on. ``singleton``: in place of those of its class that are there."""
+        self.callbacks.add_callback(callback, singleton)
+        if self._is_training:
+            self._after_batch = self._looks_after_batch()
+
+    def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
+        """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""
+        checks.check_optimizer(optimizer, self.model)
+        self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # not in the user's object
+        self.optimizer = optimizer
+        left = self._plan.num_updates - self.state.updates_done
+        self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
+        self._settle_parts()
+        self._settle_step()
+
+    def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
+        """Use ``loss(outputs, target)`` from now on."""
+        if not callable(loss):
+            raise ConfigTypeError(
+                f"Trainer.set_loss: got {loss!r}; it must be a module or a function of (outputs, target)."
+            )
+        self.config = self.config.copy_with(loss=GivenName(loss_name or CUSTOM))
+        self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
+        self._settle_step()
+
+    def set_train_mode(self, model: nn.Module | None = None) -> None:
+        """Training mode, with batch normalization in evaluation mode if ``config.freeze_bn``."""
+        (model or self.model).train()
+        if self.config.freeze_bn:
+            freeze_bn(model or self.model)
+
+    def create_train_dataloader(self, dataset: Any) -> Any:
+        """The loader over training data: the rest of this epoch's batches, then, gone over again, the next epoch's."""
+        state = getattr(self, "state", None)
+        return parts.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
+
+    # The way of a batch.
+
+    def train(self, resume_checkpoint_path: str | Path | None = None) -> dict[str, Any]:  # type: ignore[override]
+        """Train to the end, from where the run is or from a checkpoint; returns the results of the last evaluation."""
+        if resume_checkpoint_path is not None:
+            self.load(resume_checkpoint_path)
+            if self._folder.contains(resume_checkpoint_path):
+                self._folder.resume = True
+        is_done = self.start_iter >= self.max_iter
+        with self._training() as run_step:
+            if is_overridden(self, "inner_training_loop"):
+                self._run_own_epochs()
+            for _ in self._iterations():
+                run_step()
+        if is_done and not self.last_eval_results:  # no hook has seen to it
+            self._show_end()
+        return self.last_eval_results
+
+    def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
+        """Train to the end of epoch ``epoch_num`` (from 1 on); returns ``loss``, its mean since the run began.
+
+        The training itself goes through all epochs at once, and calls this only where it is overridden. Batches that
+        an override takes by itself are one iteration for hooks, evaluations and checkpoints.
+        """
+        until = self._plan.updates(self._plan.steps_per_epoch * epoch_num)
+        if not self._is_training:
+            whole = self.max_iter
+            try:
+                with self._training(max_iter=min(until, whole)):
+                    return self.inner_training_loop(epoch_num)
+            finally:
+                self.max_iter = whole
+        for _ in self._iterations(until):
+            self.run_step()
+        return {"loss": self.state.mean_loss()}
+
+    def run_step(self) -> None:
+        """One update of the weights: ``train_step`` for each micro-batch of its window."""
+        state, phases, end = self.state, self.phases, self._plan.steps(self.iter + 1)
+        state.step_before = state.global_step
+        if self._update.begin is not None:
+            self._update.begin(end - state.global_step)
+        clock, data_time = time.perf_counter, 0.0
+        losses: list[Any] = []
+        while state.global_step < end:
+            start = clock()
+            self._inputs = inputs = next(self._batches)
+            fetched = clock()
+            data_time += fetched - start
+
+            state.global_step += 1
+            self._is_window_end = state.global_step == end
+            try:
+                step_logs = self.train_step(self._step_model, inputs)
+            except Exception as error:
+                add_batch_note(error, inputs)
+                raise
+            stepped = clock()
+            phases.forward += stepped - fetched
+            if (loss := step_logs.get("step_loss")) is not None:
+                losses.append(loss)
+            if self._after_batch is not None:
+                self._after_batch(step_logs, inputs)
+                phases.metrics += clock() - stepped
+        phases.data += data_time
+        self._put_metrics(losses, data_time)
+
+    def prepare_input_batch(self, batch: Any) -> Any:
+        """What a step gets for a batch of the loader: by default its tensors on the device."""
+        return to_batch(batch, self.device)
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        """One micro-batch: forward and backward, and at the end of an accumulation window the update.
+
+        Returns ``step_loss``, a tensor without gradient that nobody has waited for. What an override returns besides
+        (``epoch_loss``, ``epoch_metric`` …) is what callbacks see and what is printed.
+        """
+        loss = self.training_step(inputs)
+        if self._is_window_end:
+            self.optimization_step()
+        return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
+
+    def training_step(self, batch: Any) -> Any:
+        """Forward and backward of one micro-batch; returns its loss without gradient. Changes no weight."""
+        loss = self.compute_loss(self._step_model, batch)
+        start = time.perf_counter()
+        self._update.backward(loss, batch)
+        seconds, phases = time.perf_counter() - start, self.phases
+        phases.backward += seconds
+        phases.forward -= seconds  # run_step adds the whole of train_step
+        return loss.detach()
+
+    def optimization_step(self) -> None:
+        """Use the gradients and set them to None. Called at the end of each accumulation window."""
+        start = time.perf_counter()
+        self._update.finish()
+        seconds, phases = time.perf_counter() - start, self.phases
+        phases.optimizer += seconds
+        phases.forward -= seconds
+
+    # For a step of the user's own.
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the run, for what a step computes outside of the model."""
+        if self.accelerator is not None:
+            context: AbstractContextManager[Any] = self.accelerator.autocast()
+            return context
+        return nullcontext() if self._autocast is None else self._autocast()
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        """Add the gradients of a mean loss of this batch, as it counts in its accumulation window."""
+        self._own_step.backward(loss, retain_graph=retain_graph)
+
+    def clip_gradients(
+        self, max_norm: float | None = None, norm_type: float = 2.0, *, optimizer: Optimizer | None = None
+    ) -> Tensor | None:
+        """Clip the gradients of an optimizer, by default the trainer's, to a norm, by default ``config.max_grad_norm``.
+
+        Returns the norm before that, None inside an accumulation window, where nothing is done. The :meth:`step` that
+        follows does not clip again.
+        """
+        return self._own_step.clip_gradients(max_norm, norm_type, optimizer)
+
+    def step(self, optimizer: Optimizer | None = None) -> None:
+        """Clip, step an optimizer, by default the trainer's, and set its gradients to None; at a window's end only."""
+        self._own_step.step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer | None = None) -> None:
+        """Set the gradients of an optimizer to None; at the beginning of an accumulation window only."""
+        self._own_step.zero_grad(optimizer)
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        """The mean loss of a batch, by what model and batch agree on (see ``docs/trainer.md``)."""
+        # Reached by overrides and before the first batch; otherwise the contract's own method stands here.
+        return self._settled(inputs).compute_loss(model, inputs)
+
+    def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:
+        """For a ``train_step`` of one's own: count a batch, and give the means of this epoch: loss, and metric."""
+        if training and self._train_metrics is not None:
+            self._train_metrics.add_now(inputs)
+            return self._run_callbacks.epoch_loss_with(float(step_loss)), self._train_metrics.first()
+        return float(step_loss), self.compute_metric(model, inputs)

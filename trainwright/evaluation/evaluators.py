@@ -1,0 +1,223 @@
+"""Accuracy of class scores.
+
+B batch, C classes, K the largest k asked for.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainwright.config.errors import ConfigError
+from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, required
+from trainwright.evaluation.torchmetrics_function import torchmetrics_function
+
+logger = logging.getLogger("trainwright.evaluation")
+
+
+class ClsEvaluator(DatasetEvaluator):
+    """``{"Acc@1": percent, "Acc@5": percent}``: how often the label is among the k best scored classes.
+
+    Reads ``outputs["prediction_scores"]`` (B, C) and ``inputs["labels"]`` (B) of any integer type. Samples are counted,
+    so batches of unequal size do not bias the figure. Where there are fewer than k classes all of them are taken.
+    """
+
+    def __init__(self, topk: int | Sequence[int] = (1, 5)) -> None:
+        self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
+        if not self.topk or any(not isinstance(k, int) or k < 1 for k in self.topk):
+            raise ConfigError(f"ClsEvaluator.topk: got {topk!r}; it must be one or several whole numbers >= 1.")
+        self._capped = False
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"ClsEvaluator(topk={self.topk})"
+
+    def reset(self) -> None:
+        self._num_correct: Tensor | None = None  # one count per k, on the device until evaluate()
+        self._num_samples = 0
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        scores_BC: Tensor = required(outputs, "prediction_scores", evaluator=self, where="what the model returns")
+        labels_B: Tensor = required(inputs, "labels", evaluator=self, where="the batch")
+        _check(scores_BC, labels_B)
+        num_classes = scores_BC.shape[1]
+        self._say_once_if_capped(num_classes)
+
+        best_BK = scores_BC.topk(min(max(self.topk), num_classes), dim=1).indices
+        correct_BK = best_BK == labels_B.to(best_BK.device, torch.int64).unsqueeze(1)
+        num_correct = torch.stack([correct_BK[:, :k].sum() for k in self.topk])
+        self._num_correct = num_correct if self._num_correct is None else self._num_correct + num_correct
+        self._num_samples += len(labels_B)
+
+    def evaluate(self) -> dict[str, float]:
+        if self._num_correct is None or not self._num_samples:
+            raise EvaluationError("ClsEvaluator has seen no samples.")
+        num_correct = self._num_correct.tolist()
+        return {f"Acc@{k}": 100 * count / self._num_samples for k, count in zip(self.topk, num_correct, strict=True)}
+
+    def known_results(self) -> list[str]:
+        return [f"Acc@{k}" for k in self.topk]
+
+    def _say_once_if_capped(self, num_classes: int) -> None:
+        if self._capped or max(self.topk) <= num_classes:
+            return
+        self._capped = True
+        names = ", ".join(f"Acc@{k}" for k in self.topk if k > num_classes)
+        logger.warning("%s: there are only %d classes, so all of them count and it is always 100.", names, num_classes)
+
+
+def _check(scores_BC: Tensor, labels_B: Tensor) -> None:
+    if scores_BC.ndim != 2 or labels_B.ndim != 1 or len(scores_BC) != len(labels_B):
+        raise EvaluationError(
+            f"ClsEvaluator: prediction_scores has shape {tuple(scores_BC.shape)} and labels {tuple(labels_B.shape)}; "
+            "they must be (batch, classes) and (batch,)."
+        )
+    if labels_B.is_floating_point() or labels_B.is_complex():
+        raise EvaluationError(
+            f"ClsEvaluator: labels have type {labels_B.dtype}; they must be whole numbers, one class each."
+        )
+
+
+class RegEvaluator(DatasetEvaluator):
+    """``{"pearson", "spearman", "corr"}``, each in [-1, 1]; ``corr`` is the mean of the other two.
+
+    Reads one number per sample from ``outputs["prediction_scores"]`` and ``inputs["labels"]``, shape (B) or (B, 1).
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._predictions: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        predictions: Tensor = required(outputs, "prediction_scores", evaluator=self, where="what the model returns")
+        labels: Tensor = required(inputs, "labels", evaluator=self, where="the batch")
+        if predictions.numel() != labels.numel() or labels.numel() != labels.shape[:1].numel():
+            raise EvaluationError(
+                f"RegEvaluator: prediction_scores has shape {tuple(predictions.shape)} and labels "
+                f"{tuple(labels.shape)}; both must be (batch,) or (batch, 1)."
+            )
+        self._predictions.append(predictions.detach().flatten())
+        self._labels.append(labels.detach().flatten())
+
+    def known_results(self) -> list[str]:
+        return ["pearson", "spearman", "corr"]
+
+    def evaluate(self) -> dict[str, float]:
+        # In double precision on the host: ranks and products of many samples lose digits in float32.
+        predictions, labels = (
+            torch.cat(parts).cpu().double() if parts else torch.empty(0) for parts in (self._predictions, self._labels)
+        )
+        if len(labels) < 2:
+            raise EvaluationError(f"RegEvaluator has seen {len(labels)} samples; a correlation needs at least two.")
+        pearson = float(torchmetrics_function("regression", "pearson_corrcoef")(predictions, labels))
+        spearman = float(torchmetrics_function("regression", "spearman_corrcoef")(predictions, labels))
+        return {"pearson": pearson, "spearman": spearman, "corr": (pearson + spearman) / 2}
+
+
+class BLEUEvaluator(DatasetEvaluator):
+    """``{"bleu_score"}`` in [0, 1], over the whole data set (not a mean over sentences).
+
+    Reads ``outputs["candidate"]``, a list of texts, and ``inputs["reference"]``, for each of them a text or a list of
+    texts that would all be right. Words are what stands between blanks; with ``tokenize`` (``"13a"``, ``"intl"``,
+    ``"char"``, ``"zh"`` …) they are those of SacreBLEU's tokenizer, whose scores can be compared between papers.
+    """
+
+    def __init__(self, n_gram: int = 4, smooth: bool = False, tokenize: str | None = None) -> None:
+        self.n_gram, self.smooth, self.tokenize = n_gram, smooth, tokenize
+        self.reset()
+
+    def __repr__(self) -> str:
+        return f"BLEUEvaluator(n_gram={self.n_gram}, smooth={self.smooth}, tokenize={self.tokenize!r})"
+
+    def reset(self) -> None:
+        self._candidates: list[str] = []
+        self._references: list[list[str]] = []
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        candidates: Sequence[str] = required(outputs, "candidate", evaluator=self, where="what the model returns")
+        references: Sequence[Any] = required(inputs, "reference", evaluator=self, where="the batch")
+        if isinstance(candidates, str) or isinstance(references, str) or len(candidates) != len(references):
+            raise EvaluationError(
+                "BLEUEvaluator: candidate and reference must be lists with one entry per sample, "
+                f"but got {_length(candidates)} and {_length(references)}."
+            )
+        self._candidates += candidates
+        self._references += [[reference] if isinstance(reference, str) else list(reference) for reference in references]
+
+    def known_results(self) -> list[str]:
+        return ["bleu_score"]
+
+    def evaluate(self) -> dict[str, float]:
+        if not self._candidates:
+            raise EvaluationError("BLEUEvaluator has seen no samples.")
+        settings: dict[str, Any] = {"n_gram": self.n_gram, "smooth": self.smooth}
+        name = "bleu_score"
+        if self.tokenize is not None:
+            name, settings["tokenize"] = "sacre_bleu_score", self.tokenize
+        return {
+            "bleu_score": float(torchmetrics_function("text", name)(self._candidates, self._references, **settings))
+        }
+
+
+def _length(values: Sequence[Any]) -> str:
+    return "one text" if isinstance(values, str) else f"{len(values)} entries"
+
+
+# e**20 is half a billion: a model that knows nothing. Beyond it the figure would only overflow.
+HIGHEST_LOSS = 20.0
+
+
+class PPLEvaluator(DatasetEvaluator):
+    """``{"lm_loss_PPL": perplexity}`` for each scalar that the model returns: exp of its mean over all samples.
+
+    A model that returns a bare scalar gets ``loss_PPL``. A batch counts by its number of samples, and the mean loss is
+    cut at 20 before exp.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._loss_sums: dict[str, Tensor] = {}  # on the device until evaluate()
+        self._num_samples: dict[str, int] = {}
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        losses = {"loss": outputs} if isinstance(outputs, Tensor) else outputs
+        losses = losses if isinstance(losses, Mapping) else {}
+        losses = {name: loss for name, loss in losses.items() if _is_scalar(loss)}
+        if not losses:
+            raise EvaluationError(
+                "PPLEvaluator needs a loss (a tensor of one element) in what the model returns in evaluation, "
+                f"but got {described(outputs)}."
+            )
+        num_samples = _num_samples(inputs)
+        for name, loss in losses.items():
+            # MPS has no float64.
+            wide = loss.detach().reshape(()).to(torch.float32 if loss.device.type == "mps" else torch.float64)
+            self._loss_sums[name] = self._loss_sums.get(name, torch.zeros_like(wide)) + wide * num_samples
+            self._num_samples[name] = self._num_samples.get(name, 0) + num_samples
+
+    def evaluate(self) -> dict[str, float]:
+        if not self._loss_sums:
+            raise EvaluationError("PPLEvaluator has seen no samples.")
+        means = {name: total.item() / self._num_samples[name] for name, total in self._loss_sums.items()}
+        # The mean comes first: min() then lets NaN through instead of turning it into the limit.
+        return {f"{name}_PPL": math.exp(min(mean, HIGHEST_LOSS)) for name, mean in means.items()}
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+
+
+def _num_samples(inputs: Any) -> int:
+    values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    for value in values:
+        if isinstance(value, Tensor) and value.ndim:
+            return len(value)
+    return 1

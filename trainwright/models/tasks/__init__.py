@@ -1,0 +1,1 @@
+"""Reference models of the tasks that the documents name."""
