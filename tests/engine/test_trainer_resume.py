@@ -390,9 +390,7 @@ def test_a_resume_with_other_parts_around_the_steps_goes_on(
         settings = {key: value for key, value in given.items() if key not in parts} | {"early_stopping": None}
         trainer = Trainer(
             net(),
-            config(
-                tmp_path, num_epochs=1 + number, resume_from_checkpoint=bool(number), early_stopping=None, **settings
-            ),
+            config(tmp_path, num_epochs=1 + number, resume_from_checkpoint=bool(number), **settings),
             DATA,
             DATA if parts.get("eval") else None,
             callbacks=parts.get("callbacks", ()),
