@@ -1,4 +1,4 @@
-# Two commands: `make demo` trains the example, `make test` runs every test. Each makes its own environment first.
+# Two commands: `make demo` trains the example, `make test` runs the tests. Each creates the environment first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,18 +8,18 @@ OUTPUT := output/MNIST
 .PHONY: help demo test torture check format bench bench-table docs setup clean
 
 help:
-	@echo "make demo    train the MNIST project on handwritten digits (about a minute; first makes .venv)"
+	@echo "make demo    train the MNIST project on handwritten digits (about a minute; creates .venv first)"
 	@echo "make test    run all tests"
-	@echo "make torture kill training runs 500 times and more, at every point of saving, and compare (minutes)"
+	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results (minutes)"
 	@echo "make check   format, lint, strict types, import floors"
 	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
-	@echo "make bench-table  all benchmarks, and the table of docs/performance.md (about an hour)"
-	@echo "make docs    make the pictures of the documents anew from a run of the demo"
-	@echo "make setup   make the whole environment in .venv"
-	@echo "make clean   remove .venv and what the demo wrote"
+	@echo "make bench-table  run all benchmarks and update the table of docs/performance.md (about an hour)"
+	@echo "make docs    update the images of the documentation from a run of the demo"
+	@echo "make setup   create the complete environment in .venv"
+	@echo "make clean   remove .venv and the output of the demo"
 
 $(VENV)/bin/python:
-	@echo "== Making the environment in $(VENV)"
+	@echo "== Creating the environment in $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit("trainwright needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 
