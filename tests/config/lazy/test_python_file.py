@@ -56,3 +56,11 @@ def test_what_a_function_imports_after_the_load_stays_imported(tmp_path, monkeyp
     late = LazyConfig.load(tmp_path / "c.py", "late")
     assert late() is late()
     del sys.modules["late_settings_xyz"]
+
+
+def test_a_function_of_a_file_may_call_compiled_code_that_imports(tmp_path):
+    # time.strptime imports its Python part through the C API, which takes the builtins of the calling globals.
+    (tmp_path / "c.py").write_text("import time\n\ndef parse():\n    return time.strptime('2020', '%Y').tm_year\n")
+    parse = LazyConfig.load(tmp_path / "c.py", "parse")
+    sys.modules.pop("_strptime", None)
+    assert parse() == 2020

@@ -96,8 +96,8 @@ class _Load:
         except Exception as error:
             error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
             raise
-        del namespace["__builtins__"]  # the file's functions hold on to them
-        return namespace
+        # Functions of the file keep `namespace` itself: imports from C code look for builtins there.
+        return {name: value for name, value in namespace.items() if name != "__builtins__"}
 
     def finish(self) -> None:
         self._is_running = False
