@@ -108,8 +108,8 @@ def test_what_contradicts_the_accelerator_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         Trainer(Model(), config, Points(8, 0), accelerator=accelerator)
     message = str(raised.value)
-    assert "mixed_precision: got 'bf16', but the given Accelerator has mixed_precision='no'" in message
-    assert "gradient_accumulation_steps: got 4, but the given Accelerator has gradient_accumulation_steps=2" in message
+    assert "mixed_precision: got 'bf16', but the passed Accelerator has mixed_precision='no'" in message
+    assert "gradient_accumulation_steps: got 4, but the passed Accelerator has gradient_accumulation_steps=2" in message
     assert "dynamo_backend" in message
 
 
@@ -125,4 +125,4 @@ def test_a_precision_that_only_the_launcher_names_is_a_warning(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
     Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=str(tmp_path)), data)
-    assert "--mixed_precision bf16, TrainingConfig.mixed_precision None, and that one counts" in caplog.text
+    assert "--mixed_precision bf16, but TrainingConfig.mixed_precision=None is used" in caplog.text

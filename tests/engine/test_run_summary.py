@@ -28,7 +28,7 @@ def test_lines_of_one_iteration_agree_on_its_number(tmp_path: Path, caplog: pyte
     assert stop == "A callback stops the training after iteration 10."
     shown = [found[0] for line in lines if (found := re.findall(r"iteration: (\d+/\d+)", line))]
     assert shown == ["5/15", "10/15", "10/15"]  # the last line is that of the final evaluation
-    best = [found[0] for line in lines if (found := re.findall(r"Best .* \(iteration (\d+)\)", line))]
+    best = [found[0] for line in lines if (found := re.findall(r"Best .*iteration (\d+)\)", line))]
     assert best
     assert set(best) <= {"5", "10"}
 
@@ -45,6 +45,6 @@ def test_the_configuration_is_shown_as_far_as_it_differs_and_is_no_warning(
 
     caplog.set_level("INFO", "trainwright")
     own = f"TrainingConfig(output_dir='{tmp_path}', num_epochs=1, lr=0.01, metric=None, progress_bar=False,"
-    assert shown(num_epochs=1, lr=0.01, metric=None) == ("INFO", f"{own} save_enabled=False), the rest by default.")
+    assert shown(num_epochs=1, lr=0.01, metric=None) == ("INFO", f"{own} save_enabled=False), defaults otherwise.")
     level, line = shown(epoch_num=1)  # as the page that shows all of its settings
     assert (level, "epoch_num=1, dataloader_pin_memory=True" in line) == ("WARNING", True)

@@ -360,7 +360,9 @@ def test_a_best_model_that_cannot_be_found_out_is_an_error(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"load_best_model_at_end: got True, but nothing is evaluated"):
         Trainer(make(), config(tmp_path, load_best_model_at_end=True), PAIRS)
     settings = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="acuracy")
-    with pytest.raises(ConfigError, match=r"got 'acuracy', which no evaluation gives.*Did you mean 'accuracy'"):
+    with pytest.raises(
+        ConfigError, match=r"got 'acuracy', which the evaluation does not compute.*Did you mean 'accuracy'"
+    ):
         Trainer(make(), settings, PAIRS, PAIRS).train()
 
 
@@ -395,7 +397,7 @@ def test_what_a_user_has_put_in_the_place_of_a_link_stays(tmp_path: Path, caplog
     (tmp_path / "epoch_1" / "mine").write_text("mine")
     Trainer(make(), config(tmp_path, num_epochs=2), PAIRS).train()
     assert (tmp_path / "epoch_1" / "mine").read_text() == "mine"
-    assert "epoch_1: is no link of ours and stays" in caplog.text
+    assert "epoch_1: not a link, so it is kept" in caplog.text
     assert (tmp_path / "epoch_2").is_symlink()
 
 

@@ -374,7 +374,7 @@ BY_LOSS = {"eval": True, "metric_for_best_model": "loss"}
         ({}, {"eval": True}, "start fresh: SaveBest"),
         ({"callbacks": [Counting()]}, {}, "callbacks that are not here now: Counting"),
         ({}, {"callbacks": [Counting()]}, "no state of Counting"),
-        ({"metrics": ["Accuracy"]}, {"metrics": ["F1Score"]}, "metrics of the training start fresh"),
+        ({"metrics": ["Accuracy"]}, {"metrics": ["F1Score"]}, "Training metrics restart"),
         (
             {"eval": True, "metric_for_best_model": "loss"},
             {"eval": True, "metric_for_best_model": "accuracy"},

@@ -52,7 +52,7 @@ class Trainer(TrainerBase):
 
     def evaluate(self) -> dict[str, float]:
         for _ in self.bridge.eval_batches(["a", "b"]):
-            self.bridge.note({"eval_step_loss": torch.tensor(0.5)})
+            self.bridge.record({"eval_step_loss": torch.tensor(0.5)})
         return {"loss": 0.25, "accuracy": self.scores[self.iterations_done // STEPS - 1]}
 
     def _before_first_step(self) -> None:

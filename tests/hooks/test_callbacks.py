@@ -210,7 +210,7 @@ def test_what_a_step_tells_comes_before_what_the_storage_holds() -> None:
     class Telling(SmallTrainer):
         def run_step(self) -> None:
             super().run_step()
-            self.bridge.note({"step_loss": torch.tensor(0.5), "epoch_metric": 7})
+            self.bridge.record({"step_loss": torch.tensor(0.5), "epoch_metric": 7})
 
     Telling([Look()]).train(0, 1)
     assert losses == [(0.5, 7)]
@@ -462,7 +462,7 @@ def test_the_trainer_of_the_objects_door_is_driven_by_the_same_hook(tmp_path: Pa
             return self.bridge.evaluating(super().evaluate)()  # type: ignore[return-value]
 
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-            return dict(self.bridge.note(super().train_step(model, inputs)))
+            return dict(self.bridge.record(super().train_step(model, inputs)))
 
         def _set_batches(self) -> None:
             super()._set_batches()

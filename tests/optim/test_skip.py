@@ -43,7 +43,7 @@ def update(model: nn.Module, optimizer: Any, skip: SkipNonFinite, batch: Any, sp
     loss.backward()
     if spoil == "gradient":
         next(model.parameters()).grad[0, 0] = math.inf
-    skip.note_loss(loss)
+    skip.record_loss(loss)
     skipped = skip.step(gradient_norm(optimizer)())
     optimizer.zero_grad()
     return None if skipped is None else bool(skipped)
@@ -97,7 +97,7 @@ def test_what_an_update_waits_for(name: str, reads: int) -> None:
     loss = F.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
     with CountReads() as counted:
-        skip.note_loss(loss)
+        skip.record_loss(loss)
         skip.step(gradient_norm(optimizer)())
     assert counted.reads == reads
 
@@ -125,7 +125,7 @@ def test_with_a_gradient_scaler_the_two_leave_out_what_each_has_found(spoil: str
     if spoil == "gradient":
         next(model.parameters()).grad[0, 0] = math.inf
     scaler.unscale_(optimizer)
-    skip.note_loss(loss)
+    skip.record_loss(loss)
     skip.step(gradient_norm(optimizer)())
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name]), name

@@ -77,7 +77,7 @@ class WindowMean:
         loss = sum_losses(outputs)
         return self.share(loss, batch, outputs.get(TOKENS))
 
-    def note(self, outputs: Any) -> None:
+    def record(self, outputs: Any) -> None:
         """What the model returned for the micro-batch whose ``backward`` comes next."""
         self._noted = outputs.get(TOKENS) if isinstance(outputs, Mapping) else None
 

@@ -64,7 +64,7 @@ def weight_of(
     return batch_size(inputs)
 
 
-def told_by_all(told: Mapping[str, float], samples: int) -> dict[str, float]:
+def reduce_own_results(told: Mapping[str, float], samples: int) -> dict[str, float]:
     """Figures that each rank's own code has computed over its ``samples``: their means by these."""
     shares = [(values, n) for values, n in all_gather_object((dict(told), samples)) if n]
     if len(shares) < 2:

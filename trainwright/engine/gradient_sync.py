@@ -89,11 +89,11 @@ class SkipTogether:
         self.begin = skip.begin
         self._skip = skip
 
-    def note_loss(self, loss: Tensor) -> None:
+    def record_loss(self, loss: Tensor) -> None:
         """A loss of this rank. Called on all of them."""
         loss = loss.detach().clone()
         dist.all_reduce(loss)
-        self._skip.note_loss(loss)
+        self._skip.record_loss(loss)
 
 
 class Replica:

@@ -56,7 +56,7 @@ def noted(
             begin(length)
 
     def noted_backward(loss: Tensor, batch: Any) -> None:
-        skip.note_loss(loss)
+        skip.record_loss(loss)
         backward(loss, batch)
 
     return begin_window, noted_backward

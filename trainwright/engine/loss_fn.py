@@ -115,18 +115,18 @@ def contract_for(
     inputs: Any,
     criterion: Callable[..., Tensor] | None,
     own_loss: Callable[..., Tensor] | None,
-    note_outputs: Callable[[Any], None] | None = None,
+    record_outputs: Callable[[Any], None] | None = None,
 ) -> Contract:
     """The contract of ``model`` and batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
 
-    ``note_outputs`` is shown what the model returns, before its loss is made.
+    ``record_outputs`` is shown what the model returns, before its loss is made.
 
     Raises:
         ConfigTypeError: batches of this type cannot be trained on.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
         pair_loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own_of_pair(own_loss)
-        return PairContract(own_loss or criterion or _no_criterion, pair_loss, note_outputs)
+        return PairContract(own_loss or criterion or _no_criterion, pair_loss, record_outputs)
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
@@ -134,7 +134,9 @@ def contract_for(
             f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
     loss: Loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own(own_loss)
-    return NamedContract(_taken_names(model, inputs), loss if note_outputs is None else _noting(note_outputs, loss))
+    return NamedContract(
+        _taken_names(model, inputs), loss if record_outputs is None else _with_recording(record_outputs, loss)
+    )
 
 
 class PairContract:
@@ -144,9 +146,9 @@ class PairContract:
     """
 
     def __init__(
-        self, criterion: Callable[..., Tensor], loss: Loss, note_outputs: Callable[[Any], None] | None
+        self, criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None
     ) -> None:
-        self._criterion, self._loss, self._note = criterion, loss, note_outputs
+        self._criterion, self._loss, self._note = criterion, loss, record_outputs
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         outputs = model(inputs[0])
@@ -230,9 +232,9 @@ def _own(own_loss: Callable[..., Tensor]) -> Loss:
     return loss
 
 
-def _noting(note_outputs: Callable[[Any], None], loss: Loss) -> Loss:
+def _with_recording(record_outputs: Callable[[Any], None], loss: Loss) -> Loss:
     def noted_loss(outputs: Any, inputs: Mapping[str, Any]) -> Any:
-        note_outputs(outputs)
+        record_outputs(outputs)
         return loss(outputs, inputs)
 
     return noted_loss

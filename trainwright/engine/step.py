@@ -95,7 +95,7 @@ class EagerTrainer(TrainerBase):
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, self.model.buffers(), grad_scaler=grad_scaler)
             self._window = AnnouncedWindow(self._window, skip.begin)
-            self._note_loss = skip.note_loss
+            self._note_loss = skip.record_loss
             self._clip_gradients = recorded_norm(gradient_norm(optimizer), is_scaled=is_scaled)
             self._step_optimizer = recorded_step(skip)
 

@@ -74,7 +74,7 @@ class Update:
             self._mean = RankMean(self.groups, differentiate, count=count, count_all=count_all or _unknown)
         self.is_prepared = self.is_stepping = False
         self._device = next(model.parameters()).device if replica is not None else None
-        self.note = self._mean.note if is_weighed else None
+        self.record = self._mean.record if is_weighed else None
         self.begin: Callable[[int], None] | None = self._mean.begin if is_weighed else None
         self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self._mean.backward
         clipper = gradient_clipper(optimizer, max_norm)

@@ -15,7 +15,7 @@ class SkipNonFinite:
     ``fused=True``) is waited for until its first step only; with any other one the host waits for the device once in
     each update.
 
-    For each update: ``begin``, ``note_loss`` for its losses, which may be several, then ``step``. Without ``begin``
+    For each update: ``begin``, ``record_loss`` for its losses, which may be several, then ``step``. Without ``begin``
     buffers stay as the forward pass leaves them.
     """
 
@@ -36,7 +36,7 @@ class SkipNonFinite:
         self._loss = None
         self._kept = [buffer.clone() for buffer in self._buffers]
 
-    def note_loss(self, loss: Tensor | float) -> None:
+    def record_loss(self, loss: Tensor | float) -> None:
         """A loss of this update, the same on every rank."""
         loss = torch.as_tensor(loss).detach()
         self._loss = loss if self._loss is None else self._loss + loss

@@ -37,13 +37,13 @@ def test_parts_of_a_wrong_kind_are_told_all_at_once(tmp_path: Path) -> None:
         ConfigTypeError, match=r"(?s)data_collator: got 3.*metrics_handler: got 3.*model_card: got 'hi'"
     ):
         Trainer(make(), config(tmp_path), DATA, data_collator=3, metrics_handler=3, model_card="hi")
-    with pytest.raises(ConfigTypeError, match=r"train_dataset: got a DataLoader; give it as train_dataloader"):
+    with pytest.raises(ConfigTypeError, match=r"train_dataset: got a DataLoader; pass it as train_dataloader"):
         Trainer(make(), config(tmp_path), DataLoader(DATA))
     with pytest.raises(ConfigTypeError, match=r"train_dataloader: got TensorDataset, a data set"):
         Trainer(make(), config(tmp_path), train_dataloader=DATA)
     with pytest.raises(ConfigTypeError, match=r"eval_dataloader: got generator, an iterator"):
         Trainer(make(), config(tmp_path), DATA, eval_dataloader=(b for b in DataLoader(DATA)))
-    with pytest.raises(ConfigTypeError, match=r"eval_dataset: got a dict; give one data set"):
+    with pytest.raises(ConfigTypeError, match=r"eval_dataset: got a dict; pass one data set"):
         Trainer(make(), config(tmp_path), DATA, {"a": DATA})
     trainer = Trainer(make(), config(tmp_path), DATA)
     with pytest.raises(ConfigTypeError, match=r"optimizer: got 'sgd'"):
@@ -59,7 +59,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds none of the model's parameters"):
         Trainer(other, settings, DATA, optimizer=optimizer)
     schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(other.parameters(), lr=0.1), 1)
-    with pytest.raises(ConfigError, match="the schedule of another optimizer"):
+    with pytest.raises(ConfigError, match="belongs to another optimizer"):
         Trainer(model, settings, DATA, optimizer=optimizer, lr_scheduler=schedule)
 
 
@@ -113,7 +113,7 @@ def test_steps_between_two_steps_of_a_schedule_that_has_moments_of_its_own(
     model = make()
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(torch.optim.SGD(model.parameters(), lr=0.1))
     settings = TrainingConfig(output_dir=tmp_path, lr_scheduling_steps=5)
-    with pytest.raises(ConfigError, match="lr_scheduling_steps: got 5, but the given ReduceLROnPlateau"):
+    with pytest.raises(ConfigError, match="lr_scheduling_steps: got 5, but the passed ReduceLROnPlateau"):
         Trainer(model, settings, DATA, optimizer=schedule.optimizer, lr_scheduler=schedule)
     trainer = Trainer(model, settings, DATA)  # linear, to 0 at the last update
     assert "without effect: lr_scheduling_steps=5" in caplog.text
@@ -125,7 +125,7 @@ def test_a_share_of_the_steps_is_told_at_the_start(tmp_path: Path, caplog: pytes
     caplog.set_level("INFO", "trainwright")
     trainer = Trainer(make(), config(tmp_path, num_epochs=4, max_steps=0.25), DATA)
     assert trainer.total_steps == 8  # ceil(0.25 * 5) * 4
-    assert "max_steps=0.25: 8 steps in all, that share of 4 epochs of 5 batches" in caplog.text
+    assert "max_steps=0.25: 8 steps in total, that fraction of 4 epochs of 5 batches" in caplog.text
     assert "training ends in epoch 2" in caplog.text
 
 
@@ -226,7 +226,7 @@ def test_a_list_of_samples_is_data_for_evaluate_as_it_is_for_the_trainer(tmp_pat
 
 def test_an_evaluation_without_a_batch_is_an_error(tmp_path: Path) -> None:
     trainer = Trainer(make(), config(tmp_path), DATA)
-    with pytest.raises(ConfigError, match="gave no batch"):
+    with pytest.raises(ConfigError, match="yielded no batch"):
         trainer.evaluate(batch for batch in ())
 
 
@@ -314,7 +314,7 @@ def test_batches_that_do_not_fit_the_model_are_told_with_their_fields(tmp_path: 
         Trainer(ByName(), config(tmp_path), wrong).train()
     unlabeled = [{"features": x, "class_id": 1} for x in INPUTS]
     with pytest.raises(
-        ConfigError, match=r"none of labels, label, targets, target is among its fields features, class_id"
+        ConfigError, match=r"none of labels, label, targets, target is among the batch's fields features, class_id"
     ):
         Trainer(ByName(), config(tmp_path), unlabeled).train()
 

@@ -96,5 +96,5 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
         def __iter__(self) -> Iterator[Any]:
             return iter(())
 
-    with pytest.raises(ConfigError, match="gives no sample"):
+    with pytest.raises(ConfigError, match="yields no sample"):
         Trainer(make(), config(tmp_path, max_steps=3), Empty()).train()

@@ -24,7 +24,7 @@ from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
-_OF_THE_STEP = ("backward", "update")
+_STEP_METHODS = ("backward", "update")
 
 
 class GraphBase(nn.Module):
@@ -99,7 +99,7 @@ class GraphTrainer(EagerTrainer):
 
     def refuse_overrides(self) -> None:
         """Before the first step: where the user has overridden a part of it, all steps are eager."""
-        own = [name for name in _OF_THE_STEP if is_overridden(self, name)]
+        own = [name for name in _STEP_METHODS if is_overridden(self, name)]
         if own and self._compiled is not None:
             self._compiled.refuse(f"{type(self).__name__} has its own {' and '.join(own)}")
 

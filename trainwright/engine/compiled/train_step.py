@@ -19,7 +19,7 @@ from trainwright.engine.trainer.ranks import has_all_gpus
 from trainwright.engine.update import Update
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 
-_OF_THE_STEP = ("train_step", "training_step", "optimization_step", "run_step")
+_STEP_METHODS = ("train_step", "training_step", "optimization_step", "run_step")
 _SCORES = "scores"
 
 
@@ -28,15 +28,15 @@ def compile_steps(
     update: Update,
     criterion: Callable[..., Tensor] | None,
     own_loss: Callable[..., Tensor] | None,
-    note_scores: Callable[[Any], None] | None,
+    record_scores: Callable[[Any], None] | None,
 ) -> None:
     """Put programs in the place of ``trainer.train_step``, or say why they cannot be.
 
     Args:
         criterion, own_loss: as contracts take them.
-        note_scores: is shown what the model gives for a batch, for metrics of training; None: not needed.
+        record_scores: is shown what the model gives for a batch, for metrics of training; None: not needed.
     """
-    own = [name for name in _OF_THE_STEP if is_overridden(trainer, name)]
+    own = [name for name in _STEP_METHODS if is_overridden(trainer, name)]
     config = trainer.config
     why = f"{type(trainer).__name__} has its own {' and '.join(own)}" if own else None
     if has_all_gpus(config.device_str):
@@ -46,7 +46,7 @@ def compile_steps(
     if why is not None:
         say_refusal(why)
         return
-    steps = CompiledSteps(trainer, update, criterion, own_loss, note_scores)
+    steps = CompiledSteps(trainer, update, criterion, own_loss, record_scores)
     install(trainer, "train_step", steps.train_step)
 
 
@@ -59,12 +59,12 @@ class CompiledSteps:
         update: Update,
         criterion: Callable[..., Tensor] | None,
         own_loss: Callable[..., Tensor] | None,
-        note_scores: Callable[[Any], None] | None,
+        record_scores: Callable[[Any], None] | None,
     ) -> None:
         self._trainer: Any = weakref.proxy(trainer)
         self._eager = type(trainer).train_step  # type: ignore[attr-defined]
         self._model, self._criterion, self._own_loss = trainer.model, criterion, own_loss
-        self._note_scores = note_scores
+        self._record_scores = record_scores
         config = trainer.config
         self._adds, self._skips = config.gradient_accumulation_steps > 1, config.non_finite == "skip"
         self._mean = update.mean if self._adds else None
@@ -85,8 +85,8 @@ class CompiledSteps:
             logs: dict[str, Any] = self._eager(trainer, model, inputs)
             return logs
         put_figures(figures)
-        if self._note_scores is not None:
-            self._note_scores(outputs_of(figures).get(_SCORES))
+        if self._record_scores is not None:
+            self._record_scores(outputs_of(figures).get(_SCORES))
         return {"step_loss": figures["loss"]}
 
     def _compiled_for(self, inputs: Any) -> CompiledUpdate:
@@ -115,17 +115,17 @@ class CompiledSteps:
         return compiled
 
     def _loss_of(self, compute_loss: Callable[[Any, Any], Any]) -> Callable[[Any], tuple[Tensor, Mapping[str, Any]]]:
-        model, needs_scores, needs_tokens = self._model, self._note_scores is not None, self._adds
+        model, needs_scores, needs_tokens = self._model, self._record_scores is not None, self._adds
 
         def loss_alone(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
             return compute_loss(model, inputs), {}
 
         def loss_and_outputs(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
-            noting = _Noting(model)
-            loss = compute_loss(noting, inputs)
-            wanted: dict[str, Any] = {_SCORES: predictions_of(noting.outputs)} if needs_scores else {}
-            if needs_tokens and isinstance(noting.outputs, Mapping) and TOKENS in noting.outputs:
-                tokens = noting.outputs[TOKENS]
+            recording = _Recording(model)
+            loss = compute_loss(recording, inputs)
+            wanted: dict[str, Any] = {_SCORES: predictions_of(recording.outputs)} if needs_scores else {}
+            if needs_tokens and isinstance(recording.outputs, Mapping) and TOKENS in recording.outputs:
+                tokens = recording.outputs[TOKENS]
                 wanted[TOKENS] = tokens.clone() if isinstance(tokens, Tensor) else tokens
             return loss, wanted
 
@@ -136,7 +136,7 @@ class CompiledSteps:
             uninstall(self._trainer, "train_step")
 
 
-class _Noting:
+class _Recording:
     """The model, and what it returned; made anew for each reading of a step."""
 
     def __init__(self, model: Any) -> None:

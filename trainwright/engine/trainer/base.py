@@ -1,4 +1,4 @@
-"""What the files of the objects door share: its attributes, and the methods that they call on each other."""
+"""Attributes of the Python API's trainer, and the methods that its modules call on each other."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
 
 
-# Overrides of these compute the loss by themselves.
-OF_THE_STEP = ("train_step", "training_step", "compute_loss")
+# An override of one of these computes the loss itself.
+STEP_METHODS = ("train_step", "training_step", "compute_loss")
 
 
 class TrainerShared(TrainerBase):
-    """The trainer itself is :class:`~trainwright.Trainer`, which makes these and says what they are."""
+    """Base of :class:`~trainwright.Trainer`, which sets and documents these attributes."""
 
-    # Given.
+    # Arguments of the constructor.
     config: "TrainingConfig"
     model: nn.Module
     train_dataset: Any
     eval_dataset: Any
     preprocessor: Any
     model_card: Any
-    # Built.
-    output_dir: Path  # absolute: the working folder may change while it trains
+    # Built from them.
+    output_dir: Path  # absolute: the working directory may change during training
     device: torch.device
     train_dataloader: Any
     eval_dataloader: Any
@@ -61,23 +61,23 @@ class TrainerShared(TrainerBase):
     _contract: Contract | None
     _criterion: Callable[..., Any] | None
     _own_loss: Callable[..., Any] | None
-    _shows_outputs = True  # the model's, to what weighs and counts them in training
+    _records_outputs = True  # pass the model's outputs to the loss weights and the training metrics
     _autocast: Autocast | None
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder
     _batches: Iterator[Any]
-    _inputs: Any = None  # the batch of now
-    _evaluated_step: int | None = None  # what state.global_step was at the last evaluation
+    _inputs: Any = None  # the current batch
+    _evaluated_step: int | None = None  # state.global_step at the last evaluation
     _run_callbacks: RunCallbacks
     accelerator: Any
     _built_in_callbacks: list[Callback]
 
     @cached_property
     def metrics_handler(self) -> Any:
-        """What computes the metrics of evaluations; by default made when it is first needed."""
+        """Computes the metrics of evaluations. Built on first use by default."""
         return build_metrics_handler(self.config, self)
 
-    def _is_borrowed(self) -> bool:
+    def _is_padding_batch(self) -> bool:
         raise NotImplementedError
 
     def _find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:

@@ -1,4 +1,4 @@
-"""The metric of the best checkpoint: where it stands, and which way it is better. Early stopping uses it, too."""
+"""The metric that selects the best checkpoint: its key in the storage and its mode. Early stopping uses it too."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -15,19 +15,20 @@ _MODES = {objective: mode for mode, objective in _OBJECTIVES.items()}
 
 
 def metric_for_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> tuple[str, str]:
-    """Where the metric that ``config.metric_for_best_model`` names stands in the storage; and "max" or "min".
+    """Storage key and mode ("max" or "min") of ``config.metric_for_best_model``.
 
-    ``train.x`` is x of training, ``evaluation.x``, ``eval_x`` or x that of the evaluation, if there is one.
+    ``train.x`` is the training metric x. ``evaluation.x``, ``eval_x`` and x are the evaluation metric x if the run
+    evaluates.
 
     Raises:
-        ConfigError: whether more of it is better is not known.
+        ConfigError: the mode of the metric is unknown.
     """
-    place = place_of_best(config, trainer, evaluates=evaluates)
-    return place, _mode_of_best(_split(config.metric_for_best_model, trainer, evaluates=evaluates)[1], config, trainer)
+    key = storage_key_of_best(config, trainer, evaluates=evaluates)
+    return key, _mode_of_best(_split(config.metric_for_best_model, trainer, evaluates=evaluates)[1], config, trainer)
 
 
-def place_of_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> str:
-    """Where that metric stands in the storage."""
+def storage_key_of_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) -> str:
+    """Storage key of ``config.metric_for_best_model``."""
     prefix, key = _split(config.metric_for_best_model, trainer, evaluates=evaluates)
     if prefix == "evaluation":
         return f"evaluation/{key}"
@@ -35,9 +36,9 @@ def place_of_best(config: "TrainingConfig", trainer: Any, *, evaluates: bool) ->
 
 
 def mode_of_monitor(monitor: str, config: "TrainingConfig", trainer: Any) -> str:
-    """ "max" or "min" for what a callback watches; "auto" where only its name can tell.
+    """Mode of a callback's monitor: "max", "min", or "auto" if only its name can decide.
 
-    What the configuration says of the metric of the best checkpoint counts for a monitor that is the same metric.
+    If the monitor is also ``metric_for_best_model``, the settings of that metric apply.
     """
     prefix, key = _split(monitor, trainer, evaluates=monitor.startswith("eval"))
     if (prefix, key) == _split(config.metric_for_best_model, trainer, evaluates=True):
@@ -46,30 +47,30 @@ def mode_of_monitor(monitor: str, config: "TrainingConfig", trainer: Any) -> str
 
 
 def check_best_metric(config: "TrainingConfig", trainer: Any) -> None:
-    """Refuse a metric of the best checkpoint that no evaluation gives, as far as that is known before the first one.
+    """Check that the evaluation computes ``metric_for_best_model``, if the results are known in advance.
 
     Raises:
-        ConfigError: as said.
+        ConfigError: no evaluation computes it.
     """
     prefix, key = _split(config.metric_for_best_model, trainer, evaluates=True)
     known = getattr(trainer.metrics_handler, "known_results", lambda: None)()
     is_of_user = any(is_overridden(trainer, name) for name in ("evaluate", "evaluate_step", "compute_metric"))
     if prefix != "evaluation" or key == "loss" or known is None or is_of_user:
         return
-    if key not in known and re.sub(r"_\d+$", "", key) not in known:  # a result for each class
+    if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
         raise ConfigError(
-            f"TrainingConfig.metric_for_best_model: got {config.metric_for_best_model!r}, which no evaluation gives: it"
-            f" gives {', '.join(['loss', *known])}. {did_you_mean(key, ['loss', *known])}"
-            " Name it in metrics, or give a metrics_handler."
+            f"TrainingConfig.metric_for_best_model: got {config.metric_for_best_model!r}, which the evaluation does not"
+            f" compute; its results are {', '.join(['loss', *known])}. {did_you_mean(key, ['loss', *known])}"
+            " Add it to metrics, or pass a metrics_handler."
         )
 
 
 def _split(name: str, trainer: Any, *, evaluates: bool) -> tuple[str, str]:
-    """``"train"`` or ``"evaluation"``, and the key of the metric there."""
+    """Prefix (``"train"`` or ``"evaluation"``) and key of a metric name."""
     prefix, _, key = name.partition(".")
     if prefix not in ("train", "evaluation") or not key:
         prefix, key = "evaluation" if evaluates or name.startswith("eval_") else "train", name.removeprefix("eval_")
-    if key in ("epoch_loss", "epoch_metric"):  # what callbacks call them
+    if key in ("epoch_loss", "epoch_metric"):  # names used by callbacks
         first = getattr(trainer.metrics_handler, "first", None) if key == "epoch_metric" else None
         key = "loss" if key == "epoch_loss" else getattr(first, "key", "metric")
     return prefix, key
@@ -81,20 +82,20 @@ def _mode_of_best(key: str, config: "TrainingConfig", trainer: Any) -> str:
         if by_user not in (None, _OBJECTIVES[mode]):
             raise ConfigError(
                 f"TrainingConfig.greater_is_better: got {config.greater_is_better}, but the MetricConfig of {key!r} has"
-                f" objective={by_user!r}. Give one of them."
+                f" objective={by_user!r}. Set only one of them."
             )
         return mode
     known = _mode_of(key, config, trainer)
     if known is None:
         raise ConfigError(
-            f"TrainingConfig.metric_for_best_model: got {config.metric_for_best_model!r}, and whether more of it is"
-            " better is not known. Set greater_is_better=True or greater_is_better=False."
+            f"TrainingConfig.metric_for_best_model: got {config.metric_for_best_model!r}, and it is unknown whether"
+            " higher is better. Set greater_is_better=True or greater_is_better=False."
         )
     return known
 
 
 def _mode_of(key: str, config: "TrainingConfig", trainer: Any) -> str | None:
-    """Which way the result ``key`` is better: by its MetricConfig, its metric, its name. None if these say nothing."""
+    """Mode of the result ``key`` by its MetricConfig, its metric or its name; None if unknown."""
     if key == "loss":
         return "min"
     objective = objective_by_user(key, config.metrics) or find_objective(key, trainer.metrics_handler)

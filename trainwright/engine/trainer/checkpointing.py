@@ -1,4 +1,4 @@
-"""The saving half of the objects door: checkpoints named by their step, links named by their epoch, the hub."""
+"""Checkpointing in the Python API: checkpoints named by step, links named by epoch, upload to the hub."""
 
 import csv
 import logging
@@ -28,32 +28,32 @@ FINAL_EPOCH = "final_epoch"
 
 
 class SavingTrainer(TrainerShared):
-    """What saves and loads."""
+    """Saving and loading."""
 
     _fixed_attachments: dict[str, bytes] | None = None
 
     def save(self, path: str | Path, overwrite: bool = True) -> None:
-        """Write the whole state of the run as the checkpoint folder ``path``, with its model card ``README.md``.
+        """Save the complete training state to the checkpoint folder ``path``, with its model card ``README.md``.
 
-        With several processes each of them must call it; one writes.
+        Every process must call it; the main process writes.
 
         Raises:
-            FileExistsError: ``path`` is there, and ``overwrite`` is False.
+            FileExistsError: ``path`` exists, and ``overwrite`` is False.
         """
         path = Path(path).expanduser()
         if broadcast_object(path.exists()) and not overwrite:
-            raise FileExistsError(f"{path}: exists already; give another path, or overwrite=True.")
-        self._saver_beside(path).save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
+            raise FileExistsError(f"{path}: exists already; pass another path, or overwrite=True.")
+        self._checkpointer_for(path).save(path.name, tag_last=False, iteration=max(0, self.state.updates_done - 1))
 
     def load(self, path: str | Path) -> None:
-        """Take the whole state of the run from a checkpoint; ``train`` then goes on from there."""
+        """Restore the complete training state from a checkpoint. ``train`` continues from there."""
         self.checkpointer.load(Path(path).expanduser())
 
     def push_to_hub(self, repo_id: str, *, commit_message: str | None = None, private: bool = False) -> str:
-        """Upload the model, its config, preprocessor and card, and the state of the run; returns the repository's URL.
+        """Upload the model, its config, preprocessor, card and training state; return the URL of the repository.
 
         Raises:
-            MissingFileError: the hub cannot be reached, or refuses.
+            MissingFileError: the hub cannot be reached, or rejects the upload.
         """
         from trainwright.checkpoint.hub import upload_folder
 
@@ -66,12 +66,12 @@ class SavingTrainer(TrainerShared):
         return broadcast_object(url)
 
     def load_csv_logs(self, logs_dir: str | Path | None = None) -> dict[str, list[float | None]]:
-        """The columns of ``metrics.csv`` by name, None where a row has no value.
+        """The columns of ``metrics.csv`` by name, with None for empty cells.
 
         With a ``TrainerConfig`` also ``step`` (steps done), ``train.loss`` and ``evaluation.<metric>``.
 
         Raises:
-            MissingFileError: no such file has been written.
+            MissingFileError: the file does not exist.
         """
         from trainwright.config.training.training_config import TrainerConfig
 
@@ -79,15 +79,15 @@ class SavingTrainer(TrainerShared):
         folder = self.output_dir / self.config.logs_dir if logs_dir is None else Path(logs_dir)
         path = folder / parts.CSV_NAME
         if not path.is_file():
-            raise MissingFileError(f"{path}: not there; it is written while the trainer trains.")
+            raise MissingFileError(f"{path}: no such file; training writes it.")
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         names = list(rows[0]) if rows else []
         columns = {name: [float(row[name]) if row[name] else None for row in rows] for name in names}
-        return self._second_names(columns) | columns if isinstance(self.config, TrainerConfig) else columns
+        return self._alias_columns(columns) | columns if isinstance(self.config, TrainerConfig) else columns
 
-    def _second_names(self, columns: Mapping[str, list[float | None]]) -> dict[str, list[float | None]]:
-        """The columns that the page of ``TrainerConfig`` names otherwise."""
+    def _alias_columns(self, columns: Mapping[str, list[float | None]]) -> dict[str, list[float | None]]:
+        """The columns under the names that ``TrainerConfig`` documents."""
         plan, first = self._plan, "evaluation/"
         named = {f"evaluation.{name.removeprefix(first)}": columns[name] for name in columns if name.startswith(first)}
         if "total_loss" in columns:
@@ -95,7 +95,7 @@ class SavingTrainer(TrainerShared):
         steps = [float(min(plan.steps(int(at or 0) + 1), self.total_steps)) for at in columns.get("iteration", [])]
         return {"step": [*steps], **named}
 
-    # What the hooks call.
+    # Called by hooks.
 
     def _save_is_due(self) -> bool:
         config, state = self.config, self.state
@@ -109,7 +109,7 @@ class SavingTrainer(TrainerShared):
         return period is not None and state.has_passed(period)
 
     def _saves_before_end(self) -> bool:
-        """Whether a checkpoint is due before the last step, be it the best one's after an evaluation."""
+        """Whether a checkpoint is due before the last step, including the best checkpoint after an evaluation."""
         config, per_epoch = self.config, self._plan.steps_per_epoch
         periods = config.model_checkpoint or {}
         in_steps = [self._save_steps, periods.get("every_n_iteration"), (periods.get("every_n_epoch") or 0) * per_epoch]
@@ -119,7 +119,7 @@ class SavingTrainer(TrainerShared):
         return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
 
     def _save_step(self, *, keep_trained: bool = False) -> None:
-        """Save what is trained so far, under the name of its last step."""
+        """Save the current training state, named by its last step."""
         self._save_by(self.checkpointer, keep_trained=keep_trained)
 
     def _save_by(self, checkpointer: Checkpointer, *, keep_trained: bool = False) -> None:
@@ -143,28 +143,28 @@ class SavingTrainer(TrainerShared):
         return period is not None and epoch % period == 0
 
     def _load_best(self) -> None:
-        """Take the weights of the best checkpoint, if there is one."""
+        """Load the weights of the best checkpoint, if there is one."""
         self.checkpointer.wait()
         best = Path(self.checkpointer.save_dir, BEST)
         if not best.exists():
             logger.warning(
-                "There is no best checkpoint to load: no evaluation gave %r.", self.config.metric_for_best_model
+                "There is no best checkpoint to load: no evaluation computed %r.", self.config.metric_for_best_model
             )
             return
         Checkpointer(self.model).load(best, checkpointables=[], strict=True)
-        logger.info("The model has the weights of the best checkpoint, %s.", best)
+        logger.info("Loaded the weights of the best checkpoint, %s.", best)
 
     def _keeps_best(self) -> bool:
         evaluates = self.eval_dataloader is not None and self.config.eval_strategy != "no"
         return evaluates and self.config.save_enabled
 
-    def _show_end(self) -> None:
-        """What a run that was done before gave: its last results, and its best weights if these were asked for."""
+    def _load_final_results(self) -> None:
+        """For a run that was already finished: restore its last results, and its best weights if requested."""
         self.last_eval_results = self._folder.last_results("evaluation/")
         if self.config.load_best_model_at_end:
             self._load_best()
 
-    def _saver_beside(self, path: Path) -> Checkpointer:
+    def _checkpointer_for(self, path: Path) -> Checkpointer:
         return Checkpointer(
             self.model,
             path.parent,
@@ -175,17 +175,17 @@ class SavingTrainer(TrainerShared):
         )
 
     def _attachments(self) -> Mapping[str, bytes]:
-        """What lies beside the weights so that the folder is a model: its config, its preprocessor, its card."""
+        """Files stored with the weights: the model's config, its preprocessor and its card."""
         if self._fixed_attachments is None:
-            self._fixed_attachments = _files_beside(self.model, self.preprocessor)
+            self._fixed_attachments = _model_files(self.model, self.preprocessor)
         return {"README.md": self._card().encode(), **self._fixed_attachments}
 
     def _write_card(self) -> None:
-        """The card of the whole run, with the results of its last evaluation, beside its checkpoints."""
+        """Write the model card of the run, with the results of its last evaluation."""
         self._folder.write_card(self._card())
 
-    def _results_of_now(self) -> dict[str, Any]:
-        """The results of an evaluation of these weights, if there was one."""
+    def _current_results(self) -> dict[str, Any]:
+        """The results of an evaluation of the current weights, if there was one."""
         return dict(self.last_eval_results) if self._evaluated_step == self.state.global_step else {}
 
     def _card(self) -> str:
@@ -197,35 +197,37 @@ class SavingTrainer(TrainerShared):
             model_architecture=type(self.model).__name__,
             tasks=[str(self.config.task)] if self.config.task else None,
             training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
-            training_config=_without_places({**self.config.to_dict(), "output_dir": name}),
-            eval_results=self._results_of_now() or None,
+            training_config=_without_paths({**self.config.to_dict(), "output_dir": name}),
+            eval_results=self._current_results() or None,
         )
         return str(card.to_text())
 
 
-def _without_places(value: Any) -> Any:
-    """Settings for other people's eyes: of a place on this machine its last name alone."""
+def _without_paths(value: Any) -> Any:
+    """Settings for publication: absolute paths are reduced to their last component."""
     if isinstance(value, Mapping):
-        return {key: _without_places(item) for key, item in value.items()}
+        return {key: _without_paths(item) for key, item in value.items()}
     return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
 
 
-def _files_beside(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
+def _model_files(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_yaml"):
         files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
-    elif hasattr(config, "to_json_string"):  # of transformers: from_pretrained(checkpoint) works
+    elif hasattr(config, "to_json_string"):  # transformers: from_pretrained(checkpoint) works
         files["config.json"] = config.to_json_string().encode()
     if hasattr(preprocessor, "save"):
-        files |= _written_by(preprocessor.save)
-    elif hasattr(preprocessor, "save_pretrained"):  # of transformers: from_pretrained(checkpoint / "preprocessor")
-        files |= {f"preprocessor/{name}": text for name, text in _written_by(preprocessor.save_pretrained).items()}
+        files |= _files_written_by(preprocessor.save)
+    elif hasattr(preprocessor, "save_pretrained"):  # transformers: from_pretrained(checkpoint / "preprocessor")
+        files |= {
+            f"preprocessor/{name}": text for name, text in _files_written_by(preprocessor.save_pretrained).items()
+        }
     return files
 
 
-def _written_by(save: Callable[[Path], object]) -> dict[str, bytes]:
-    """The files that ``save(folder)`` writes, by their names in it."""
+def _files_written_by(save: Callable[[Path], object]) -> dict[str, bytes]:
+    """The files that ``save(folder)`` writes, by their relative names."""
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder))
         written = sorted(path for path in Path(folder).rglob("*") if path.is_file())
@@ -233,15 +235,15 @@ def _written_by(save: Callable[[Path], object]) -> dict[str, bytes]:
 
 
 def _link_and_prune(folder: Path, name: str, links: list[Path], max_to_keep: int | None) -> None:
-    """Point links at a checkpoint that is on disk; then delete those beyond ``max_to_keep``, and links to them."""
+    """Point links at a committed checkpoint; then delete checkpoints beyond ``max_to_keep`` and the links to them."""
     for link in links:
         if link.is_symlink() or not link.exists():
             replace_link(link, folder / name)
         else:
-            logger.warning("%s: is no link of ours and stays; it would point at %s.", link, folder / name)
+            logger.warning("%s: not a link, so it is kept; it would have pointed at %s.", link, folder / name)
     if max_to_keep is None:
         return
     try:
         keep_newest(folder, "", max_to_keep, links=folder.parent.glob("epoch_*"))
-    except OSError as error:  # the next save tries again; what is there too long does no harm
+    except OSError as error:  # the next save tries again; an extra checkpoint does no harm
         logger.warning("%s: an older checkpoint could not be deleted (%s).", folder, error)

@@ -1,4 +1,4 @@
-"""The evaluating half of the objects door: exact figures over samples, and the points where a user may change them."""
+"""Evaluation in the Python API: exact means over samples, and the methods that a user may override."""
 
 import inspect
 import logging
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import add_batch_note, to_batch
 from trainwright.engine.comparison import Comparison, find_comparison, predictions_of, shifted
-from trainwright.engine.eval_loss import MeanLoss, batch_size, told_by_all, weight_of
+from trainwright.engine.eval_loss import MeanLoss, batch_size, reduce_own_results, weight_of
 from trainwright.engine.gradient_sync import share_state
 from trainwright.engine.loss_fn import losses_of, target_of
 from trainwright.engine.trainer import optim, parts
-from trainwright.engine.trainer.base import OF_THE_STEP, TrainerShared
+from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.evaluation.preserve_rng import evaluation_mode, kept_randomness
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.parallel.dist import all_gather_object, get_world_size
@@ -26,34 +26,34 @@ logger = logging.getLogger("trainwright.engine")
 
 
 class EvaluatingTrainer(TrainerShared):
-    """What evaluates."""
+    """The evaluation loop."""
 
-    _is_watched = False  # by callbacks
-    _is_refusal_logged = False  # why there is no metric
+    _is_watched = False  # whether callbacks see its batches
+    _is_refusal_logged = False  # the reason for computing no metric
     _comparison: Comparison | None = None  # of this evaluation; None until its first batch
-    _weight: Any = None  # over how much the loss of this batch is a mean, where evaluation_step has found out
+    _weight: Any = None  # number of items that the batch's loss averages, if evaluation_step knows it
 
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
-        """``loss``, the mean over all samples, and each metric, over the eval data or over ``dataset``.
+        """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
 
-        ``dataset`` may be a loader. Training state, modes and randomness are afterwards as they were. A model that
-        returns no loss in evaluation mode gives none. Nothing is logged or written. With several processes each of them
-        must call it; they share the samples out.
+        ``dataset`` may be a loader. Training state, modes and random state are unchanged afterwards. ``loss`` is absent
+        if the model returns no loss in evaluation mode. Nothing is logged or written. Every process must call it; they
+        share the samples.
 
-        Called as ``evaluate(model, logs)`` it evaluates ``model``, which may be another one than the trainer's, on the
-        eval data and returns ``logs``, with ``eval_epoch_loss`` and ``eval_epoch_metric`` in it.
+        ``evaluate(model, logs)`` evaluates ``model``, which may differ from the trainer's, on the evaluation data and
+        returns ``logs`` with ``eval_epoch_loss`` and ``eval_epoch_metric`` added.
 
         Raises:
-            ConfigError: there is nothing to evaluate on.
+            ConfigError: there is no evaluation data.
         """
         is_by_model = isinstance(dataset, nn.Module)
         loader = self.eval_dataloader if dataset is None or is_by_model else dataset
         if loader is None:
-            raise ConfigError("Trainer.evaluate: there is no eval_dataset; give one here or to the Trainer.")
+            raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
         if loader is dataset and parts.is_dataset(dataset):
             parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, dataset)
             loader = self.create_eval_dataloader(dataset)
-        with self._in_place_of_own(dataset if is_by_model else self.model):
+        with self._replaced_model(dataset if is_by_model else self.model):
             results = self._score(loader)
         if not is_by_model and logs is None:
             return results
@@ -67,19 +67,19 @@ class EvaluatingTrainer(TrainerShared):
         return parts.eval_loader(dataset, self.config, self._collator)
 
     def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-        """Evaluate one batch: ``eval_step_loss``, and by :meth:`evaluation_step` what the metrics need."""
-        with self._in_place_of_own(model):
+        """Evaluate one batch: returns ``eval_step_loss``, and updates the metrics with :meth:`evaluation_step`."""
+        with self._replaced_model(model):
             outputs = self.evaluation_step(inputs)
             self._count(inputs, outputs)
         return {"eval_step_loss": outputs.get("loss")}
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
-        """What the model gives for one batch, as a dict: its own entries or ``logits``, and ``loss`` if there is one.
+        """The model's outputs for one batch as a dict: its own entries or ``logits``, and ``loss`` if there is one.
 
-        A generative model's ``logits`` are what its ``generate`` gives, with ``evaluate_with_generate``.
+        With ``evaluate_with_generate`` the ``logits`` of a generative model are the result of its ``generate``.
         """
         seen: list[Any] = []
-        # However compute_loss calls the model, overridden or not, this sees what it gives: no second forward pass.
+        # The hook sees the outputs however compute_loss calls the model: no second forward pass.
         hook = self.model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
         try:
             loss = self.compute_loss(self.model, batch)
@@ -94,7 +94,7 @@ class EvaluatingTrainer(TrainerShared):
         ignored = getattr(self.loss, "ignore_index", -100)
         if self._comparison is None:
             self._comparison = self._find_comparison(last, batch, loss)
-        # Of the loss: before other outputs stand there.
+        # Before ``logits`` is replaced below: the weight belongs to the loss.
         self._weight = weight_of(outputs, batch, ignored, is_shifted=self._comparison.is_shifted)
         if self._generates():
             outputs["logits"] = _generated(self.model, batch)
@@ -102,9 +102,9 @@ class EvaluatingTrainer(TrainerShared):
         return outputs if loss is None else {**outputs, "loss": loss.detach() if isinstance(loss, Tensor) else loss}
 
     def compute_metric(self, model: Any, inputs: Any) -> float:
-        """The first metric over what it was asked about so far, with this batch: a forward pass in evaluation mode.
+        """The first metric over the batches passed so far and this one: a forward pass in evaluation mode.
 
-        The training itself does without that pass and calls this method only where it is overridden.
+        Training calls this method only if it is overridden; otherwise it reuses the outputs of the step.
         """
         with evaluation_mode(model):
             outputs = _forward(model, inputs)
@@ -115,7 +115,7 @@ class EvaluatingTrainer(TrainerShared):
         return next(iter(self.metrics_handler.compute().values()), float("nan"))
 
     def predict(self, inputs: Any) -> Any:
-        """What the model gives for one batch of inputs, in evaluation mode and without gradients."""
+        """The model's outputs for one batch of inputs, in evaluation mode and without gradients."""
         inputs = to_batch(inputs, self.device)
         with evaluation_mode(self.model):
             return (
@@ -126,55 +126,55 @@ class EvaluatingTrainer(TrainerShared):
 
     @property
     def metric(self) -> Any:
-        """The first metric of ``metrics_handler``; None without one."""
+        """The first metric of ``metrics_handler``; None if there is none."""
         return getattr(self.metrics_handler, "first", None)
 
     def named_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """The results of an evaluation by the names that callbacks and ``evaluate(model, logs)`` have for them."""
+        """Evaluation results under the names that callbacks and ``evaluate(model, logs)`` use."""
         named = {f"eval_{name}": value for name, value in results.items()}
         metric = next((name for name in results if name != "loss"), None)
         if "loss" in results:
             named["eval_epoch_loss"] = results["loss"]
         return named if metric is None else named | {"eval_epoch_metric": results[metric]}
 
-    # How they work together.
+    # Implementation.
 
     @contextmanager
-    def _in_place_of_own(self, model: Any) -> Iterator[None]:
-        """Inside, ``model`` is what is evaluated, on the device and in the precision of the run."""
+    def _replaced_model(self, model: Any) -> Iterator[None]:
+        """Evaluate ``model`` in place of the trainer's own, on the run's device and in its precision."""
         if model is self.model or getattr(model, "module", None) is self.model:
             yield
             return
-        replaced = ("model", "_step_model", "_contract", "_criterion", "_own_loss", "_shows_outputs")
+        replaced = ("model", "_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
         own = {name: vars(self)[name] for name in replaced if name in vars(self)}
         is_bound = "compute_loss" in vars(self).get("_installed", {})
         uninstall(self, "compute_loss")
         place = next((parameter.device for parameter in model.parameters()), self.device)
         self.model = self._step_model = model.to(self.device)
-        self._contract, self._shows_outputs = None, False
+        self._contract, self._records_outputs = None, False
         own_loss = getattr(model, "compute_loss", None)
         self._criterion, self._own_loss = optim.losses(self.loss, own_loss, self._autocast)
         try:
             with self._autocast() if self._autocast else nullcontext():
                 yield
         finally:
-            vars(self).pop("_shows_outputs")
+            vars(self).pop("_records_outputs")
             vars(self).update(own)
             if is_bound:
                 install(self, "compute_loss", own["_contract"].compute_loss)
             model.to(place)
 
     def _evaluate_in_training(self) -> dict[str, Any]:
-        """An evaluation whose batches callbacks see."""
+        """Evaluate with callbacks seeing each batch."""
         self._is_watched = True
         try:
             self._evaluated_step = self.state.global_step
-            return self._evaluate_as_documented()
+            return self._call_evaluate()
         finally:
             self._is_watched = False
 
-    def _evaluate_as_documented(self) -> dict[str, Any]:
-        """Call ``evaluate`` as its signature says: with ``(model, logs)``, ``(dataset)`` or nothing."""
+    def _call_evaluate(self) -> dict[str, Any]:
+        """Call ``evaluate`` with the arguments that its signature takes: ``(model, logs)``, ``(dataset)`` or none."""
         if not is_overridden(self, "evaluate"):
             return self._score(self.eval_dataloader)
         parameters = inspect.signature(self.evaluate).parameters
@@ -189,7 +189,7 @@ class EvaluatingTrainer(TrainerShared):
         return self.evaluate(self.eval_dataset) if needs_data else self.evaluate()
 
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
-        self._mean_loss, self._told, self._num_seen, self._comparison = MeanLoss(), dict[str, Any](), 0, None
+        self._mean_loss, self._own_results, self._num_seen, self._comparison = MeanLoss(), dict[str, Any](), 0, None
         self._has_metrics, has_batches = True, False
         self.metrics_handler.reset()
         share_state(self.model, buffers_only=True)  # running statistics differ between processes
@@ -204,45 +204,45 @@ class EvaluatingTrainer(TrainerShared):
                     add_batch_note(error, inputs)
                     raise
                 if self._is_watched:
-                    self._run_callbacks.note({name: value for name, value in logs.items() if value is not None})
+                    self._run_callbacks.record({name: value for name, value in logs.items() if value is not None})
                 if not self._is_counted:
-                    self._take(logs, inputs)
+                    self._add_own_results(logs, inputs)
                 elif self._is_watched:
-                    self._show_so_far()
+                    self._update_running_results()
                 has_batches = True
         if not any(all_gather_object(has_batches)):
             raise ConfigError(
-                f"Trainer.evaluate: {type(loader).__name__} gave no batch. Give data with a sample at least; an"
-                " iterator or a generator can be gone through only once: give a list, a data set or a loader."
+                f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
+                " iterator or a generator can be iterated only once: pass a list, a data set or a loader."
             )
         if self._is_watched:
-            self._forget_so_far()
+            self._remove_running_metric()
         results: dict[str, Any] = self._mean_loss.results()
         if all(all_gather_object(self._has_metrics)):
             results |= self.metrics_handler.compute()
-        return results | told_by_all(self._told, self._num_seen)
+        return results | reduce_own_results(self._own_results, self._num_seen)
 
-    def _show_so_far(self) -> None:
-        """Show callbacks the means over the batches so far; a metric is computed when it is read."""
+    def _update_running_results(self) -> None:
+        """Update the logs of callbacks with the means so far; a metric is computed when it is read."""
         logs, loss = self._run_callbacks.logs, self._mean_loss.so_far()
         if loss is not None:
             logs["eval_epoch_loss"] = loss
-        self._forget_so_far()
-        if self._has_metrics and get_world_size() == 1:  # several processes compute it together, at the end
+        self._remove_running_metric()
+        if self._has_metrics and get_world_size() == 1:  # several processes reduce it together, at the end
             logs.defer("eval_epoch_metric", lambda: next(iter(self.metrics_handler.compute().values()), math.nan))
 
-    def _forget_so_far(self) -> None:
+    def _remove_running_metric(self) -> None:
         logs = self._run_callbacks.logs
         if "eval_epoch_metric" in logs:
             del logs["eval_epoch_metric"]
 
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
-        """Take a batch into the loss and the metrics."""
+        """Add a batch to the loss and the metrics."""
         self._is_counted = True
         self._mean_loss.add(outputs.get("loss"), batch_size(inputs) if self._weight is None else self._weight)
         if is_overridden(self, "compute_metric"):
             self._has_metrics = False
-            self._told["metric"] = self.compute_metric(self.model, inputs)
+            self._own_results["metric"] = self.compute_metric(self.model, inputs)
             return
         predictions, labels = predictions_of(outputs), target_of(inputs)
         if self._comparison is None:
@@ -261,17 +261,17 @@ class EvaluatingTrainer(TrainerShared):
             more = {name: value for name, value in rest.items() if name not in taken}
             self.metrics_handler.update(predictions, labels, **more)
 
-    def _take(self, logs: Mapping[str, Any], inputs: Any) -> None:
-        """What an ``evaluate_step`` of the user's own has returned is all there is."""
+    def _add_own_results(self, logs: Mapping[str, Any], inputs: Any) -> None:
+        """Use only the values that a user's ``evaluate_step`` returns."""
         self._has_metrics = False
         loss = logs.get("eval_step_loss")
         self._mean_loss.add(None if loss is None else torch.as_tensor(loss), batch_size(inputs))
-        told = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
-        self._told |= {name: float(logs[key]) for name, key in told.items() if logs.get(key) is not None}
+        names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
+        self._own_results |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}
 
     def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
-        """How the model's outputs for a batch and its labels are to be compared."""
-        own_code = hasattr(self.model, "compute_loss") or any(is_overridden(self, name) for name in OF_THE_STEP)
+        """How to compare the model's outputs for a batch with its labels."""
+        own_code = hasattr(self.model, "compute_loss") or any(is_overridden(self, name) for name in STEP_METHODS)
         return find_comparison(
             self.model, outputs, inputs, loss,
             criterion=self.loss, has_own_loss=own_code or losses_of(outputs) is not None,
@@ -281,7 +281,7 @@ class EvaluatingTrainer(TrainerShared):
         return self._for_handler(self._find_comparison(outputs, inputs, loss))
 
     def _for_handler(self, comparison: Comparison) -> Comparison:
-        """The part of it that concerns this handler: a metric that was asked for is computed in any case."""
+        """The parts that apply to this handler: a metric that the user requests is always computed."""
         handler = self.metrics_handler
         return Comparison(
             is_shifted=comparison.is_shifted and getattr(handler, "shifts_labels", False),
@@ -292,7 +292,7 @@ class EvaluatingTrainer(TrainerShared):
         if not self._is_refusal_logged:
             self._is_refusal_logged = True
             logger.info(
-                "No accuracy is computed: %s. Name the metrics that fit, for example metrics=['MeanSquaredError'].", why
+                "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'].", why
             )
 
     def _generates(self) -> bool:
@@ -300,7 +300,7 @@ class EvaluatingTrainer(TrainerShared):
 
 
 def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:
-    """Those fields of a batch with names that a function takes."""
+    """The fields of a batch that a function accepts, by name."""
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {name: value for name, value in batch.items() if takes_all or name in parameters}

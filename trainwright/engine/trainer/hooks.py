@@ -1,4 +1,4 @@
-"""What the objects door does around its steps: as the hooks of the other door, but due by steps and epochs."""
+"""Hooks of the Python API: those of config files, but scheduled by steps and epochs."""
 
 import logging
 import os
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.engine")
 
-IsDue = Callable[[], bool]  # asked after an update
+IsDue = Callable[[], bool]  # called after an update
 
 
 class Evaluate(EvalHook):
-    """Evaluate whenever it is due and once after the last update. Results are put under ``evaluation/``."""
+    """Evaluate when due and after the last update. Results are stored under ``evaluation/``."""
 
     def __init__(self, is_due: IsDue, evaluate: Callable[[], Mapping[str, Any] | None]) -> None:
         super().__init__(0, evaluate)
@@ -42,7 +42,7 @@ class Evaluate(EvalHook):
             self._evaluate()
 
     def evaluate_now(self) -> None:
-        """Evaluate, whatever is due."""
+        """Evaluate immediately."""
         self._evaluate()
 
     def _evaluate(self) -> None:
@@ -51,15 +51,15 @@ class Evaluate(EvalHook):
 
 
 class ScheduleSteps(LRScheduler):
-    """Record the rate of each update; step the schedule whenever it is due, by default after each update.
+    """Record the learning rate of each update; step the schedule when it is due, by default after each update.
 
-    Not if the step has done so by itself. Where the trainer has no schedule there is nothing to do.
+    The schedule is not stepped if the step has done so itself. Does nothing if the trainer has no schedule.
     """
 
     _leaves_plateaus = True
 
     def __init__(self, due_for_this: Callable[[], IsDue | None]) -> None:
-        """``due_for_this`` tells when the trainer's schedule of now is due, None for after each update."""
+        """``due_for_this`` returns when the trainer's current schedule is due; None for after each update."""
         super().__init__()
         self._due_for_this = due_for_this
         self._is_due: IsDue | None = None
@@ -67,9 +67,9 @@ class ScheduleSteps(LRScheduler):
         self._is_by_steps = True
 
     def before_train(self) -> None:
-        self._take(self.trainer.lr_scheduler)
+        self._use_scheduler(self.trainer.lr_scheduler)
 
-    def _take(self, scheduler: Any) -> None:
+    def _use_scheduler(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         if scheduler is not None:
             super().before_train()
@@ -81,7 +81,7 @@ class ScheduleSteps(LRScheduler):
         trainer = self.trainer
         scheduler = trainer.lr_scheduler
         if scheduler is not self._scheduler:  # a callback has set another optimizer
-            self._take(scheduler)
+            self._use_scheduler(scheduler)
         if scheduler is None:
             return
         trainer.storage.put_scalar("lr", trainer.optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
@@ -91,7 +91,7 @@ class ScheduleSteps(LRScheduler):
 
 
 class ReduceOnPlateau(HookBase):
-    """Step a ``ReduceLROnPlateau`` by ``read_metric`` after each evaluation; with ``is_due``, whenever that is True."""
+    """Step a ``ReduceLROnPlateau`` with ``read_metric`` after each evaluation, or with ``is_due`` when that is True."""
 
     def __init__(self, read_metric: Callable[[], float | None], is_due: IsDue | None = None) -> None:
         self._read_metric = read_metric
@@ -102,7 +102,7 @@ class ReduceOnPlateau(HookBase):
         self._seen = self.trainer.last_eval_results
 
     def after_train(self) -> None:
-        # By the final evaluation, as a run that does not end here.
+        # Use the final evaluation, as a longer run would at this point.
         if self._is_due == self._has_new_results and not has_failed(self.trainer):
             self.after_step()
 
@@ -117,9 +117,9 @@ class ReduceOnPlateau(HookBase):
 
 
 class SaveSteps(HookBase):
-    """Save a checkpoint named by its step whenever it is due and after the last update.
+    """Save a checkpoint named by its step when due and after the last update.
 
-    It is taken between updates, when every hook has finished the one before.
+    Saves between updates, after every hook has finished the previous one.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class SaveSteps(HookBase):
     ) -> None:
         """``save`` takes ``keep_trained``, as :meth:`Checkpointer.save` does.
 
-        ``saves_before_end``: whether more than the end is to be saved, so that memory for it is got beforehand.
+        ``saves_before_end``: whether checkpoints before the last one are due, so that memory is reserved in advance.
         """
         self._checkpointer = checkpointer
         self._saves_before_end = saves_before_end
         self._is_due = is_due
         self._save = save
-        self._due: int | None = None  # the update to be saved
+        self._due: int | None = None  # the update to save
         self._is_prepared = False
 
     def after_step(self) -> None:
@@ -151,10 +151,10 @@ class SaveSteps(HookBase):
 
     def after_train(self) -> None:
         is_finished = self.trainer.iter >= self.trainer.max_iter
-        # Also where what comes after the update has failed, its evaluation for example: the update itself is done.
+        # Also after a failure behind the update, for example in its evaluation: the update itself is complete.
         is_done = self._due is not None and self.trainer.iterations_done == self._due + 1
         try:
-            is_alone = get_world_size() == 1  # after a failure the other processes may not come
+            is_alone = get_world_size() == 1  # after a failure the other processes may not reach this point
             if is_finished or (is_alone and is_done):
                 self._save_now()
         finally:
@@ -163,7 +163,7 @@ class SaveSteps(HookBase):
                 self._checkpointer.wait(alone=not is_finished)
 
     def after_end(self) -> None:
-        """Save the last checkpoint again, with what the final evaluation has changed in the memory of hooks."""
+        """Save the last checkpoint again, with the state of hooks that the final evaluation has changed."""
         if not has_failed(self.trainer):
             with self.trainer.phases.counting("save"):
                 self._save(keep_trained=True)
@@ -175,20 +175,20 @@ class SaveSteps(HookBase):
 
 
 class SaveBest(BestCheckpointer):
-    """Save ``model_best`` beside the other checkpoints when an evaluation was the best so far."""
+    """Save ``model_best`` in the checkpoint folder after the best evaluation so far."""
 
     def __init__(self, is_due: IsDue, checkpointer: Saver, metric: str, mode: str, *, is_needed: bool) -> None:
-        """``is_needed``: without the metric the training cannot do what it was asked for."""
+        """``is_needed``: raise if the metric is missing, because the run's settings need it."""
         super().__init__(0, checkpointer, metric, mode)
-        self._is_looked_at = is_due
+        self._is_check_due = is_due
         self._is_needed = is_needed
 
     def after_step(self) -> None:
-        if self._is_looked_at() and self.trainer.iter + 1 != self.trainer.max_iter:
+        if self._is_check_due() and self.trainer.iter + 1 != self.trainer.max_iter:
             self._look(self.trainer.iter)
 
     def _look(self, evaluated_at: int) -> None:
-        # A metric of training is one of the last update also at the end, where evaluations count one more.
+        # A training metric belongs to the last update also at the end, where evaluations count one more.
         is_of_training = not self._metric.startswith("evaluation/")
         super()._look(min(evaluated_at, self.trainer.max_iter - 1) if is_of_training else evaluated_at)
 
@@ -199,13 +199,13 @@ class SaveBest(BestCheckpointer):
         known = sorted(self.trainer.last_eval_results)
         name = self._metric.removeprefix("evaluation/")
         raise ConfigKeyError(
-            f"TrainingConfig.metric_for_best_model: the evaluation gave no {name!r}, by which load_best_model_at_end"
-            f" chooses. {did_you_mean(name, known)}"
+            f"TrainingConfig.metric_for_best_model: the evaluation computed no {name!r}, which load_best_model_at_end"
+            f" needs. {did_you_mean(name, known)}"
         )
 
 
 class AtEnd(HookBase):
-    """Call ``do`` at the end of a training that has not failed. Stands after the hook that saves."""
+    """Call ``do`` at the end of a training without failure. Registered after the hook that saves."""
 
     def __init__(self, do: Callable[[], object]) -> None:
         self._do = do
@@ -216,7 +216,7 @@ class AtEnd(HookBase):
 
 
 class WriteSteps(PeriodicWriter):
-    """Write whenever it is due, after each evaluation and the last update, and at the end of training."""
+    """Write when due, after each evaluation and the last update, and at the end of training."""
 
     _writes_evaluations = True
 
@@ -226,7 +226,7 @@ class WriteSteps(PeriodicWriter):
         self._build_writers = build_writers
 
     def before_train(self) -> None:
-        self._delivery = Delivery(self._build_writers())  # by the settings of now
+        self._delivery = Delivery(self._build_writers())  # with the current settings
         super().before_train()
 
     def after_step(self) -> None:
@@ -238,7 +238,7 @@ class WriteSteps(PeriodicWriter):
             self._write()
 
     def write_now(self) -> None:
-        """Write what has been put, whatever is due."""
+        """Write the stored values immediately."""
         self.trainer.storage.written = self.trainer.iter
         self._write()
 
@@ -248,7 +248,7 @@ class WriteSteps(PeriodicWriter):
 
 
 class TrainerFolder(RunFolder):
-    """The run folder of ``Trainer``: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
+    """Run folder of ``Trainer``: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
 
     setting = "TrainingConfig.output_dir"
 
@@ -268,7 +268,7 @@ class TrainerFolder(RunFolder):
         super().__init__(path, resume=False)
 
     def write_config(self, config: Any) -> None:
-        """Make the folder and write ``training_config.yaml`` into it."""
+        """Create the folder and write ``training_config.yaml`` into it."""
         path = self.path / self.layout.config
         if not is_left_out(path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -276,5 +276,5 @@ class TrainerFolder(RunFolder):
 
 
 def _is_config(head: bytes) -> bool:
-    """Whether this is the beginning of a file with all settings."""
+    """Whether this is the beginning of a file that holds all settings."""
     return all(name in head for name in (b"overwrite_output_dir:", b"checkpoints_dir:", b"logs_dir:"))

@@ -1,4 +1,4 @@
-"""What happens around the steps of the objects door: its plan, its hooks, where its batches come from."""
+"""Setup of a run of the Python API: its plan, its hooks and its batches."""
 
 import logging
 import math
@@ -24,8 +24,8 @@ from trainwright.engine.run_summary import training_info
 from trainwright.engine.schedule_plan import batches_from, make_plan
 from trainwright.engine.state import TrainerState
 from trainwright.engine.trainer import optim, parts
-from trainwright.engine.trainer.base import OF_THE_STEP
-from trainwright.engine.trainer.best_metric import check_best_metric, metric_for_best, place_of_best
+from trainwright.engine.trainer.base import STEP_METHODS
+from trainwright.engine.trainer.best_metric import check_best_metric, metric_for_best, storage_key_of_best
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
 from trainwright.engine.trainer.hooks import (
@@ -37,7 +37,7 @@ from trainwright.engine.trainer.hooks import (
     ScheduleSteps,
     WriteSteps,
 )
-from trainwright.engine.trainer.metrics import MeasuredTrainer, all_of
+from trainwright.engine.trainer.metrics import MeasuredTrainer, call_all
 from trainwright.engine.trainer.own_step import OwnStep
 from trainwright.engine.trainer.ranks import RankedTrainer
 from trainwright.engine.trainer.streams import with_length
@@ -56,7 +56,7 @@ logger = logging.getLogger("trainwright.engine")
 
 
 class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, MeasuredTrainer):
-    """What is settled before the first step, and what is called before and after the steps."""
+    """Built before the first step, and called before and after the steps."""
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
@@ -65,19 +65,19 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
         saves = config.save_enabled
         load_best = config.load_best_model_at_end
-        metric, best = place_of_best(config, self, evaluates=evaluates), None
+        metric, best = storage_key_of_best(config, self, evaluates=evaluates), None
         if evaluates and saves:
             check_best_metric(config, self)
             _, mode = metric_for_best(config, self, evaluates=True)
             best = SaveBest(eval_is_due, self.checkpointer, metric, mode, is_needed=load_best)
         evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
-        write = WriteSteps(self._log_is_due, lambda: self.build_writers())  # by then another may be assigned
-        self._on_wish: dict[str, Any] = {"evaluate": evaluate, "log": write}
+        write = WriteSteps(self._log_is_due, lambda: self.build_writers())  # looked up late: a user may assign another
+        self._on_request: dict[str, Any] = {"evaluate": evaluate, "log": write}
         return [
             IterationTimer(facts=facts_of_objects),
             ScheduleSteps(self._schedule_is_due),
             self._train_metrics,
-            # Before the last evaluation, which may take long.
+            # Before the final evaluation, which may take long.
             SaveSteps(self.checkpointer, self._save_is_due, self._save_step, self._saves_before_end) if saves else None,
             evaluate if evaluates else None,
             self._plateau_hook(metric),
@@ -91,7 +91,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         ]
 
     def _progress_lines(self) -> HookBase | None:
-        """In place of a bar where there is no terminal, unless lines are asked for by steps."""
+        """Progress lines in place of a bar where there is no terminal, unless lines are logged by steps."""
         config, state, plan = self.config, self.state, self._plan
         is_shown = config.progress_bar and config.print_steps is None and not config.log_steps
         if not is_shown or is_terminal(sys.stderr) or not is_main_process():
@@ -106,7 +106,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         return optim.build_lr_scheduler(self.config, self.optimizer, num_updates, plateau_mode)
 
     def _plateau_hook(self, metric: str) -> HookBase:
-        """By a result of evaluation after each of these, by one of training at the end of each epoch."""
+        """Step by an evaluation result after each evaluation, or by a training metric at the end of each epoch."""
         if metric.startswith("evaluation/"):
             return ReduceOnPlateau(partial(self._latest, metric))
         return ReduceOnPlateau(
@@ -114,7 +114,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         )
 
     def _schedule_is_due(self) -> Callable[[], bool] | None:
-        """When to step the schedule: by lr_scheduler_type after each update (None), others of torch's once an epoch."""
+        """When to step the schedule: lr_scheduler_type after each update (None), torch's others once an epoch."""
         if self.config.lr_scheduler is None and not self._is_given_schedule:
             return None
         is_by_updates = isinstance(self.lr_scheduler, FormulaLR)
@@ -122,14 +122,14 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         return partial(self.state.has_passed, every) if every else None
 
     def build_writers(self) -> list[EventWriter]:
-        """Where metrics go: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
-        handler = vars(self).get("metrics_handler")  # None: that of the default metric, made when it is needed
+        """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+        handler = vars(self).get("metrics_handler")  # None: the default handler, built on first use
         first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
         batch_size = self._plan.samples(self._plan.steps(1))
         return parts.build_writers(self.config, self.output_dir, self.max_iter, batch_size, first_metric=first)
 
     def print_info(self) -> None:
-        """Log what is trained, on what, and for how long."""
+        """Log the model, the data and the length of the run."""
         config, model = self.config, self.model
         rows = {
             "Output": config.output_dir,
@@ -147,7 +147,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             "Gradient accumulation": config.gradient_accumulation_steps,
             "Steps": self.total_steps,
             "Updates": self._plan.num_updates,
-            "Begins behind step": self.state.global_step,
+            "Steps done": self.state.global_step,
             "Metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
         }
         logger.info("%s", training_info({name: value for name, value in rows.items() if value not in (None, "")}))
@@ -160,29 +160,29 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         super().before_train()
 
     def after_train(self) -> None:
-        # An update that failed leaves steps that do not count.
+        # A failed update leaves steps that do not count.
         self.state.global_step = self._plan.steps(self.iterations_done)
         try:
             super().after_train()
         finally:
-            # A further train() goes on from here.
+            # A later train() continues from here.
             self.start_iter, self.max_iter = self.iterations_done, self._plan.num_updates
             self.checkpointer.close()
             self._folder.close()
             self._close_loaders()
 
-    # Settled before the first step.
+    # Built before the first step.
 
-    def _settle_plan(self) -> None:
-        """How many steps and updates, and which are due for what."""
+    def _build_plan(self) -> None:
+        """Compute the numbers of steps and updates, and the periods of saving and logging."""
         config = self.config
         max_steps = config.max_steps
         self.train_dataloader = with_length(self.train_dataloader, max_steps)
         if isinstance(max_steps, float):
             share, max_steps = max_steps, _steps_of(max_steps, len(self.train_dataloader)) * config.num_epochs
             logger.info(
-                "TrainingConfig.max_steps=%g: %d steps in all, that share of %d epochs of %d batches. No epoch is cut:"
-                " training ends in epoch %d.",
+                "TrainingConfig.max_steps=%g: %d steps in total, that fraction of %d epochs of %d batches. No epoch is"
+                " shortened: training ends in epoch %d.",
                 share, max_steps, config.num_epochs, len(self.train_dataloader),
                 -(-max_steps // len(self.train_dataloader)),
             )  # fmt: skip
@@ -194,7 +194,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         )
         if max_steps is not None and max_steps > self._plan.total_steps:
             logger.warning(
-                "TrainingConfig.max_steps: %d is beyond the %d steps of num_epochs=%d, which end the training.",
+                "TrainingConfig.max_steps: %d exceeds the %d steps of num_epochs=%d, after which training ends.",
                 max_steps, self._plan.total_steps, config.num_epochs,
             )  # fmt: skip
         self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
@@ -203,17 +203,17 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         self._save_steps = _steps_of(config.save_steps, self.total_steps)
         self._log_steps = _steps_of(config.log_steps, self.total_steps)
 
-    def _settle_state(self) -> None:
-        """What a checkpoint holds, and the hooks that other parts call."""
+    def _build_state(self) -> None:
+        """Build the training state, the checkpointer and the hooks that other parts call."""
         config = self.config
         self.state = TrainerState(self, self._plan, {}, lr=config.learning_rate, seed=config.seed)
         self.checkpointer = Checkpointer(
             self.model,
             self.output_dir / config.checkpoints_dir,
             attachments=self._attachments,
-            trainer=self.state,  # first: it finds out whether the others can be taken over
+            trainer=self.state,  # first: it decides whether the others can be restored
         )
-        self._settle_parts()
+        self._prepare_parts()
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
             self.callbacks,
@@ -227,27 +227,27 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             self._run_callbacks.logs.defer("epoch_metric", self._train_metrics.first)
 
     def _evaluate_now(self) -> None:
-        """For a callback that wishes it."""
-        hook = self._on_wish["evaluate"]
-        hook.trainer = weakref.proxy(self)  # it is in the list of hooks only where evaluations are due
+        """Evaluate on a callback's request."""
+        hook = self._on_request["evaluate"]
+        hook.trainer = weakref.proxy(self)  # it is registered only if evaluations are due
         hook.evaluate_now()
 
     def _log_now(self) -> None:
-        """For a callback that wishes it; one process writes."""
+        """Write metrics on a callback's request, in the main process."""
         if is_main_process():
-            self._on_wish["log"].write_now()
+            self._on_request["log"].write_now()
 
-    def _settle_parts(self) -> None:
-        """What a checkpoint holds of optimizer, schedule and scaler."""
+    def _prepare_parts(self) -> None:
+        """Set the parts of a checkpoint: optimizer, schedule and scaler."""
         made = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler, "grad_scaler": self._grad_scaler}
         there = {name: part for name, part in made.items() if part is not None}
         self.state.set_parts(there)
         self.checkpointer.checkpointables = {"trainer": self.state, **there}
 
-    def _settle_hooks(self) -> None:
+    def _register_hooks(self) -> None:
         config = self.config
         save = self._save_step if config.save_enabled else _do_not_save
-        # What no list of hooks may forget: around the user's own.
+        # Hooks that every run needs, around those that a user may change.
         is_due = self._log_is_due if config.log_steps else self.state.is_epoch_end
         precision = config.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
@@ -255,11 +255,11 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         self.register_hooks([self._own_step, FiniteCheck(policy=config.non_finite, is_due=is_due)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
 
-    def _settle_step(self) -> None:
-        """What a step needs to know of the configuration, settled once."""
+    def _build_step(self) -> None:
+        """Build the update from the configuration."""
         config = self.config
         self._contract = None
-        uninstall(self, *OF_THE_STEP)
+        uninstall(self, *STEP_METHODS)
         self._loss_of_model = getattr(self.model, "compute_loss", None)
         self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
         self._is_window_end = True
@@ -275,35 +275,35 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         )
         self._has_graph = False
         if self._is_training:
-            self._settle_graph()
+            self._prepare_graph()
 
-    def _settle_graph(self) -> None:
-        """With config.graph: put programs in the place of steps, once for each optimizer and loss."""
+    def _prepare_graph(self) -> None:
+        """With ``config.graph``: replace steps by compiled programs, once for each optimizer and loss."""
         if self.config.graph and not self._has_graph:
             from trainwright.engine.compiled.train_step import compile_steps
 
             self._has_graph = True
-            note = None if self._train_metrics is None else self._train_metrics.note
-            compile_steps(self, self._update, self._criterion, self._own_loss, note)
+            record = None if self._train_metrics is None else self._train_metrics.record
+            compile_steps(self, self._update, self._criterion, self._own_loss, record)
 
-    # Where batches come from, and what becomes of a step's figures.
+    # Batches, and the metrics of a step.
 
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_rank())
         self.state.restore(in_place=self._folder.resume)
         log_untrained(self.model, self.optimizer, self.loss)
-        self._look_at_loader()
+        self._warn_unsharded_loader()
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()
         if getattr(self.model, "compute_loss", None) != self._loss_of_model:
-            self._settle_step()  # the model has got another one since
-        self._after_batch = self._looks_after_batch()  # by now all callbacks are there
+            self._build_step()  # the model's compute_loss has been replaced
+        self._after_batch = self._choose_after_batch()  # all callbacks are registered now
         self._set_batches()
 
     def _set_batches(self) -> None:
-        """Begin the stream of batches where the run is, and let its first one settle how a batch becomes a loss."""
+        """Start the stream of batches at the current step, and choose the loss contract with its first batch."""
         done = self.state.global_step
         if parts.is_own_loader(self.train_dataloader):
             sampler = self.train_dataloader.batch_sampler
@@ -313,56 +313,60 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         else:
             batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
             if done % self._plan.steps_per_epoch:
-                logger.warning("The given loader goes on in the middle of an epoch; if it shuffles, in another order.")
-        if not is_overridden(self, "prepare_input_batch"):  # a user's own may draw, or want them where they are
+                logger.warning("The passed loader continues within an epoch; if it shuffles, the order differs.")
+        if not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
             batches = ahead(batches, self.device)
-        self._settle_graph()
+        self._prepare_graph()
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
         self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))
         if is_overridden(self, "optimization_step") and (self._grad_scaler or self._replica) is not None:
             install(self, "optimization_step", partial(self._prepared, self.optimization_step))
-        if not any(is_overridden(self, name) for name in OF_THE_STEP):  # else the user's own decide
-            install(self, "compute_loss", self._settled(first).compute_loss)
+        if not any(is_overridden(self, name) for name in STEP_METHODS):  # else the overrides compute the loss
+            install(self, "compute_loss", self._resolve_contract(first).compute_loss)
             return
         self._check_first_step()
         if self._train_metrics is not None:
             self._train_metrics.watch(self.model)
 
     def _prepared(self, optimization_step: Callable[[], None]) -> None:
-        """An ``optimization_step`` of the user's own finds gradients of all processes, not scaled."""
+        """Call a user's ``optimization_step`` with unscaled gradients, averaged over all processes."""
         self._update.prepare()
         optimization_step()
 
     def _close_loaders(self) -> None:
         self._batches = iter(())
         self._inputs = None
-        uninstall(self, *OF_THE_STEP, "optimization_step")  # what is the engine's refers to it
+        uninstall(self, *STEP_METHODS, "optimization_step")  # the installed methods refer to the trainer
         for loader in (self.train_dataloader, self.eval_dataloader):
             if isinstance(loader, BatchLoader):
                 loader.close()
 
-    def _settled(self, inputs: Any) -> Contract:
+    def _resolve_contract(self, inputs: Any) -> Contract:
         if self._contract is None:
-            notes = [self._update.note, self._train_metrics and self._train_metrics.note] if self._shows_outputs else []
-            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, all_of(notes))
+            recorders = (
+                [self._update.record, self._train_metrics and self._train_metrics.record]
+                if self._records_outputs
+                else []
+            )
+            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, call_all(recorders))
         return self._contract
 
     def _run_own_epochs(self) -> None:
-        """Epochs through an ``inner_training_loop`` of the user's own."""
+        """Epochs of a user's ``inner_training_loop``."""
         plan = self._plan
         while self.iter < self.max_iter:
             first = self.iter
             epoch = plan.steps(first) // plan.steps_per_epoch + 1
             self.inner_training_loop(epoch)
-            if self.iter == first:  # it took the batches by itself: they are one iteration
+            if self.iter == first:  # it read the batches itself: they count as one iteration
                 last = min(plan.updates(plan.steps_per_epoch * epoch), self.max_iter) - 1
                 self.state.step_before, self.iter = plan.steps(first), last
                 for _ in self._iterations(last + 1):
                     self.state.global_step = plan.steps(last + 1)
 
     def _add_built_in_callbacks(self) -> None:
-        """Those of the configuration, behind the user's own, and none of a class that the user has given."""
+        """Add the callbacks of the configuration behind the user's, except for classes that the user has passed."""
         for callback in self._built_in_callbacks:
             if any(callback is there for there in self.callbacks):
                 self.callbacks.pop_callback(callback)
@@ -381,7 +385,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _steps_of(period: int | float | None, total_steps: int) -> int:
-    """A period in steps, which may be given as a part of all steps; 0: none."""
+    """A period in steps, which may be given as a fraction of all steps; 0: never."""
     return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
 
 

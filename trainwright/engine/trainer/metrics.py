@@ -1,4 +1,4 @@
-"""The figures of the objects door: what is measured in a step, when it is written, and who is shown it."""
+"""Metrics of the Python API: what a step measures, when it is written, and which callbacks receive it."""
 
 import logging
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ logger = logging.getLogger("trainwright.engine")
 
 
 class MeasuredTrainer(TrainerShared):
-    """What measures."""
+    """Measures training."""
 
     _train_metrics: TrainMetrics | None
     _update: Update
@@ -29,34 +29,34 @@ class MeasuredTrainer(TrainerShared):
             return None
         if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
             return None
-        make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # when there is something to count
+        make_copy = lambda: self.metrics_handler.train_copy()  # noqa: E731  # built with the first batch
         is_epoch_end, compare = self.state.is_epoch_end, self._find_comparison_in_training
-        return TrainMetrics(make_copy, self._metrics_are_due, is_epoch_end, compare, self._is_borrowed)
+        return TrainMetrics(make_copy, self._metrics_are_due, is_epoch_end, compare, self._is_padding_batch)
 
-    def _looks_after_batch(self) -> Any:
-        """What is done with the logs of each micro-batch: as little as can be, None for nothing."""
+    def _choose_after_batch(self) -> Any:
+        """What to do with the logs of each micro-batch, as little as possible; None for nothing."""
         is_accumulating = self.config.gradient_accumulation_steps > 1
-        # Of a window's micro-batches the storage does not tell; without callbacks nobody asks.
-        is_told = is_overridden(self, "train_step") or (is_accumulating and len(self.callbacks) > 0)
-        show = self._run_callbacks.note if is_told else None
+        # The storage has no values of single micro-batches; they are needed only if there are callbacks.
+        needs_logs = is_overridden(self, "train_step") or (is_accumulating and len(self.callbacks) > 0)
+        show = self._run_callbacks.record if needs_logs else None
         metrics = self._train_metrics
         if is_overridden(self, "compute_metric"):
-            return self._ask_for_metric
+            return self._call_compute_metric
         if is_overridden(self, "update_metrics"):
-            return self._ask_for_metrics
+            return self._call_update_metrics
         if show is None:
             return None if metrics is None else metrics.add
         return partial(_show_and_add, show, _nothing if metrics is None else metrics.add)
 
     def _check_first_step(self) -> None:
-        """Look once at what a step of the user's own gives: what is wrong with it shows in no good message later."""
+        """Check the first result of a user's step, because a wrong one causes an unclear error later."""
         checks = {"compute_loss": _check_loss, "training_step": _check_step, "train_step": _check_logs}
         for name, check in checks.items():
             if is_overridden(self, name):
                 install(self, name, partial(self._checked, name, check))
 
     def _checked(self, name: str, check: Any, *arguments: Any) -> Any:
-        uninstall(self, name)  # from the second time on the method itself is called
+        uninstall(self, name)  # later calls go directly to the method
         result = getattr(self, name)(*arguments)
         check(f"{type(self).__name__}.{name}", result)
         return result
@@ -66,28 +66,28 @@ class MeasuredTrainer(TrainerShared):
         if losses:
             self.storage.put_scalar("total_loss", self._update.mean_of(losses))
 
-    def _ask_for_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
-        """For an ``update_metrics`` of the user's own."""
+    def _call_update_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """Call a user's ``update_metrics``."""
         loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
         if self._train_metrics is not None:
-            self._train_metrics.add(step_logs, inputs)  # unless it has been counted
-        self._run_callbacks.note({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
+            self._train_metrics.add(step_logs, inputs)  # does nothing if the batch is already counted
+        self._run_callbacks.record({**step_logs, "epoch_loss": loss, "epoch_metric": metric})
 
-    def _ask_for_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:
-        """For a ``compute_metric`` of the user's own."""
+    def _call_compute_metric(self, step_logs: dict[str, Any], inputs: Any) -> None:
+        """Call a user's ``compute_metric``."""
         metric = self.compute_metric(self.model, inputs)
-        self.set_train_mode()  # it may have changed that
-        self._run_callbacks.note({**step_logs, "epoch_metric": metric})
+        self.set_train_mode()  # the user's method may have changed the mode
+        self._run_callbacks.record({**step_logs, "epoch_metric": metric})
 
     def _log_is_due(self) -> bool:
         return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
 
     def _metrics_are_due(self) -> bool:
-        printed = self.config.print_steps if get_world_size() > 1 else None  # printed are those of all processes
+        printed = self.config.print_steps if get_world_size() > 1 else None  # print the metrics of all processes
         return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
 
     def _mean_epoch_loss(self) -> float:
-        """Over the updates of this epoch on all processes, so that all of them see one value."""
+        """Mean loss of this epoch over all processes, equal on each of them."""
         losses = all_gather_object(self._run_callbacks.epoch_loss())
         return float(sum(losses) / len(losses))
 
@@ -96,17 +96,17 @@ class MeasuredTrainer(TrainerShared):
         return value
 
 
-def all_of(notes: list[Any]) -> Any:
-    """One call that makes all of these that there are; None if there are none."""
-    there = [note for note in notes if note is not None]
+def call_all(recorders: list[Any]) -> Any:
+    """One call that makes all calls that are not None; None if there are none."""
+    there = [record for record in recorders if record is not None]
     if len(there) < 2:
         return there[0] if there else None
 
-    def note_all(outputs: Any) -> None:
-        for note in there:
-            note(outputs)
+    def record_all(outputs: Any) -> None:
+        for record in there:
+            record(outputs)
 
-    return note_all
+    return record_all
 
 
 def _check_loss(name: str, loss: Any) -> None:
@@ -135,4 +135,4 @@ def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -
 
 
 def _nothing(step_logs: dict[str, Any], inputs: Any) -> None:
-    """Where nobody looks at a step's logs."""
+    """Used if nothing reads the logs of a step."""

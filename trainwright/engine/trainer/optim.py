@@ -1,4 +1,4 @@
-"""From a TrainingConfig to what changes the weights: precision, criterion, optimizer, and its schedule."""
+"""Build what changes the weights from a TrainingConfig: precision, criterion, optimizer and schedule."""
 
 import inspect
 import math
@@ -21,37 +21,37 @@ from trainwright.optim.fused import fused_arguments
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
 
-Autocast = Callable[[], torch.autocast]  # makes the context of one call: contexts may be inside of each other
+Autocast = Callable[[], torch.autocast]  # builds the context of one call: contexts may be nested
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast_for(config: "TrainingConfig", device: torch.device) -> Autocast | None:
-    """What makes the context of ``config.mixed_precision``; None without one.
+    """Builds the context of ``config.mixed_precision``; None without mixed precision.
 
     Raises:
-        ConfigError: the device does not compute in it.
+        ConfigError: the device does not support the precision.
     """
     dtype = _DTYPES.get(config.mixed_precision or "")
     if dtype is None:
         return None
     if dtype is torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError(
-            "TrainingConfig.mixed_precision: got 'bf16', in which this GPU does not compute; give 'fp16', or None."
+            "TrainingConfig.mixed_precision: got 'bf16', which this GPU does not support; use 'fp16' or None."
         )
     return partial(torch.autocast, device.type, dtype=dtype)
 
 
 def grad_scaler_for(config: "TrainingConfig", device: torch.device) -> torch.amp.GradScaler | None:
-    """The scaler that gradients in float16 need, with ``torch.amp``'s defaults; None for any other precision."""
+    """The gradient scaler for float16, with ``torch.amp``'s defaults; None for any other precision."""
     return torch.amp.GradScaler(device.type) if config.mixed_precision == "fp16" else None
 
 
 def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:
-    """``config.loss`` on the device; None without one.
+    """``config.loss`` on the device; None if it is not set.
 
     Raises:
-        ConfigError: the loss refuses its arguments.
+        ConfigError: the loss does not accept its arguments.
     """
     from trainwright.config.torch_names import find_torch_class, split_name
 
@@ -63,7 +63,7 @@ def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module
     try:
         criterion: nn.Module = found(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.loss: {found.__name__} refuses {arguments}: {error}.") from error
+        raise ConfigError(f"TrainingConfig.loss: {found.__name__} does not accept {arguments}: {error}.") from error
     return criterion.to(device)
 
 
@@ -71,10 +71,10 @@ def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module
 def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     """``config.optimizer`` over the parameters of ``model``.
 
-    Frozen ones too: without a gradient nothing becomes of them, and a run that is resumed may have frozen others.
+    Includes frozen parameters: they have no gradient and do not change, and a resumed run may freeze others.
 
     Raises:
-        ConfigError: nothing is trainable, or the optimizer refuses its arguments.
+        ConfigError: no parameter is trainable, or the optimizer does not accept its arguments.
     """
     from trainwright.config.torch_names import find_torch_class, split_name
 
@@ -83,7 +83,7 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     _, arguments = split_name(config.optimizer)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad on some."
+            f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad=True on some."
         )
     settings = {"lr": config.learning_rate, **arguments}
     if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
@@ -93,15 +93,15 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     try:
         optimizer: Optimizer = found(parameters, **settings)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} refuses {settings}: {error}.") from error
+        raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} does not accept {settings}: {error}.") from error
     return optimizer
 
 
 def step_of(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """What makes a step, and what sets the gradients to None. A step that must be given a closure is given None."""
+    """The calls that step and that set gradients to None. A step with a required closure gets None as its closure."""
     if accelerator is not None:
         return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
-    # The class's: a schedule puts a function of its own in place of the object's method.
+    # The method of the class: a schedule replaces the method of the instance.
     parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     if (
         parameters
@@ -122,8 +122,8 @@ def build_lr_scheduler(
 ) -> LRScheduler | None:
     """The schedule over ``num_updates`` updates: ``config.lr_scheduler`` (torch's) or ``lr_scheduler_type`` (warm-up).
 
-    None without one, and for an optimizer whose groups have no learning rate. ``plateau_mode`` gives the mode of a
-    ReduceLROnPlateau, "min" or "max", if its arguments do not.
+    None if neither is set, and for an optimizer whose groups have no learning rate. ``plateau_mode`` returns the mode
+    of a ReduceLROnPlateau, "min" or "max", if its arguments do not set it.
     """
     if not all("lr" in group for group in optimizer.param_groups):
         return None
@@ -153,7 +153,7 @@ def build_lr_scheduler(
 def _torch_scheduler(
     named: Any, arguments: Mapping[str, Any], optimizer: Optimizer, plateau_mode: Callable[[], str]
 ) -> LRScheduler:
-    """A class of ``torch.optim.lr_scheduler`` by its own name or by that of an LRSchedulerType."""
+    """A class of ``torch.optim.lr_scheduler`` by its own name or by an LRSchedulerType."""
     from trainwright.config.torch_names import find_torch_class, split_name
 
     name, inner = split_name(named)
@@ -161,14 +161,14 @@ def _torch_scheduler(
     arguments = {**inner, **arguments}
     if found is torch.optim.lr_scheduler.ReduceLROnPlateau and "mode" not in arguments:
         arguments["mode"] = plateau_mode()
-    if name == "constant":  # torch's of that name begins with a third of the rate
+    if name == "constant":  # torch's ConstantLR starts with a third of the rate
         arguments = {"factor": 1.0, **arguments}
     assert found is not None, "checked when the config was made"
     try:
         scheduler: LRScheduler = found(optimizer, **arguments)
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"TrainingConfig.lr_scheduler_kwargs: {found.__name__} refuses {dict(arguments)}: {error}."
+            f"TrainingConfig.lr_scheduler_kwargs: {found.__name__} does not accept {dict(arguments)}: {error}."
         ) from error
     return scheduler
 
@@ -176,7 +176,7 @@ def _torch_scheduler(
 def losses(
     criterion: Callable[..., Tensor] | None, own_loss: Callable[..., Tensor] | None, autocast: Autocast | None
 ) -> tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]:
-    """The criterion, and the model's own ``compute_loss`` if it has one, in the precision of the run."""
+    """The criterion, and the model's own ``compute_loss`` if it has one, in the run's precision."""
     if autocast is None:
         return criterion, own_loss
     return criterion and autocast()(criterion), own_loss and autocast()(own_loss)

@@ -1,7 +1,8 @@
-"""A step of the user's own that keeps the settings of the run: ``backward``, ``clip_gradients``, ``step``.
+"""A user's own step with the settings of the run: ``backward``, ``clip_gradients``, ``step``.
 
-They do what the trainer's own step does: precision, accumulation, clipping, several processes, updates that are not
-finite. What a step bypasses that calls ``loss.backward()`` and ``optimizer.step()`` itself is one warning.
+These methods work as the trainer's own step does: precision, accumulation, clipping, several processes, non-finite
+updates. A step that calls ``loss.backward()`` and ``optimizer.step()`` itself causes one warning that lists the
+settings it bypasses.
 """
 
 import logging
@@ -25,30 +26,30 @@ from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
-_OF_THE_STEP = ("run_step", "train_step", "training_step", "optimization_step")
+_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
 
 
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
 
-    The gradient scaler is updated once for each update of the trainer, after all optimizers have stepped: the gradients
-    of one may have been scaled before another one stepped.
+    The gradient scaler is updated once per update of the trainer, after all optimizers have stepped: the gradients of
+    one may have been scaled before another one stepped.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[int, _OptimizerPart] = {}  # by the id of the optimizer, which is kept
-        self._weighed_step = -1  # the micro-batch whose share of its window is known
+        self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
+        self._weighed_step = -1  # the last micro-batch whose share of the window is computed
         self._first: _FirstWindow | None = None
         self._removable: Any = None
 
-    # What trainers call for their users.
+    # Called by the trainer's public methods.
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
         trainer = self.trainer
         self._used("backward")
         self._part_of(trainer.optimizer)
         for part in self._parts.values():
-            part.note_loss(loss)
+            part.record_loss(loss)
         mean, step = trainer._update.mean, trainer.state.global_step
         is_again, self._weighed_step = step == self._weighed_step, step
         if self._first is not None and not is_again:
@@ -66,7 +67,7 @@ class OwnStep(HookBase):
     def step(self, optimizer: Optimizer | None) -> None:
         self._used("step")
         if not self.trainer._is_window_end:
-            self._part_of(optimizer or self.trainer.optimizer)  # the window's end weighs its gradients, too
+            self._part_of(optimizer or self.trainer.optimizer)  # its gradients are scaled at the window's end
             return
         part = self._ready_part(optimizer)
         if not part.is_clipped:
@@ -80,18 +81,18 @@ class OwnStep(HookBase):
         if state.global_step <= state.step_before + 1:
             (optimizer or self.trainer.optimizer).zero_grad()
 
-    # The moments of a hook.
+    # Hook methods.
 
     def before_train(self) -> None:
         trainer = self.trainer
         for moment in ("before_step", "after_step"):
             vars(self).pop(moment, None)
-        own = [name for name in _OF_THE_STEP if is_overridden(trainer, name)]
+        own = [name for name in _STEP_METHODS if is_overridden(trainer, name)]
         if not own:
             return
         self.before_step, self.after_step = self._begin, self._end  # type: ignore[method-assign]
         self._first = _FirstWindow(trainer, own)
-        if get_world_size() > 1:  # a step of the user's may call optimizer.step() itself
+        if get_world_size() > 1:  # a user's step may call optimizer.step() itself
             self._removable = trainer.optimizer.register_step_pre_hook(self._average)
 
     def after_train(self) -> None:
@@ -111,7 +112,7 @@ class OwnStep(HookBase):
             self._first.warn()
             self._stop_watching()
 
-    # How they work together.
+    # Implementation.
 
     def _part_of(self, optimizer: Optimizer) -> "_OptimizerPart":
         part = self._parts.get(id(optimizer))
@@ -121,14 +122,14 @@ class OwnStep(HookBase):
         return part
 
     def _ready_part(self, optimizer: Optimizer | None) -> "_OptimizerPart":
-        """Its gradients are complete then, of all processes, and not scaled."""
+        """The optimizer's part, with complete, unscaled gradients, averaged over all processes."""
         trainer = self.trainer
         part = self._part_of(optimizer or trainer.optimizer)
         if part.is_ready or (part.optimizer is trainer.optimizer and trainer._update.is_prepared):
             part.is_ready = True
             return part
         part.is_ready = True
-        if part.has_stepped:  # a second time in one update
+        if part.has_stepped:  # stepped before in this update
             self._update_scale()
         factor = trainer._update.mean.factor()
         if factor is not None:
@@ -177,7 +178,7 @@ class OwnStep(HookBase):
 
 
 class _OptimizerPart:
-    """One optimizer, and where it is in its update."""
+    """One optimizer and its progress within an update."""
 
     def __init__(self, optimizer: Optimizer, trainer: Any) -> None:
         from trainwright.engine.trainer.optim import step_of
@@ -195,9 +196,9 @@ class _OptimizerPart:
         self._clip: Callable[[], Tensor | None] = clipper or _no_norm
         if is_main:
             self._clip = recorded_norm(clipper, is_scaled=self._scaler is not None)
-        self.note_loss: Callable[[Tensor], None] = _ignore
-        if self.skip is not None:  # all processes decide alike
-            self.note_loss = (SkipTogether(self.skip) if get_world_size() > 1 else self.skip).note_loss
+        self.record_loss: Callable[[Tensor], None] = _ignore
+        if self.skip is not None:  # all processes decide together
+            self.record_loss = (SkipTogether(self.skip) if get_world_size() > 1 else self.skip).record_loss
         self.norm: Tensor | None = None
         self.is_ready = self.is_clipped = self.has_stepped = False
 
@@ -205,7 +206,7 @@ class _OptimizerPart:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def begin(self) -> None:
-        """Before the first forward pass of an update."""
+        """Called before the first forward pass of an update."""
         if self.skip is not None:
             self.skip.begin()
 
@@ -228,7 +229,7 @@ class _OptimizerPart:
 
 
 class _WithoutUpdate:
-    """A gradient scaler whose scale is updated by somebody else."""
+    """A gradient scaler without ``update``, which is called elsewhere."""
 
     def __init__(self, grad_scaler: torch.amp.GradScaler) -> None:
         self._scaler = grad_scaler
@@ -237,11 +238,11 @@ class _WithoutUpdate:
         self._scaler.step(optimizer)
 
     def update(self) -> None:
-        """At the end of the trainer's update."""
+        """The end of the trainer's update updates the scale."""
 
 
 class _FirstWindow:
-    """Finds out in the first update what a step of the user's own does by itself."""
+    """Detects in the first update what a user's step does without the trainer's methods."""
 
     def __init__(self, trainer: Any, own: list[str]) -> None:
         self._trainer, self._own = trainer, own
@@ -264,7 +265,7 @@ class _FirstWindow:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """While the trainer steps."""
+        """Active while the trainer steps."""
         self.is_ours = True
         try:
             yield
@@ -272,11 +273,11 @@ class _FirstWindow:
             self.is_ours = False
 
     def is_over(self) -> bool:
-        """Whether weights have changed: a step may do that in some windows only."""
+        """Whether weights have changed: a step may update them in some windows only."""
         return self._has_raw_step or "step" in self.used
 
     def see_gradients(self) -> None:
-        """Those of the window's earlier batches are to be there."""
+        """Check that the gradients of the window's earlier batches are still present."""
         state = self._trainer.state
         groups = self._update.groups.param_groups
         has_gradients = any(parameter.grad is not None for group in groups for parameter in group["params"])
@@ -286,7 +287,7 @@ class _FirstWindow:
         config = self._trainer.config
         if self._has_lost_gradients:
             logger.warning(
-                "%s.%s sets gradients to None inside of an accumulation window (gradient_accumulation_steps=%d): only"
+                "%s.%s sets gradients to None within an accumulation window (gradient_accumulation_steps=%d): only"
                 " its last batch counts. Call self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
                 self._trainer.__class__.__name__, " and ".join(self._own), config.gradient_accumulation_steps,
             )  # fmt: skip
@@ -305,7 +306,7 @@ class _FirstWindow:
         if not lost:
             return
         if config.gradient_accumulation_steps == 1 and self._trainer._grad_scaler is None:
-            without.discard("backward")  # it is what self.backward does then
+            without.discard("backward")  # self.backward does the same then
         raw = {"backward": "loss.backward()", "step": "optimizer.step()"}
         instead = {"backward": "self.backward(loss)", "step": "self.step(optimizer)"}
         logger.warning(
@@ -328,7 +329,7 @@ class _FirstWindow:
 
 
 def _ignore(loss: Tensor) -> None:
-    """Where no update is left out."""
+    """Used if no update is skipped."""
 
 
 def _no_norm() -> None:

@@ -1,4 +1,4 @@
-"""From a TrainingConfig to the parts of a run: loaders, metrics, callbacks, writers, and where to go on from."""
+"""Build the parts of a run from a TrainingConfig: loaders, metrics, callbacks, writers, and resuming."""
 
 import logging
 import sys
@@ -40,7 +40,7 @@ CSV_NAME = "metrics.csv"
 def train_loader(
     dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
 ) -> Any:
-    """A loader of one epoch's batches after another, going on behind ``steps_done`` batches."""
+    """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
     if is_stream(dataset):
         return _stream_loader(dataset, config, config.batch_size, collator, drop_last=config.dataloader_drop_last)
     sampler = EpochSampler(
@@ -58,17 +58,17 @@ def train_loader(
 
 
 def is_dataset(data: Any) -> bool:
-    """Whether it gives samples, and not batches."""
+    """Whether ``data`` yields samples instead of batches."""
     return isinstance(data, IterableDataset) or hasattr(data, "__getitem__")
 
 
 def is_own_loader(loader: Any) -> bool:
-    """Whether a loader is one of ``train_loader``'s, which can begin anywhere."""
+    """Whether a loader was built by ``train_loader``, and so can start anywhere."""
     return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
 
 
 def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
-    """A loader of one pass: every sample once, in the data set's order, on one of the processes."""
+    """A loader of one pass: every sample once, in order, on one of the processes."""
     assert config.eval_batch_size is not None, "resolved when the config was made"
     if is_stream(dataset):
         return _stream_loader(dataset, config, config.eval_batch_size, collator, drop_last=False)
@@ -94,7 +94,7 @@ def _stream_loader(dataset: Any, config: "TrainingConfig", batch_size: int, coll
 
 
 def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
-    """Hand the preprocessor that was given, or the model's own, to whoever has a place for it and has none."""
+    """Set the passed preprocessor, or the model's own, on the model and data sets whose ``preprocessor`` is None."""
     if preprocessor is None:
         preprocessor = getattr(model, "preprocessor", None)
     if preprocessor is not None:
@@ -105,7 +105,7 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
 
 
 def as_handler(given: Any) -> Any:
-    """A handler that was given, or one for a function that was."""
+    """The passed handler, or a handler around the passed function."""
     if hasattr(given, "compute"):
         return given
     from trainwright.evaluation.handlers.base import FunctionHandler
@@ -114,32 +114,32 @@ def as_handler(given: Any) -> Any:
 
 
 def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
-    """What ``config.metrics`` asks for: the handler of its task, or torchmetrics where there is no task."""
+    """The handler of ``config.metrics``: the task's, or a torchmetrics handler if there is no task."""
     from trainwright.config.torch_names import split_name
     from trainwright.evaluation import TorchMetricsHandler, metrics_handler_for
 
     if config.task is not None:
         return metrics_handler_for(config.task)(config.metrics, weakref.proxy(trainer))
     metrics: Any = config.metrics or []
-    if split_name(config.loss or "")[0].lower() == "bcewithlogitsloss":  # what they are no batch by itself can tell
+    if split_name(config.loss or "")[0].lower() == "bcewithlogitsloss":  # a batch does not show it
         metrics = [{"name": name, "from_logits": True} if isinstance(name, str) else name for name in metrics]
     return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 
 def log_start(trainer: Any) -> None:
-    """Log the settings that differ from the defaults. (All of them, and as a warning, where the page shows that.)"""
+    """Log the settings that differ from the defaults, or all of them as a warning if the config asks for that."""
     from trainwright.config.training.training_config import TrainingConfig
 
     config = trainer.config
     if type(config) is TrainingConfig:
-        level = logging.WARNING if config.is_by_its_page and is_main_process() else logging.INFO  # once on the console
-        logger.log(level, "%s", repr(config) if config.is_by_its_page else f"{config.summary()}, the rest by default.")
+        level = logging.WARNING if config.is_by_its_page and is_main_process() else logging.INFO  # once
+        logger.log(level, "%s", repr(config) if config.is_by_its_page else f"{config.summary()}, defaults otherwise.")
     else:
         trainer.print_info()
 
 
 def build_callbacks(trainer: Any) -> list[Callback]:
-    """The callbacks that a trainer's configuration asks for."""
+    """The callbacks that the configuration requests."""
     config, loader = trainer.config, trainer.train_dataloader
     callbacks: list[Callback] = []
     if config.early_stopping is not None:
@@ -152,7 +152,7 @@ def build_callbacks(trainer: Any) -> list[Callback]:
 
 
 def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
-    """By the monitor that the user names; else by what chooses the best checkpoint."""
+    """Watch the monitor that the user sets, or else ``metric_for_best_model``."""
     given = config.to_dict()["early_stopping"] if config.is_set("early_stopping") else {}
     settings: dict[str, Any] = dict(config.early_stopping or {})
     callback: EarlyStoppingCallback
@@ -173,7 +173,7 @@ def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
 
 
 def _as_callbacks_call_it(name: str, trainer: Any) -> str:
-    """What :func:`metric_for_best` gives, as a name in the logs of callbacks."""
+    """The name in the logs of callbacks for a storage key from :func:`metric_for_best`."""
     prefix, _, key = name.rpartition("/")
     if prefix == "evaluation":
         return f"eval_{key}"
@@ -182,26 +182,26 @@ def _as_callbacks_call_it(name: str, trainer: Any) -> str:
 
 
 class DefaultEarlyStopping(EarlyStoppingCallback):
-    """That of the default configuration: a training without its metric has no use for it."""
+    """Early stopping by default: turns itself off if its metric is missing."""
 
     _is_off = False
 
     def on_train_end(self, logs: Logs) -> None:
-        """The user did not ask for it."""
+        """Does not warn about a missing monitor: the user did not request early stopping."""
 
     def _find_monitor(self, logs: Logs) -> bool:
         if self.monitor in logs:
             return True
         if not self._is_off:
             self._is_off = True
-            logger.info("Early stopping: off, because the evaluation gives no %s.", self.monitor.removeprefix("eval_"))
+            logger.info("Early stopping: off, the evaluation computes no %s.", self.monitor.removeprefix("eval_"))
         return False
 
 
 def build_writers(
     config: "TrainingConfig", folder: Path, num_updates: int, batch_size: int, *, first_metric: str | None
 ) -> list[EventWriter]:
-    """Lines on the console unless they are printed by steps, ``metrics.json``, ``metrics.csv``, TensorBoard."""
+    """Console (unless ``print_steps`` prints there), ``metrics.json``, ``metrics.csv``, TensorBoard."""
     from trainwright.config.training.training_config import TrainerConfig
 
     tensorboard = config.tensorboard
@@ -211,7 +211,7 @@ def build_writers(
         folder,
         num_updates,
         batch_size=batch_size,
-        progress_bar=False,  # a callback's, for each epoch
+        progress_bar=False,  # a callback shows one per epoch
         console=config.print_steps is None,
         table=logs / CSV_NAME,
         tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
@@ -220,10 +220,10 @@ def build_writers(
 
 
 def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
-    """Bring back what ``config`` says to go on from, and return the folder where it was; None for a run begun anew.
+    """Load the checkpoint that ``config`` resumes from and return its folder; None for a run that starts from step 0.
 
     Raises:
-        MissingFileError: the path that was given holds no checkpoint.
+        MissingFileError: the configured path holds no checkpoint.
     """
     asked, model = config.resume_from_checkpoint, checkpointer.model
     states: dict[str, Any] = dict(checkpointer.checkpointables)
@@ -251,10 +251,10 @@ def _begin_with_weights(config: "TrainingConfig", model: nn.Module) -> None:
 
 
 def _checkpoints_at(path: Path, checkpoints_dir: str) -> Path:
-    """``path``, or the checkpoints of the run there."""
+    """``path``, or the folder of checkpoints of the run in it."""
     for folder in (path, path / checkpoints_dir):
         if is_checkpoint(folder) or checkpoint_folders(folder):
             return folder
     raise MissingFileError(
-        f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give the folder of one, or that of a run."
+        f"TrainingConfig.resume_from_checkpoint: {path} holds no checkpoint; give a checkpoint or a run folder."
     )

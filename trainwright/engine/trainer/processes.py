@@ -1,4 +1,4 @@
-"""Where a run of the objects door computes, and in which processes: a launcher's, or those of a given Accelerator."""
+"""Device and processes of a run of the Python API: those of a launcher or of a passed Accelerator."""
 
 import logging
 import os
@@ -20,31 +20,31 @@ _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
 def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingConfig, torch.device]":
-    """Join the processes that a launcher started, if there are any; returns the settings and this one's device.
+    """Join the launcher's processes, if there are any; return the settings and the device of this process.
 
-    With an ``accelerator`` the processes are its own, and the returned settings, a copy then, have what only it says.
+    With an ``accelerator`` its processes are used, and the returned settings are a copy with the accelerator's values.
 
     Raises:
-        ConfigError: the two contradict each other, or several processes shall share one GPU.
+        ConfigError: the two contradict each other, or several processes would share one GPU.
     """
     if accelerator is not None:
-        config = _agreed(config, accelerator)
+        config = _apply_accelerator(config, accelerator)
         leave_at_exit()
         return config, torch.device(accelerator.device)
     asked = config.device_str
     if asked is not None and ":" in asked and not asked.startswith("cpu") and _num_launched() > 1:
         raise ConfigError(
-            f"TrainingConfig.device_str: got {asked!r}, one device, for {_num_launched()} processes; give"
-            f" {asked.partition(':')[0]!r}, of which each takes its own, or None."
+            f"TrainingConfig.device_str: got {asked!r}, one device, for {_num_launched()} processes; use"
+            f" {asked.partition(':')[0]!r}, of which each process uses one, or None."
         )
     return config, setup_dist_util({"device_type": asked})
 
 
-def tell(config: "TrainingConfig", accelerator: Any = None) -> None:
-    """Say what was asked for and is not so."""
+def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
+    """Log or warn if the launcher does not start what the settings request."""
     if config.distributed and get_world_size() == 1:
         logger.info(
-            "TrainingConfig.distributed: this is the only process. `torchrun --nproc-per-node 2 SCRIPT` and"
+            "TrainingConfig.distributed: there is only one process. `torchrun --nproc-per-node 2 SCRIPT` and"
             " `accelerate launch --multi_gpu --num_processes 2 SCRIPT` start two."
         )
     if accelerator is None:
@@ -56,17 +56,17 @@ def _num_launched() -> int:
 
 
 def _warn_unused(config: "TrainingConfig") -> None:
-    """`accelerate launch --mixed_precision` speaks to an Accelerator, and there is none."""
+    """Warn that `accelerate launch --mixed_precision` has no effect without an Accelerator."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if launched not in ("no", _precision_of(config)):
         logger.warning(
-            "`accelerate launch` says --mixed_precision %s, TrainingConfig.mixed_precision %r, and that one counts. Set"
-            " it, or give the Trainer an Accelerator().",
+            "`accelerate launch` sets --mixed_precision %s, but TrainingConfig.mixed_precision=%r is used. Set"
+            " TrainingConfig.mixed_precision, or pass an Accelerator() to the Trainer.",
             launched, config.mixed_precision,
         )  # fmt: skip
 
 
-def _agreed(config: "TrainingConfig", accelerator: Any) -> "TrainingConfig":
+def _apply_accelerator(config: "TrainingConfig", accelerator: Any) -> "TrainingConfig":
     missing = [name for name in ("device", "prepare_model", "backward") if not hasattr(accelerator, name)]
     if missing:
         raise ConfigTypeError(
@@ -89,7 +89,7 @@ def _agreed(config: "TrainingConfig", accelerator: Any) -> "TrainingConfig":
 
 
 def _precision_of(config: "TrainingConfig") -> str:
-    """By the name that accelerate has for it."""
+    """The precision under accelerate's name for it."""
     return config.mixed_precision or "no"
 
 
@@ -97,10 +97,10 @@ def _faults_of(config: "TrainingConfig", accelerator: Any) -> list[str]:
     faults = []
     kind = getattr(accelerator.distributed_type, "value", str(accelerator.distributed_type))
     if kind in _SHARDED:
-        faults.append(f"Trainer.accelerator: it is set up for {kind}; the Trainer trains data-parallel only.")
+        faults.append(f"Trainer.accelerator: got one for {kind}; the Trainer supports data parallelism only.")
     if accelerator.mixed_precision not in _PRECISIONS:
         faults.append(
-            f"Trainer.accelerator: its mixed_precision is {accelerator.mixed_precision!r}; the Trainer knows"
+            f"Trainer.accelerator: got mixed_precision={accelerator.mixed_precision!r}; the Trainer supports"
             f" {', '.join(map(repr, _PRECISIONS))}."
         )
     asked = config.device_str
@@ -108,14 +108,14 @@ def _faults_of(config: "TrainingConfig", accelerator: Any) -> list[str]:
         faults.append(_contradiction("device_str", asked, str(accelerator.device), theirs="device"))
     if config.graph:
         faults.append(
-            "TrainingConfig.graph: got True, with an Accelerator, which compiles by itself: give that a dynamo_backend"
-            " and leave graph out."
+            "TrainingConfig.graph: got True with an Accelerator, which compiles by itself: set its dynamo_backend"
+            " and remove graph."
         )
     return faults
 
 
 def _contradiction(name: str, ours: object, its: object, *, theirs: str = "") -> str:
     return (
-        f"TrainingConfig.{name}: got {ours!r}, but the given Accelerator has {theirs or name}={its!r}. Give both the"
-        " same, or leave it out of the TrainingConfig."
+        f"TrainingConfig.{name}: got {ours!r}, but the passed Accelerator has {theirs or name}={its!r}. Set both to the"
+        " same value, or remove it from the TrainingConfig."
     )

@@ -1,4 +1,4 @@
-"""The objects door in several processes: each trains on its share of every batch, and all have the same weights."""
+"""Data-parallel training in the Python API: each process trains on its share of every batch, with equal weights."""
 
 import logging
 import os
@@ -19,16 +19,16 @@ from trainwright.parallel.precision import run_under
 
 
 def has_all_gpus(device_str: str | None) -> bool:
-    """Whether a run on this device is one on several GPUs."""
+    """Whether a run on this device uses several GPUs in one process."""
     launched = int(os.environ.get("WORLD_SIZE", 1)) > 1
     return device_str == "cuda" and not launched and torch.cuda.is_available() and torch.cuda.device_count() > 1
 
 
 class AllGPUs(nn.DataParallel[Any]):
-    """torch's DataParallel, for models that return their losses, too: the batch is split, and what comes back joined.
+    """torch's DataParallel, also for models that return their losses: splits the batch and gathers the outputs.
 
-    A loss is the mean over the GPUs' parts of the batch, by their samples, or by their tokens if ``num_tokens`` tells.
-    Slower than a process for each GPU (``torchrun --nproc-per-node``), since one Python drives all of them.
+    A loss is the mean over the GPUs' parts of the batch, weighted by samples, or by tokens if the model returns
+    ``num_tokens``. Slower than one process per GPU (``torchrun --nproc-per-node``), since one process drives all GPUs.
     """
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
@@ -55,7 +55,7 @@ class AllGPUs(nn.DataParallel[Any]):
 
 
 def _samples(value: Any) -> int:
-    """The first dimension of the first tensor in there; 1 where there is none."""
+    """The first dimension of the first tensor in ``value``; 1 if there is none."""
     if isinstance(value, Tensor):
         return len(value) if value.dim() else 1
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
@@ -73,18 +73,18 @@ logger = logging.getLogger("trainwright.engine")
 
 
 class RankedTrainer(TrainerShared):
-    """What knows of other processes. Where there are none, and no Accelerator, none of it is on the way of a batch."""
+    """Several processes. With one process and no Accelerator, none of this is on the path of a batch."""
 
     accelerator: Any = None
     _replica: Replica | None = None
 
-    def _settle_model(self) -> None:
-        """What steps call: the model, under autocast, wrapped, as the run wants it."""
+    def _prepare_model(self) -> None:
+        """Choose what a step calls: the model, under autocast and wrapped as the run requires."""
         model, accelerator, prepared = self.model, self.accelerator, None
-        share_state(model)  # whatever each process has built
+        share_state(model)  # equal weights, however each process initialized them
         run_under(model, None if accelerator is not None else self._autocast)
         if accelerator is not None:
-            prepared = accelerator.prepare_model(model)  # sees to autocast, too
+            prepared = accelerator.prepare_model(model)  # applies autocast, too
         self._step_model = model if prepared is None else prepared
         if get_world_size() > 1:
             on_wrap = partial(setattr, self, "_step_model")
@@ -93,7 +93,7 @@ class RankedTrainer(TrainerShared):
             self._step_model = AllGPUs(model)
 
     def _settings_of_update(self) -> dict[str, Any]:
-        """What an :class:`Update` must know of other processes, and of the Accelerator."""
+        """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
         is_own = parts.is_own_loader(self.train_dataloader)
         settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
         if self._replica is not None:
@@ -104,22 +104,22 @@ class RankedTrainer(TrainerShared):
         return settings
 
     def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        # It divides by this number itself; the shares of a window are weighed already.
+        # The accelerator divides by this number itself; the shares of a window are weighted already.
         loss = loss * self.accelerator.gradient_accumulation_steps
         self.accelerator.backward(loss, retain_graph=retain_graph)
 
-    def _look_at_loader(self) -> None:
+    def _warn_unsharded_loader(self) -> None:
         sampler = getattr(self.train_dataloader, "sampler", None)
         is_whole = isinstance(sampler, RandomSampler | SequentialSampler)
         if self._replica is not None and is_whole and not parts.is_own_loader(self.train_dataloader):
             logger.warning(
-                "Trainer.train_dataloader: each of %d processes takes all of its batches. Give it a"
-                " torch.utils.data.DistributedSampler, so that each has its share.",
+                "Trainer.train_dataloader: each of the %d processes reads all of its batches. Use a"
+                " torch.utils.data.DistributedSampler, so that each reads its share.",
                 get_world_size(),
             )
 
     def _in_step(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``, each made known to the replica and the Accelerator before its step."""
+        """``batches``, each announced to the replica and the Accelerator before its step."""
         if self._replica is None and self.accelerator is None:
             return batches
         return self._announced(batches)
@@ -134,18 +134,18 @@ class RankedTrainer(TrainerShared):
             yield batch
 
     def _samples_of_step(self, batch: Any) -> int:
-        """This process's samples in the batch of the newest step."""
+        """This process's samples in the latest batch."""
         step = self.state.global_step - 1
         if self._replica is not None:
             return int(self.train_dataloader.batch_sampler.num_samples(step))
         return self._plan.samples(step + 1) - self._plan.samples(step)
 
     def _samples_of_window(self) -> int:
-        """All processes' samples in the update that begins."""
+        """All processes' samples in the update that starts."""
         return self._plan.samples(self._plan.steps(self.iter + 1)) - self._plan.samples(self.state.global_step)
 
-    def _is_borrowed(self) -> bool:
-        """Whether the newest batch was there only so that this process has one."""
+    def _is_padding_batch(self) -> bool:
+        """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
         return parts.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
 
     def _share_of(self, loader: Any) -> Iterator[Any]:
@@ -157,7 +157,7 @@ class RankedTrainer(TrainerShared):
 
 
 def _is_shared_out(loader: Any) -> bool:
-    """Whether a loader gives each process other samples already: ours, and those with torch's DistributedSampler."""
+    """Whether a loader is sharded already: this library's, and those with torch's DistributedSampler."""
     samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
     return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
 

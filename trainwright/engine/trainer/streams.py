@@ -1,4 +1,4 @@
-"""Training on data that only comes one sample after the other: iterable data sets, with or without a length."""
+"""Training on iterable data sets, with or without a length."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from trainwright.data.collate import collate
 
 
 def is_stream(dataset: Any) -> bool:
-    """Whether a data set can only be gone through from its beginning."""
+    """Whether a data set can only be iterated from its beginning."""
     return isinstance(dataset, IterableDataset) or (
         hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
     )
@@ -24,15 +24,15 @@ def stream_loader(
     num_workers: int,
     collator: Callable[[list[Any]], Any] | None,
 ) -> "DataLoader[Any]":
-    """Batches of a stream, in its own order. With several workers its ``__iter__`` must give each its share.
+    """Batches of a stream, in its own order. With several workers its ``__iter__`` must yield each worker's share.
 
     Raises:
-        ConfigTypeError: it is an iterator, which ends once and for all.
+        ConfigTypeError: it is an iterator, which can be iterated only once.
     """
     if isinstance(dataset, Iterator):
         raise ConfigTypeError(
-            f"Trainer: got a data set that is an iterator ({type(dataset).__name__}), which can be gone through once;"
-            " give an object whose __iter__ begins anew, such as a torch IterableDataset."
+            f"Trainer: got a data set that is an iterator ({type(dataset).__name__}), which can be iterated only once;"
+            " pass an object whose __iter__ restarts, such as a torch IterableDataset."
         )
     samples = dataset if isinstance(dataset, IterableDataset) else _Samples(dataset)
     return DataLoader(
@@ -45,7 +45,7 @@ def stream_loader(
 
 
 class Repeated:
-    """A loader of ``length`` batches: those of one without a length, begun again as often as need be."""
+    """A loader of ``length`` batches that repeats a loader without a length as often as necessary."""
 
     def __init__(self, loader: Iterable[Any], length: int) -> None:
         self._loader = loader
@@ -64,22 +64,22 @@ class Repeated:
                 if given == self._length:
                     return
             if given == before:
-                raise ConfigError("Trainer.train_dataset: it gives no sample; it must give a batch at least.")
+                raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
 
 
 def with_length(loader: Any, max_steps: int | float | None) -> Any:
-    """``loader``, or where it has no length one epoch of ``max_steps`` batches of it.
+    """``loader``, or if it has no length, one epoch of ``max_steps`` batches of it.
 
     Raises:
-        ConfigTypeError: neither the loader nor the configuration says how long to train.
+        ConfigTypeError: neither the loader nor the configuration sets the length of the training.
     """
     try:
         len(loader)
     except TypeError as error:
         if not isinstance(max_steps, int):
             raise ConfigTypeError(
-                f"Trainer.train_dataloader: {type(loader).__name__} has no length ({error}); give one with a __len__"
-                " that counts its batches, or say how many steps to train with TrainingConfig.max_steps."
+                f"Trainer.train_dataloader: {type(loader).__name__} has no length ({error}); add a __len__"
+                " that counts its batches, or set the number of steps with TrainingConfig.max_steps."
             ) from error
         return Repeated(loader, max_steps)
     return loader

@@ -1,4 +1,4 @@
-"""The metrics of the batches that are trained on, from what the model gave for them: no second forward pass."""
+"""Metrics of training batches, computed from the outputs of the training step: no second forward pass."""
 
 import logging
 from collections.abc import Callable
@@ -19,18 +19,19 @@ logger = logging.getLogger("trainwright.engine")
 
 
 class TrainMetrics(HookBase):
-    """Metrics over the epoch so far. Computed when somebody reads them, and when ``is_due`` put into the storage.
+    """Metrics over the epoch so far. Computed when they are read, and stored when ``is_due``.
 
-    ``note`` is shown what the model returns; ``add`` then takes it in, with the batch that it was for.
+    ``record`` receives the outputs of the model; ``add`` then counts them, with their batch.
 
-    Each process counts its own batches. What is put is over those of all; so is what is read right then, since who
-    reads may be one process alone. At other times that is over the process's own.
+    Each process counts its own batches. Stored values cover all processes. Values read in the same update are equal to
+    these, since a single process may read them; at other times they cover the process's own batches.
 
     Args:
-        make_handler: makes what has ``reset``, ``update(predictions, labels)``, ``compute`` and a state; called when
-            there is something to count.
-        find_comparison: of a model's outputs, a batch and its loss (None: not known), how they are compared.
-        is_borrowed: whether the newest batch does not count; asked where there are several processes.
+        make_handler: builds an object with ``reset``, ``update(predictions, labels)``, ``compute`` and a state; called
+            with the first batch.
+        find_comparison: how to compare a model's outputs with a batch, from the outputs, the batch and its loss
+            (None: unknown).
+        is_padding_batch: whether the latest batch does not count; called only with several processes.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class TrainMetrics(HookBase):
         is_due: Callable[[], bool],
         is_epoch_end: Callable[[], bool],
         find_comparison: Callable[[Any, Any, Any], Comparison],
-        is_borrowed: Callable[[], bool],
+        is_padding_batch: Callable[[], bool],
     ) -> None:
         self._make_handler = make_handler
         self._is_due = is_due
@@ -51,14 +52,14 @@ class TrainMetrics(HookBase):
         self._has_values = False
         self._is_counted = False
         self.is_on = True
-        self._of_all: dict[str, float] = {}  # over the batches of all processes, after
-        self._read_at = -1  # so many updates
+        self._of_all: dict[str, float] = {}  # over the batches of all processes,
+        self._read_at = -1  # after this number of updates
         self._watching: RemovableHandle | None = None
-        self._is_borrowed = is_borrowed
+        self._is_padding_batch = is_padding_batch
         is_alone = get_world_size() == 1
-        # Functions of the class: a bound method would make a circle that outlives the training.
+        # Functions of the class: a bound method would make a reference cycle that outlives the training.
         self._count: Callable[[TrainMetrics, Any, Any], None]
-        self._count = TrainMetrics._count_batch if is_alone else TrainMetrics._count_unless_borrowed
+        self._count = TrainMetrics._count_batch if is_alone else TrainMetrics._count_unless_padding
         self._put: Callable[[TrainMetrics], None]
         self._put = TrainMetrics._put_own if is_alone else TrainMetrics._put_of_all
 
@@ -66,19 +67,19 @@ class TrainMetrics(HookBase):
     def _handler(self) -> Any:
         return self._make_handler()
 
-    def note(self, outputs: Any) -> None:
-        """What the model has returned for the batch whose ``add`` comes next."""
+    def record(self, outputs: Any) -> None:
+        """Keep the model's outputs for the batch of the next ``add``."""
         self._outputs = outputs
 
     def watch(self, model: nn.Module) -> None:
-        """Note each output of ``model`` in training, for steps of the user's own; until the training ends."""
+        """Record each output of ``model`` in training, for a user's own step, until the training ends."""
 
-        def note(module: nn.Module, _: Any, outputs: Any) -> None:
-            # A program gives the outputs by itself.
+        def record(module: nn.Module, _: Any, outputs: Any) -> None:
+            # A compiled program passes its outputs itself.
             if module.training and not torch.compiler.is_compiling():
                 self._outputs = outputs
 
-        self._watching = model.register_forward_hook(note)
+        self._watching = model.register_forward_hook(record)
 
     def after_train(self) -> None:
         if self._watching is not None:
@@ -86,12 +87,12 @@ class TrainMetrics(HookBase):
             self._watching = None
 
     def add_now(self, inputs: Any) -> None:
-        """Count a batch before its step is over; the ``add`` that follows finds it counted."""
+        """Count a batch before the end of its step; the following ``add`` does not count it again."""
         self.add(None, inputs)
         self._is_counted = True
 
     def add(self, step_logs: Any, inputs: Any) -> None:
-        """Count a batch. Of ``step_logs`` the ``step_loss`` of the first batch is read."""
+        """Count a batch. Only the ``step_loss`` of the first batch is read from ``step_logs``."""
         self._count(self, step_logs, inputs)
 
     def _count_batch(self, step_logs: Any, inputs: Any) -> None:
@@ -119,7 +120,7 @@ class TrainMetrics(HookBase):
         self._has_values = True
 
     def _turn_off(self, why: str) -> None:
-        logger.info("No metric is computed in training: %s.", why)
+        logger.info("No training metric is computed: %s.", why)
         self.is_on = False
 
     def read(self) -> dict[str, float]:
@@ -129,7 +130,7 @@ class TrainMetrics(HookBase):
         return self._handler.compute() if self._has_values else {}
 
     def first(self) -> float:
-        """The first metric; NaN where there is none."""
+        """The first metric; NaN if there is none."""
         return next(iter(self.read().values()), float("nan"))
 
     def after_step(self) -> None:
@@ -142,8 +143,8 @@ class TrainMetrics(HookBase):
         if self._is_due() or self._is_epoch_over:
             self.trainer.storage.put_scalars(**self.read(), smoothing_hint=False)
 
-    def _count_unless_borrowed(self, step_logs: Any, inputs: Any) -> None:
-        if not self._is_borrowed():
+    def _count_unless_padding(self, step_logs: Any, inputs: Any) -> None:
+        if not self._is_padding_batch():
             self._count_batch(step_logs, inputs)
             return
         self._is_counted = False
@@ -173,7 +174,7 @@ class TrainMetrics(HookBase):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["ranks"]) != get_world_size():
-            logger.info("Metrics of training begin anew: the checkpoint is of %d processes.", len(state["ranks"]))
+            logger.info("Training metrics restart: the checkpoint is from %d processes.", len(state["ranks"]))
             return
         state = state["ranks"][get_rank()]
         self._is_epoch_over = state["is_epoch_over"]
@@ -185,4 +186,4 @@ class TrainMetrics(HookBase):
         except ConfigError as error:  # other metrics than before
             self._has_values = False
             self._handler.reset()
-            logger.warning("The metrics of the training start fresh: %s", error)
+            logger.warning("Training metrics restart: %s", error)

@@ -1,4 +1,4 @@
-"""The objects door: a trainer for a model, data sets and settings."""
+"""The Python API: a trainer for a model, data sets and settings."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from trainwright.engine.console import log_to_console
 from trainwright.engine.trainer import checks, optim, parts
 from trainwright.engine.trainer.hooks import TrainerFolder
 from trainwright.engine.trainer.lifecycle import TrainerLifecycle
-from trainwright.engine.trainer.processes import join, tell
+from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
 from trainwright.hooks.overrides import is_overridden, overridable
@@ -39,26 +39,26 @@ class Trainer(TrainerLifecycle):
 
     Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
     ``compute_loss(model, inputs)`` to change a step, ``prepare_input_batch(batch)`` to change its batch,
-    ``inner_training_loop(epoch_num)`` to go through an epoch by yourself, ``evaluate_step(model, inputs)``,
+    ``inner_training_loop(epoch_num)`` to write the loop over an epoch, ``evaluate_step(model, inputs)``,
     ``evaluation_step(batch)``, ``compute_metric(model, inputs)`` or ``evaluate`` to change an evaluation,
     ``create_train_dataloader(dataset)`` or ``create_eval_dataloader(dataset)`` to change the loaders.
 
     Args:
         model, config: in either order; ``training_config`` is another name of ``config``.
-        data_collator: makes a batch of a list of samples; the data set's own ``data_collator`` by default.
-        preprocessor: for a model and data sets that have a place for one and none in it; saved with the model.
-        metrics_handler: computes the metrics of evaluations in place of the one that ``config`` asks for; or a function
-            of (predictions, labels) of the whole data set that gives figures by name.
-        accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are taken.
-        train_dataloader, eval_dataloader: loaders to be used as they are, in place of ours over the data sets.
+        data_collator: builds a batch from a list of samples; the data set's own ``data_collator`` by default.
+        preprocessor: set on the model and data sets whose ``preprocessor`` is None; saved with the model.
+        metrics_handler: computes the metrics of evaluations in place of ``config.metrics``; or a function of
+            (predictions, labels) of the complete data set that returns metrics by name.
+        accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are used.
+        train_dataloader, eval_dataloader: loaders to use unchanged, in place of loaders built from the data sets.
         model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
 
     Attributes:
         state: ``global_step``, ``epoch`` and ``epoch_step``, counted in calls of ``training_step``.
-        total_steps: what ``state.global_step`` is at the end.
-        num_batches, steps_in_epoch: batches of an epoch, and how many of them one trains on.
+        total_steps: ``state.global_step`` at the end of training.
+        num_batches, steps_in_epoch: batches of an epoch, and the number of them that one trains on.
         callbacks, trainercontrol: see :class:`~trainwright.hooks.Callback`.
-        metrics_handler, loss, optimizer, lr_scheduler, checkpointer: what was built.
+        metrics_handler, loss, optimizer, lr_scheduler, checkpointer: as built from the arguments.
     """
 
     def __init__(
@@ -92,20 +92,20 @@ class Trainer(TrainerLifecycle):
         self.config: TrainingConfig = config
         log_to_console()
         self.output_dir = Path(os.path.abspath(config.output_dir))
-        tell(config, accelerator)
+        check_launch(config, accelerator)
         self.model = model.to(self.device)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
         self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, eval_dataset)
         self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
-        if train_dataloader is None:  # not `or`: that would ask a loader for its length, which it may not have
+        if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
             self.train_dataloader = self.create_train_dataloader(train_dataset)
         if eval_dataloader is None and eval_dataset is not None:
             self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
-        self._settle_plan()
+        self._build_plan()
 
         self._autocast = optim.autocast_for(config, self.device)
-        self._settle_model()
+        self._prepare_model()
         self.optimizer = optimizer or optim.build_optimizer(config, model)
         checks.check_optimizer(self.optimizer, model, lr_scheduler)
         self.lr_scheduler = lr_scheduler or self._build_lr_scheduler(self.max_iter)
@@ -113,7 +113,7 @@ class Trainer(TrainerLifecycle):
         if self._is_given_schedule and not isinstance(lr_scheduler, FormulaLR | ReduceLROnPlateau):
             often = f"every {config.lr_scheduling_steps} steps" if config.lr_scheduling_steps else "once an epoch"
             logger.info(
-                "The given %s is stepped %s; lr_scheduling_steps says otherwise.", type(lr_scheduler).__name__, often
+                "The passed %s is stepped %s; lr_scheduling_steps changes that.", type(lr_scheduler).__name__, often
             )
         self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
         self.loss = optim.build_criterion(config, self.device)
@@ -123,11 +123,11 @@ class Trainer(TrainerLifecycle):
             self.metrics_handler = parts.as_handler(metrics_handler)
             if getattr(self.metrics_handler, "trainer", self) is None:
                 self.metrics_handler.trainer = weakref.proxy(self)
-        elif config.is_set("metrics") or config.task is not None:  # what is wrong with them shall be said now
+        elif config.is_set("metrics") or config.task is not None:  # so that errors in them are raised now
             self.metrics_handler = parts.build_metrics_handler(config, self)
         self.storage = EventStorage()
-        self._settle_state()
-        self._settle_step()
+        self._build_state()
+        self._build_step()
 
         self._folder = TrainerFolder(self.output_dir, config)
         self._folder.recover()
@@ -135,15 +135,15 @@ class Trainer(TrainerLifecycle):
         self._folder.resume = source is not None and self._folder.contains(source)
         if not config.overwrite_output_dir and not self._folder.resume and self._folder.holds_a_run():
             raise ConfigError(
-                f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Give"
-                " another folder, or resume_from_checkpoint=True to go on with that run."
+                f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
+                " another folder, or resume_from_checkpoint=True to continue that run."
             )
         if config.load_best_model_at_end and not self._keeps_best():
             raise ConfigError(
-                "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated, or nothing saved; give an"
+                "TrainingConfig.load_best_model_at_end: got True, but nothing is evaluated or saved; it needs an"
                 " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
             )
-        self._settle_hooks()
+        self._register_hooks()
 
     @property
     def configs(self) -> "TrainingConfig":
@@ -152,12 +152,12 @@ class Trainer(TrainerLifecycle):
 
     @property
     def data_collator(self) -> "Callable[[list[Any]], Any] | None":
-        """What makes a batch of a list of samples: as given, or the data set's own."""
+        """Builds a batch from a list of samples: the passed collator, or the data set's own."""
         return self._collator or getattr(self.train_dataset, "data_collator", None)
 
     @property
     def checkpoints_dir(self) -> Path:
-        """The folder of the checkpoints."""
+        """The folder of checkpoints."""
         return self.output_dir / self.config.checkpoints_dir
 
     @property
@@ -167,29 +167,29 @@ class Trainer(TrainerLifecycle):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the newest step, from 1 on."""
+        """The epoch of the latest step, counted from 1."""
         return self.state.epoch
 
     @property
     def consumed_samples(self) -> int:
-        """Training samples used so far; 0 where a loader of the user's does not tell."""
+        """Training samples used so far; 0 if a user's loader does not report its size."""
         return self._plan.samples(self.state.global_step)
 
     def add_callback(self, callback: Callback, singleton: bool = True) -> None:
-        """Call ``callback`` from now on. ``singleton``: in place of those of its class that are there."""
+        """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
         self.callbacks.add_callback(callback, singleton)
         if self._is_training:
-            self._after_batch = self._looks_after_batch()
+            self._after_batch = self._choose_after_batch()
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
-        """Train with ``optimizer`` from now on; a schedule by the configuration is made for it anew."""
+        """Train with ``optimizer`` from now on; the configured schedule is rebuilt for it."""
         checks.check_optimizer(optimizer, self.model)
-        self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # not in the user's object
+        self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
         self.optimizer = optimizer
         left = self._plan.num_updates - self.state.updates_done
         self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
-        self._settle_parts()
-        self._settle_step()
+        self._prepare_parts()
+        self._build_step()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
@@ -199,7 +199,7 @@ class Trainer(TrainerLifecycle):
             )
         self.config = self.config.copy_with(loss=GivenName(loss_name or CUSTOM))
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
-        self._settle_step()
+        self._build_step()
 
     def set_train_mode(self, model: nn.Module | None = None) -> None:
         """Training mode, with batch normalization in evaluation mode if ``config.freeze_bn``."""
@@ -208,14 +208,14 @@ class Trainer(TrainerLifecycle):
             freeze_bn(model or self.model)
 
     def create_train_dataloader(self, dataset: Any) -> Any:
-        """The loader over training data: the rest of this epoch's batches, then, gone over again, the next epoch's."""
+        """The loader of training data: the rest of this epoch, then, iterated again, the next epoch."""
         state = getattr(self, "state", None)
         return parts.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
 
-    # The way of a batch.
+    # The path of a batch.
 
     def train(self, resume_checkpoint_path: str | Path | None = None) -> dict[str, Any]:  # type: ignore[override]
-        """Train to the end, from where the run is or from a checkpoint; returns the results of the last evaluation."""
+        """Train to the end, from the current state or a checkpoint; returns the results of the last evaluation."""
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
             if self._folder.contains(resume_checkpoint_path):
@@ -226,15 +226,15 @@ class Trainer(TrainerLifecycle):
                 self._run_own_epochs()
             for _ in self._iterations():
                 run_step()
-        if is_done and not self.last_eval_results:  # no hook has seen to it
-            self._show_end()
+        if is_done and not self.last_eval_results:  # no hook has done it
+            self._load_final_results()
         return self.last_eval_results
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
-        """Train to the end of epoch ``epoch_num`` (from 1 on); returns ``loss``, its mean since the run began.
+        """Train to the end of epoch ``epoch_num`` (counted from 1); returns ``loss``, its mean since the run started.
 
-        The training itself goes through all epochs at once, and calls this only where it is overridden. Batches that
-        an override takes by itself are one iteration for hooks, evaluations and checkpoints.
+        ``train`` runs through all epochs at once and calls this method only if it is overridden. Batches that an
+        override reads itself count as one iteration for hooks, evaluations and checkpoints.
         """
         until = self._plan.updates(self._plan.steps_per_epoch * epoch_num)
         if not self._is_training:
@@ -280,14 +280,14 @@ class Trainer(TrainerLifecycle):
         self._put_metrics(losses, data_time)
 
     def prepare_input_batch(self, batch: Any) -> Any:
-        """What a step gets for a batch of the loader: by default its tensors on the device."""
+        """Prepare a batch of the loader for a step: by default, move its tensors to the device."""
         return to_batch(batch, self.device)
 
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         """One micro-batch: forward and backward, and at the end of an accumulation window the update.
 
-        Returns ``step_loss``, a tensor without gradient that nobody has waited for. What an override returns besides
-        (``epoch_loss``, ``epoch_metric`` …) is what callbacks see and what is printed.
+        Returns ``step_loss``, a detached tensor that has not been synchronized. Callbacks and printed lines receive any
+        further entries of an override (``epoch_loss``, ``epoch_metric`` …).
         """
         loss = self.training_step(inputs)
         if self._is_window_end:
@@ -295,13 +295,13 @@ class Trainer(TrainerLifecycle):
         return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
 
     def training_step(self, batch: Any) -> Any:
-        """Forward and backward of one micro-batch; returns its loss without gradient. Changes no weight."""
+        """Forward and backward of one micro-batch; returns its detached loss. Does not change weights."""
         loss = self.compute_loss(self._step_model, batch)
         start = time.perf_counter()
         self._update.backward(loss, batch)
         seconds, phases = time.perf_counter() - start, self.phases
         phases.backward += seconds
-        phases.forward -= seconds  # run_step adds the whole of train_step
+        phases.forward -= seconds  # run_step adds all of train_step
         return loss.detach()
 
     def optimization_step(self) -> None:
@@ -312,44 +312,44 @@ class Trainer(TrainerLifecycle):
         phases.optimizer += seconds
         phases.forward -= seconds
 
-    # For a step of the user's own.
+    # Called by a user's own step.
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of the run, for what a step computes outside of the model."""
+        """The run's precision, for computations of a step outside the model."""
         if self.accelerator is not None:
             context: AbstractContextManager[Any] = self.accelerator.autocast()
             return context
         return nullcontext() if self._autocast is None else self._autocast()
 
     def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Add the gradients of a mean loss of this batch, as it counts in its accumulation window."""
+        """Add the gradients of the mean loss of this batch, weighted by its share of the accumulation window."""
         self._own_step.backward(loss, retain_graph=retain_graph)
 
     def clip_gradients(
         self, max_norm: float | None = None, norm_type: float = 2.0, *, optimizer: Optimizer | None = None
     ) -> Tensor | None:
-        """Clip the gradients of an optimizer, by default the trainer's, to a norm, by default ``config.max_grad_norm``.
+        """Clip the gradients of an optimizer (default: the trainer's) to a norm (default: ``config.max_grad_norm``).
 
-        Returns the norm before that, None inside an accumulation window, where nothing is done. The :meth:`step` that
-        follows does not clip again.
+        Returns the norm before clipping; None within an accumulation window, where nothing is done. The following
+        :meth:`step` does not clip again.
         """
         return self._own_step.clip_gradients(max_norm, norm_type, optimizer)
 
     def step(self, optimizer: Optimizer | None = None) -> None:
-        """Clip, step an optimizer, by default the trainer's, and set its gradients to None; at a window's end only."""
+        """Clip, step an optimizer (by default the trainer's) and set its gradients to None; at a window's end only."""
         self._own_step.step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer | None = None) -> None:
-        """Set the gradients of an optimizer to None; at the beginning of an accumulation window only."""
+        """Set the gradients of an optimizer to None, at the beginning of an accumulation window only."""
         self._own_step.zero_grad(optimizer)
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
-        """The mean loss of a batch, by what model and batch agree on (see ``docs/trainer.md``)."""
-        # Reached by overrides and before the first batch; otherwise the contract's own method stands here.
-        return self._settled(inputs).compute_loss(model, inputs)
+        """The mean loss of a batch, by the contract of model and batch (see ``docs/trainer.md``)."""
+        # Called by overrides and before the first batch; later the contract's method is installed here.
+        return self._resolve_contract(inputs).compute_loss(model, inputs)
 
     def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:
-        """For a ``train_step`` of one's own: count a batch, and give the means of this epoch: loss, and metric."""
+        """For a user's ``train_step``: count a batch, and return the epoch's mean loss and metric."""
         if training and self._train_metrics is not None:
             self._train_metrics.add_now(inputs)
             return self._run_callbacks.epoch_loss_with(float(step_loss)), self._train_metrics.first()

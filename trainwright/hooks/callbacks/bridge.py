@@ -48,7 +48,7 @@ class RunCallbacks(HookBase):
         evaluate, log, end_epoch: what ``should_evaluate``, ``should_log`` and ``should_epoch_stop`` call; without,
             such a wish is an error.
         metric: which result of an evaluation is ``eval_epoch_metric``; by default the first that is not the loss.
-        loss_name: the metric in the storage that is ``step_loss``, where :meth:`note` is not told another.
+        loss_name: the metric in the storage that is ``step_loss``, where :meth:`record` gets no other.
 
     Attributes:
         callbacks, control, logs: what they are given.
@@ -110,7 +110,7 @@ class RunCallbacks(HookBase):
         """
         return partial(self._evaluate, evaluate)
 
-    def note(self, step_logs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def record(self, step_logs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Show callbacks what a step has given (``step_loss``, ``epoch_loss`` …; tensors are waited for when read)."""
         self.logs.update(step_logs)
         return step_logs
