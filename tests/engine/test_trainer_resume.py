@@ -360,7 +360,7 @@ def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
     assert (tmp_path / name).stat().st_mode == mode
     if (name, kind) != ("logs", "folder"):
         said = [record.getMessage() for record in caplog.records if str(tmp_path / name) in record.getMessage()]
-        assert any("the run goes on without it" in message for message in said)
+        assert any("the run continues without it" in message for message in said)
     assert not [record for record in caplog.records if record.exc_info]
 
 

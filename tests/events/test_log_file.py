@@ -53,7 +53,7 @@ def test_nobody_waits_for_a_slow_disk_and_what_is_left_out_is_said(
     handler.close()
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert lines[:6] == ["first", "0", "1", "2", "3", "4"]
-    assert "(15 lines were left out here" in "".join(lines)
+    assert "(15 lines were dropped here" in "".join(lines)
 
 
 def test_a_line_that_cannot_be_made_or_written_stops_nothing(

@@ -7,12 +7,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwright.config.errors import UserError
 from trainwright.events import EventStorage
-from trainwright.events.media import Figures, Image
+from trainwright.events.media import Image, MediaBuffer
 
 
 def only_figure(storage):
-    (figure,) = storage.figures()
-    return figure
+    (item,) = storage.media()
+    return item
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -65,10 +65,10 @@ def test_a_picture_is_kept_as_it_was_when_put():
         storage.put_image("first", pixels)
     with torch.no_grad():
         pixels += 1
-    figure = only_figure(storage)
-    assert (figure.name, figure.iteration) == ("batch/first", 4)
-    assert not figure.pixels.requires_grad
-    assert figure.pixels.sum() == 0
+    item = only_figure(storage)
+    assert (item.name, item.iteration) == ("batch/first", 4)
+    assert not item.pixels.requires_grad
+    assert item.pixels.sum() == 0
 
 
 def test_pictures_may_be_grey_or_numpy():
@@ -89,23 +89,23 @@ def test_a_histogram_of_nothing_is_refused():
 
 
 def test_old_figures_make_room_for_new_ones():
-    figures = Figures(max_bytes=100)
+    media = MediaBuffer(max_bytes=100)
     for place in range(5):
-        figures.add_image(str(place), place, torch.zeros(1, 5, 8, dtype=torch.uint8))  # 40 bytes
-    assert [figure.name for figure in figures.after(0)] == ["3", "4"]
-    figures.add_image("large", 5, torch.zeros(1, 50, 50))
-    assert [figure.name for figure in figures.after(0)] == ["large"]  # the newest stays, whatever its size
-    assert figures.after(6) == []
-    assert isinstance(figures.after(5)[0], Image)
+        media.add_image(str(place), place, torch.zeros(1, 5, 8, dtype=torch.uint8))  # 40 bytes
+    assert [item.name for item in media.after(0)] == ["3", "4"]
+    media.add_image("large", 5, torch.zeros(1, 50, 50))
+    assert [item.name for item in media.after(0)] == ["large"]  # the newest stays, whatever its size
+    assert media.after(6) == []
+    assert isinstance(media.after(5)[0], Image)
 
 
 def test_figures_until_now_leave_out_those_that_come_later_and_those_that_had_to_go():
-    figures = Figures(max_bytes=2 * 4 * 4)  # two pictures of 2 x 2 float32
+    media = MediaBuffer(max_bytes=2 * 4 * 4)  # two pictures of 2 x 2 float32
     for name in ("a", "b"):
-        figures.add_image(name, 0, torch.zeros(2, 2))
-    then = figures.until_now()
-    assert [figure.name for figure in then.after(0)] == ["a", "b"]
-    assert [figure.name for figure in then.after(1)] == ["b"]
-    figures.add_image("c", 1, torch.zeros(2, 2))
-    assert [figure.name for figure in then.after(0)] == ["b"]
-    assert [figure.name for figure in figures.until_now().after(0)] == ["b", "c"]
+        media.add_image(name, 0, torch.zeros(2, 2))
+    then = media.until_now()
+    assert [item.name for item in then.after(0)] == ["a", "b"]
+    assert [item.name for item in then.after(1)] == ["b"]
+    media.add_image("c", 1, torch.zeros(2, 2))
+    assert [item.name for item in then.after(0)] == ["b"]
+    assert [item.name for item in media.until_now().after(0)] == ["b", "c"]

@@ -219,9 +219,9 @@ class CheckpointWriter:
         on_commit: Callable[[], object] | None,
     ) -> None:
         """Commit a checkpoint: its folder, then the pointer to it, and then ``on_commit``."""
-        from trainwright.events.writers.writer_thread import settle_files  # loaded where anything is written
+        from trainwright.events.writers.writer_thread import sync_files  # loaded where anything is written
 
-        settle_files()  # the state in it says how far the metrics are written
+        sync_files()  # the state in it says how far the metrics are written
         folder = self._folder
         before = self._last_committed
         if before and (iteration is None or before.manifest.iteration != iteration):

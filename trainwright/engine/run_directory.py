@@ -219,7 +219,7 @@ def is_left_out(path: Path) -> bool:
     """Whether something else than a file has the name, so that the file is not written; a warning says so."""
     kind = irregular(path)
     if kind is not None:
-        logger.warning("%s: is %s, so this file is not written; the run goes on without it.", path, kind)
+        logger.warning("%s: is %s, so this file is not written; the run continues without it.", path, kind)
     return kind is not None
 
 

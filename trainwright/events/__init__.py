@@ -1,4 +1,4 @@
-"""Metrics of a run: put without waiting for the device, read as floats, written where one looks."""
+"""Metrics of a run: recorded without waiting for the device, read as floats, passed to the writers."""
 
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.smoothing import HistoryBuffer

@@ -1,4 +1,4 @@
-"""A log file whose lines are written beside the program, so that a slow disk does not slow it."""
+"""A log file that a background thread writes, so that a slow disk does not slow the program."""
 
 import logging
 import os
@@ -14,23 +14,23 @@ _MAX_WAITING = 10_000  # lines
 
 
 class LogFile(logging.Handler):
-    """Appends log lines to ``path`` in a thread of its own, which begins with the first line and ends with ``close``.
+    """Append log lines to ``path`` in a background thread, which starts with the first line and ends with ``close``.
 
-    A line is complete when it is logged, and on its way when the call returns. Where the disk takes no lines, 10,000
-    wait and those behind them are left out; the file says how many. A forked process has no such thread and writes at
-    once.
+    A line is formatted when it is logged and queued when the call returns. The queue holds 10,000 lines; while it is
+    full, new lines are dropped, and the file reports how many. A forked process has no such thread and writes
+    synchronously.
 
     Raises:
-        OSError: the file cannot be opened, or is something else, such as a pipe.
+        OSError: the file cannot be opened, or is not a regular file (a pipe, for example).
     """
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.path = Path(path)
-        # No file object: its lock, held by the thread at the moment of a fork, would stay shut in the other process.
+        # No file object: if the thread holds its lock during a fork, the lock is never released in the child process.
         self._descriptor: int | None = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._process = os.getpid()
-        self._waiting: SimpleQueue[str | None] = SimpleQueue()  # None: the end
+        self._waiting: SimpleQueue[str | None] = SimpleQueue()  # None ends the thread
         self._num_left_out = 0
         self._thread: threading.Thread | None = None
 
@@ -40,7 +40,7 @@ class LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-        except Exception:  # as every handler of the standard library: logging never stops a program
+        except Exception:  # as in the handlers of the standard library: a logging error never stops a program
             self.handleError(record)
             return
         if os.getpid() != self._process:
@@ -54,7 +54,7 @@ class LogFile(logging.Handler):
                 self._thread.start()
 
     def close(self) -> None:
-        """Return when all lines are in the file, and close it."""
+        """Wait until all lines are in the file, then close it."""
         thread, self._thread = self._thread, None
         if thread is not None and os.getpid() == self._process:
             self._waiting.put(None)
@@ -72,9 +72,7 @@ class LogFile(logging.Handler):
                 lines.append(self._waiting.get())
             is_over = None in lines
             if self._num_left_out:
-                lines.append(
-                    f"({self._num_left_out} lines were left out here: the disk was slower than the program.)\n"
-                )
+                lines.append(f"({self._num_left_out} lines were dropped here: the disk was slower than the program.)\n")
                 self._num_left_out = 0
             self._write("".join(line for line in lines if line is not None))
 

@@ -1,4 +1,4 @@
-"""Where the time of a training goes."""
+"""The time that a training spends in each phase."""
 
 import time
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from typing import Literal
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Seconds that the process which trains has spent in each phase, since the training began.
+    """Seconds that the training process has spent in each phase since the training started.
 
-    ``data``: waiting for a batch and bringing it to the device. ``forward``, ``backward``, ``optimizer``: of the step;
-    ``forward`` holds all of a step that nobody divides (a graph, a step of the user's own). ``metrics``: what the
-    objects door makes of each batch's scores, with the import of what computes it. ``compile``: making the programs of
-    graph mode, which comes in steps and is in no other phase. ``hooks``: all that comes between two steps,
-    ``evaluation`` and ``save`` included, which are also counted by themselves.
+    ``data``: waiting for a batch and moving it to the device. ``forward``, ``backward``, ``optimizer``: the parts of a
+    step; ``forward`` is the complete step where it is not divided (graph mode, a custom step). ``metrics``: the
+    training metrics of the Python API, with the import of the package that computes them. ``compile``: compilation in
+    graph mode, which happens inside steps and is in no other phase. ``hooks``: everything between two steps, including
+    ``evaluation`` and ``save``, which are also counted on their own.
 
-    On an accelerator these are times of the host, which runs ahead of it.
+    On an accelerator these are host times; the host runs ahead of the device.
     """
 
     data: float = 0.0
@@ -32,22 +32,22 @@ class PhaseTimes:
 
     @property
     def step(self) -> float:
-        """Of steps, without what is between them."""
+        """Time in steps, without the hooks between them."""
         return self.data + self.forward + self.backward + self.optimizer + self.metrics + self.compile
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Time in all phases."""
         return self.step + self.hooks
 
     def count_compile(self, seconds: float) -> None:
-        """Count them here, and not in ``forward``, to which the step that they are in is added as a whole."""
+        """Add seconds to ``compile`` and subtract them from ``forward``, which counts the complete step."""
         self.compile += seconds
         self.forward -= seconds
 
     @contextmanager
     def counting(self, phase: Literal["evaluation", "save"]) -> Iterator[None]:
-        """Add the seconds of a ``with`` block to a phase that is rare: entering it costs a microsecond."""
+        """Add the seconds of a ``with`` block to a rare phase: entering the block costs a microsecond."""
         start = time.perf_counter()
         try:
             yield

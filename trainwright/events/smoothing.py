@@ -8,7 +8,7 @@ from trainwright.config.errors import ConfigError
 
 
 class HistoryState(TypedDict):
-    """What a resumed run needs of one metric's past: plain numbers only."""
+    """The history of one metric that a resumed run needs: plain numbers only."""
 
     values: list[float]
     iterations: list[int]
@@ -23,10 +23,10 @@ class HistoryBuffer:
         if max_length < 1:
             raise ConfigError(f"HistoryBuffer.max_length: got {max_length}; it must be a whole number >= 1.")
         self.max_length = max_length
-        # 16 bytes a value; a list of tuples would take over 100, which shows in runs of a million iterations.
+        # 16 bytes per value; a list of tuples takes over 100, which matters in runs of a million iterations.
         self._values = array("d")
         self._iterations = array("q")
-        self._count = 0  # of all values ever, also those no longer kept
+        self._count = 0  # of all values ever added, including dropped ones
         self._total = 0.0
 
     def __repr__(self) -> str:
@@ -45,19 +45,19 @@ class HistoryBuffer:
             self._cut()
 
     def extend(self, values: list[float], iterations: list[int]) -> None:
-        """As ``update`` with each of the values in turn, in a tenth of the time."""
+        """Call ``update`` for each value, in a tenth of the time."""
         self._values.fromlist(values)
         self._iterations.fromlist(iterations)
         self._count += len(values)
         total = self._total
-        for value in values:  # one by one: the rounding must not depend on how many come together
+        for value in values:  # one by one: the rounding must not depend on how values are grouped into calls
             total += value
         self._total = total
         if len(self._values) >= 2 * self.max_length:
             self._cut()
 
     def frozen(self) -> "HistoryBuffer":
-        """The values up to now: what is added later is not in it. Takes no copy, so it costs the same at any length."""
+        """A read-only view of the values up to now, without later ones. It copies nothing, so its cost is constant."""
         return _FrozenHistory(self)
 
     def latest(self) -> float:
@@ -71,7 +71,7 @@ class HistoryBuffer:
         return self._iterations[self._end() - 1]
 
     def median(self, window_size: int) -> float:
-        """Median of the last ``window_size`` values; NaN if one of them is."""
+        """Median of the last ``window_size`` values; NaN if any of them is NaN."""
         return median(self._last(window_size))
 
     def avg(self, window_size: int) -> float:
@@ -80,29 +80,29 @@ class HistoryBuffer:
         return sum(values) / len(values)
 
     def global_avg(self) -> float:
-        """Mean of all values ever put, also of those before a resume and of those no longer kept."""
+        """Mean of all values ever added, including values before a resume and values no longer kept."""
         self._require_values()
         return self._total / self._count
 
     def values(self) -> list[tuple[float, int]]:
-        """``(value, iteration)`` of the values kept, oldest first."""
+        """``(value, iteration)`` of the kept values, oldest first."""
         return self._pairs(len(self))
 
     def values_of_last_iterations(self, num_iterations: int) -> list[float]:
-        """Values of the last ``num_iterations`` iterations, up to the newest value's; each may hold none or several."""
+        """Values of the ``num_iterations`` iterations up to the newest value; each may have none or several values."""
         end, oldest = self._end(), self.latest_iteration() - num_iterations
         start = max(0, end - num_iterations)
         recent = self._iterations[start:end]
         if recent and min(recent) > oldest and (start == 0 or self._iterations[start - 1] <= oldest):
-            return self._values[start:end].tolist()[-self.max_length :]  # one value in each, as most metrics have
+            return self._values[start:end].tolist()[-self.max_length :]  # one value per iteration, as for most metrics
         return self._last(self._count_from(oldest + 1))
 
     def values_since(self, iteration: int) -> list[tuple[float, int]]:
-        """``(value, iteration)`` of the values kept that belong to ``iteration`` or a later one, oldest first."""
+        """``(value, iteration)`` of the kept values of ``iteration`` and later ones, oldest first."""
         return self._pairs(self._count_from(iteration))
 
     def state_dict(self, max_values: int) -> HistoryState:
-        """The last ``max_values`` values and what the global mean needs."""
+        """The last ``max_values`` values, and the count and total for the global mean."""
         end = self._end()
         start = max(0, end - min(max_values, self.max_length))
         return {
@@ -113,16 +113,16 @@ class HistoryBuffer:
         }
 
     def load_state_dict(self, state: HistoryState) -> None:
-        """Take over the past that ``state_dict`` returned, in place of the present values."""
+        """Replace the values by the ones in ``state``."""
         self._values = array("d", state["values"])
         self._iterations = array("q", state["iterations"])
         self._count = state["count"]
         self._total = state["total"]
 
     def move_last(self, iteration: int, to: int) -> bool:
-        """Make the newest value, where it is of ``iteration``, one of the iteration ``to``; returns whether it was.
+        """Move the newest value from ``iteration`` to the iteration ``to``; return whether there was such a value.
 
-        Where there is one of that already, as of a run that was stopped after an evaluation, it goes.
+        It replaces a value already recorded for ``to``, for example by a run that stopped after an evaluation.
         """
         if not self._end() or self.latest_iteration() != iteration:
             return False
@@ -134,17 +134,17 @@ class HistoryBuffer:
         return True
 
     def _end(self) -> int:
-        """How many of the values in the arrays are this history's."""
+        """How many values of the arrays belong to this history."""
         return len(self._values)
 
     def _cut(self) -> None:
-        """Let go of the oldest values; rarely, since each cut moves all that stays."""
-        # Into new arrays: in the old ones each value stays at the place where a frozen history knows it.
+        """Drop the oldest values. Rare, because each cut copies the remaining values."""
+        # New arrays, because frozen histories share the current ones and refer to values by position.
         self._values = self._values[-self.max_length :]
         self._iterations = self._iterations[-self.max_length :]
 
     def _count_from(self, iteration: int) -> int:
-        """How many values lie behind the newest that belongs to an iteration before this one."""
+        """How many values at the end belong to ``iteration`` or later ones."""
         end = first = self._end()
         while first > 0 and self._iterations[first - 1] >= iteration:
             first -= 1
@@ -153,7 +153,7 @@ class HistoryBuffer:
     def _last(self, num_values: int) -> list[float]:
         self._require_values()
         if num_values < 1:
-            raise ConfigError(f"HistoryBuffer: got a window of {num_values} values; it must be at least 1.")
+            raise ConfigError(f"HistoryBuffer: got window_size={num_values}; it must be a whole number >= 1.")
         end = self._end()
         return self._values[max(0, end - min(num_values, self.max_length)) : end].tolist()
 
@@ -164,11 +164,11 @@ class HistoryBuffer:
 
     def _require_values(self) -> None:
         if not self._end():
-            raise ConfigError("HistoryBuffer: it holds no value yet; call update(value) before reading.")
+            raise ConfigError("HistoryBuffer: no value has been added yet; call update(value) before reading.")
 
 
 class _FrozenHistory(HistoryBuffer):
-    """What a history was. It shares the arrays, which only grow, and remembers how far they had grown."""
+    """A history at one moment. It shares the arrays, which only grow, and stores their length at that moment."""
 
     def __init__(self, history: HistoryBuffer) -> None:
         self.max_length = history.max_length
@@ -195,13 +195,14 @@ class _FrozenHistory(HistoryBuffer):
 
     def _refuse(self, name: str) -> None:
         raise ConfigError(
-            f"HistoryBuffer.{name}: this is what a history was when it was handed to a writer, so it can only be read."
+            f"HistoryBuffer.{name}: this is a read-only copy for writers. Record values during training, with"
+            " EventStorage.put_scalar."
         )
 
 
 def median(values: list[float]) -> float:
     """The middle value, or the mean of the two middle ones; NaN if any value is NaN, as in numpy."""
-    if math.isnan(sum(values)) and any(map(math.isnan, values)):  # no place in an order: sorting would give any value
+    if math.isnan(sum(values)) and any(map(math.isnan, values)):  # NaN has no order: sorting could give any value
         return math.nan
     ordered = sorted(values)
     middle = len(ordered) // 2

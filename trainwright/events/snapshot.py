@@ -1,29 +1,29 @@
-"""A run's metrics as they were at one moment, for those who read them while the run goes on."""
+"""A run's metrics at one moment, for readers in other threads while the run continues."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.events.media import FiguresUntil, Histogram, Image
+from trainwright.events.media import Histogram, Image, MediaView
 from trainwright.events.smoothing import HistoryBuffer
 from trainwright.events.storage import EventStorage, Scalar
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a storage would have told at one moment. Holds no copy of what was put, so it is taken in microseconds."""
+    """The contents of a storage at one moment. It copies no values, so taking one costs microseconds."""
 
     iter: int
     samples: int
     written: int | None
     histories: dict[str, HistoryBuffer]
     hints: dict[str, bool]
-    figures: FiguresUntil
-    shown: dict[int, dict[str, tuple[float, int]]]  # by window: worked out once, whoever asks first
+    media: MediaView
+    shown: dict[int, dict[str, tuple[float, int]]]  # by window size; computed by the first reader
 
 
 def take_snapshot(storage: EventStorage) -> Snapshot:
-    """What ``storage`` tells now. What is pending is read, and pictures come to the host: that waits for the device."""
+    """The current contents of ``storage``. Reads pending values and images to the host: this waits for the device."""
     histories = {name: history.frozen() for name, history in storage.histories().items()}
     return Snapshot(
         storage.iter,
@@ -31,13 +31,13 @@ def take_snapshot(storage: EventStorage) -> Snapshot:
         storage.written,
         histories,
         storage.smoothing_hints(),
-        storage._figures.until_now(),
+        storage._media.until_now(),
         storage._shown,
     )
 
 
 class StorageView(EventStorage):
-    """A storage to read, which shows what one of a run told at the moments that it is given one after the other."""
+    """A read-only storage that shows one snapshot of a run's storage after the other."""
 
     def __init__(self, storage: EventStorage) -> None:
         super().__init__(storage.start_iter)
@@ -47,13 +47,13 @@ class StorageView(EventStorage):
         return f"StorageView({self.iter})"
 
     def show(self, snapshot: Snapshot) -> None:
-        """Tell from now on what was at that moment."""
+        """Return the values of ``snapshot`` from now on."""
         self.iter, self.samples, self.written = snapshot.iter, snapshot.samples, snapshot.written
         self._histories, self._hints, self._shown = snapshot.histories, snapshot.hints, snapshot.shown
-        self._figures_then = snapshot.figures
+        self._media_view = snapshot.media
 
-    def figures(self, after: int = 0) -> list[Image | Histogram]:
-        return self._figures_then.after(after)
+    def media(self, after: int = 0) -> list[Image | Histogram]:
+        return self._media_view.after(after)
 
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
         raise self._refusal(f"put_scalar({name!r})")
@@ -67,6 +67,6 @@ class StorageView(EventStorage):
     @staticmethod
     def _refusal(call: str) -> ConfigError:
         return ConfigError(
-            f"{call}: a writer reads the metrics beside the training, which has gone on. Put them in a"
-            " hook, or set in_background = False in the writer's class: the training then waits for it."
+            f"{call}: a writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics"
+            " in a hook, or set in_background = False in the writer's class: training then waits for this writer."
         )

@@ -1,4 +1,4 @@
-"""Metrics of a run: put on the step at the cost of a list append, turned into numbers only when somebody reads."""
+"""Metrics of a run: recorded in the step at the cost of a list append, converted to numbers only when read."""
 
 import math
 import threading
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
-from trainwright.events.media import Figures, Histogram, Image, wide_dtype
+from trainwright.events.media import Histogram, Image, MediaBuffer, wide_dtype
 from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
 
 if TYPE_CHECKING:
     from trainwright.events.media import ArrayLike
 
-_MAX_PENDING = 1000  # values kept as they came before they are turned into numbers: bounds memory on the device
-_MAX_SAVED = 1000  # values per metric in a checkpoint: the longest window that is shown (the ETA's)
+_MAX_PENDING = 1000  # values kept as tensors before they are converted to numbers: bounds memory on the device
+_MAX_SAVED = 1000  # values per metric in a checkpoint: the longest displayed window (the ETA's)
 
 Scalar = SupportsFloat | Tensor  # Tensor: exactly one element
 
@@ -37,22 +37,22 @@ class StorageState(TypedDict):
 
 
 class NoEventStorageError(UserError, RuntimeError):
-    """The current storage was asked for where there is none."""
+    """There is no current storage."""
 
 
 # A plain list and no ContextVar: torch.compile cannot trace those.
 _storages: list["EventStorage"] = []
-# What it is in a thread that writes, by the thread's number: the storage as it was when that was to be written.
+# The current storage of each writer thread, by thread id: a view of the snapshot that the thread writes.
 storages_of_threads: dict[int, "EventStorage"] = {}
 
 
 def get_event_storage() -> "EventStorage":
-    """The storage of the innermost ``with EventStorage(...)``; inside a run that is the trainer's.
+    """The storage of the innermost ``with EventStorage(...)``; inside a run, the trainer's storage.
 
     Raises:
-        NoEventStorageError: there is none.
+        NoEventStorageError: there is no current storage.
     """
-    # No model is compiled in a thread that writes, and the compiler can trace no question for a thread's number.
+    # Writer threads compile no model, and the compiler cannot trace threading.get_ident().
     if not torch.compiler.is_dynamo_compiling() and storages_of_threads:
         storage = storages_of_threads.get(threading.get_ident())
         if storage is not None:
@@ -71,12 +71,12 @@ def has_event_storage() -> bool:
 
 
 class EventStorage:
-    """Where the parts of a run put their metrics, and where hooks and writers read them.
+    """Metrics of a run: the trainer, models and hooks put values, hooks and writers read them.
 
-    ``iter`` is the iteration that values put now belong to; ``samples`` counts training samples consumed. Both are set
-    by the trainer (or by ``step`` in a loop of your own). ``written`` is the iteration after which the writers last
-    wrote as they were to, None where nobody says so. The files of a resumed run go on behind it, from
-    ``first_unwritten`` on: a row that a stop has added in between is not in a run that was never stopped.
+    ``iter`` is the iteration of the values that are put now; ``samples`` counts consumed training samples. The trainer
+    sets both (in your own loop, call ``step``). ``written`` is the iteration of the last regular write of the writers,
+    or None if it is unknown. A resumed run continues its files at ``first_unwritten``: this removes the extra row that
+    an interrupted run writes when it stops, so that the files equal those of an uninterrupted run.
 
     >>> with EventStorage() as storage:
     ...     for _ in range(3):
@@ -86,7 +86,7 @@ class EventStorage:
     {'loss': (1.0, 2)}
     """
 
-    is_over = False  # the last iteration is done: ``iter`` is the number of all of them
+    is_over = False  # the last iteration is done: ``iter`` is their total number
 
     def __init__(self, start_iter: int = 0) -> None:
         self.start_iter = start_iter
@@ -95,20 +95,20 @@ class EventStorage:
         self.written: int | None = None
         self.first_unwritten = start_iter
         self._prefix = ""
-        self._outer: EventStorage | None = None  # of the thread that writes, while this one is entered there
+        self._outer: EventStorage | None = None  # of the writer thread that has entered this storage
         self._pending: list[tuple[str, float | Tensor, int]] = []
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
-        self._restored: set[str] = set()  # names known from a checkpoint only: the code may have changed its hint
-        self._figures = Figures()
-        self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # what readers were told since the last flush
+        self._restored: set[str] = set()  # names known from a checkpoint only: the code may use another hint
+        self._media = MediaBuffer()
+        self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # by window size: results since the last flush
 
     def __repr__(self) -> str:
         return f"EventStorage(start_iter={self.start_iter})"
 
     def __enter__(self) -> "EventStorage":
         thread = threading.get_ident()
-        if thread in storages_of_threads:  # a writer's own: the training's stays as it is
+        if thread in storages_of_threads:  # opened by a writer: the current storage of the training stays the same
             self._outer = storages_of_threads[thread]
             storages_of_threads[thread] = self
         else:
@@ -121,11 +121,11 @@ class EventStorage:
         if self._outer is not None:
             storages_of_threads[threading.get_ident()], self._outer = self._outer, None
             return
-        while _storages.pop() is not self:  # an inner one that was never left goes too
+        while _storages.pop() is not self:  # also removes inner storages that were never exited
             pass
 
     def step(self) -> None:
-        """Go on to the next iteration."""
+        """Advance to the next iteration."""
         self.iter += 1
 
     # -- putting --------------------------------------------------------------------------------------------------
@@ -133,12 +133,13 @@ class EventStorage:
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
         """Record a value of the current iteration.
 
-        A tensor of one element is copied on its device and read later, together with all others: no wait here.
-        ``smoothing_hint``: the value is noisy, so writers show its median over recent iterations. One name, one hint.
+        A tensor of one element is copied on its device and read later, together with all others: this does not wait.
+        ``smoothing_hint``: the value is noisy, so writers show its median over recent iterations. All values of a name
+        have the same hint.
         """
         if torch.compiler.is_dynamo_compiling():
-            # In a compiled model a put is a graph break: traced, it would guard on the list of pending values and be
-            # compiled anew at every step. The wrapper is made here, where the compiler is loaded anyway.
+            # In a compiled model a put is a graph break: if it were traced, it would guard on the list of pending
+            # values and recompile at every step. The wrapper is created here, where the compiler is already loaded.
             put_outside_graph = torch.compiler.disable(EventStorage.put_scalar)  # type: ignore[no-untyped-call]
             put_outside_graph(self, name, value, smoothing_hint)
             return
@@ -161,19 +162,19 @@ class EventStorage:
             self.put_scalar(name, value, smoothing_hint)
 
     def put_image(self, name: str, image: "ArrayLike") -> None:
-        """Keep a picture for the writers: (C, H, W) or (H, W), uint8 in [0, 255] or float in [0, 1].
+        """Keep an image for the writers: (C, H, W) or (H, W), uint8 in [0, 255] or float in [0, 1].
 
-        The newest pictures and histograms are kept, 64 MiB of them in all.
+        The newest images and histograms are kept, up to 64 MiB in total.
         """
-        self._figures.add_image(self._prefix + name, self.iter, image)
+        self._media.add_image(self._prefix + name, self.iter, image)
 
     def put_histogram(self, name: str, values: "ArrayLike", bins: int = 1000) -> None:
-        """Keep the histogram of any number of values for the writers, NaN and inf left out."""
-        self._figures.add_histogram(self._prefix + name, self.iter, values, bins)
+        """Keep the histogram of any number of values for the writers, without NaN and inf."""
+        self._media.add_histogram(self._prefix + name, self.iter, values, bins)
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
-        """Put ``name/`` before every name put inside. Scopes nest."""
+        """Prefix the names of all values put inside with ``name/``. Scopes nest."""
         outer = self._prefix
         self._prefix = f"{outer}{name.rstrip('/')}/"
         try:
@@ -181,13 +182,13 @@ class EventStorage:
         finally:
             self._prefix = outer
 
-    # -- reading: always floats -----------------------------------------------------------------------------------
+    # -- reading: values are floats -----------------------------------------------------------------------------------
 
     def history(self, name: str) -> HistoryBuffer:
         """All values of one metric.
 
         Raises:
-            ConfigKeyError: nothing was put under this name.
+            ConfigKeyError: no value was put under this name.
         """
         self._flush()
         if name not in self._histories:
@@ -206,7 +207,7 @@ class EventStorage:
         return {name: (history.latest(), history.latest_iteration()) for name, history in self._histories.items()}
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
-        """As ``latest``; metrics put as noisy with the median over their last ``window_size`` iterations instead."""
+        """``latest``, with noisy metrics replaced by the median over their last ``window_size`` iterations."""
         latest = self.latest()
         known = self._shown
         if window_size not in known:
@@ -217,19 +218,19 @@ class EventStorage:
         return known[window_size].copy()
 
     def smoothing_hints(self) -> dict[str, bool]:
-        """Which metrics were put as noisy."""
+        """The smoothing hint of each metric: True if it is noisy."""
         return dict(self._hints)
 
-    def figures(self, after: int = 0) -> list[Image | Histogram]:
-        """The pictures and histograms kept, oldest first; only those with a ``number`` above ``after``."""
-        return self._figures.after(after)
+    def media(self, after: int = 0) -> list[Image | Histogram]:
+        """The kept images and histograms with a ``number`` above ``after``, oldest first."""
+        return self._media.after(after)
 
     # -- resume ---------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> StorageState:
         """The recent values (at most 1,000 per metric) and global means, as plain numbers.
 
-        ``iter`` is not in it: where to go on is the trainer's to say.
+        It does not hold ``iter``: the trainer restores the iteration.
         """
         self._flush()
         return {
@@ -242,7 +243,7 @@ class EventStorage:
         }
 
     def load_state_dict(self, state: StorageState) -> None:
-        """Take over the metrics of a checkpoint; ``iter`` and ``start_iter`` stay as they are."""
+        """Restore the metrics of a checkpoint; ``iter`` and ``start_iter`` stay unchanged."""
         self._pending.clear()
         self._histories = {}
         self._hints = {}
@@ -255,10 +256,10 @@ class EventStorage:
             self._hints[name] = scalar["smoothing_hint"]
         self._restored = set(self._histories)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
     def _admit(self, name: str, smoothing_hint: bool) -> None:
-        """Remember the hint of a new name; refuse one that differs."""
+        """Check a new name and store its hint; raise if the name already has another hint."""
         if not isinstance(name, str) or name in ("", "iteration"):
             raise ConfigError(
                 f"put_scalar: {name!r} cannot name a metric; a name is a non-empty string other than 'iteration', "
@@ -267,14 +268,14 @@ class EventStorage:
         known = self._hints.get(name)
         if known is not None and known != smoothing_hint and name not in self._restored:
             raise ConfigError(
-                f"put_scalar({name!r}): smoothing_hint={smoothing_hint}, but before it was put with {known}. "
-                "Give the same hint at every call, or put the other values under another name."
+                f"put_scalar({name!r}): got smoothing_hint={smoothing_hint}; an earlier call used {known}. "
+                "Use the same hint in every call, or put the other values under another name."
             )
         self._hints[name] = bool(smoothing_hint)
         self._restored.discard(name)
 
     def _flush(self) -> None:
-        """Turn what is pending into numbers."""
+        """Convert pending values to numbers and add them to the histories."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
@@ -293,16 +294,16 @@ class EventStorage:
 
 
 def _smoothed(values: list[float]) -> float:
-    """The median; where the newest value is finite again, without those before it that were not."""
+    """The median. If the newest value is finite, values that are not finite are ignored."""
     return median([value for value in values if math.isfinite(value)] if math.isfinite(values[-1]) else values)
 
 
 def _snapshot(name: str, value: Tensor) -> Tensor:
-    """A copy of shape () that neither the step nor autograd can reach: the step may go on to write into its tensor."""
+    """A detached copy of shape (): the step may write into ``value`` later."""
     if value.numel() != 1:
         raise ConfigError(
             f"put_scalar({name!r}): got a tensor of shape {tuple(value.shape)}; a scalar has exactly one element. "
-            "Put its mean, value.mean(), or all of it with put_histogram."
+            "Put its mean, value.mean(), or all values with put_histogram."
         )
     if value.is_complex():
         raise ConfigTypeError(f"put_scalar({name!r}): got a complex tensor; put value.abs() or value.real.")
@@ -315,7 +316,7 @@ def _snapshot(name: str, value: Tensor) -> Tensor:
 
 
 def _number(name: str, value: SupportsFloat) -> float:
-    """A value that is no tensor, as a float: Python's and numpy's numbers, and whatever else has ``__float__``."""
+    """A value that is not a tensor, as a float: a Python or numpy number, or another object with ``__float__``."""
     if not isinstance(value, str | bytes | bytearray):  # float("3") would be 3.0
         try:
             return float(value)

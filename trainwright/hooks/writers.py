@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.dispatcher import Delivery
+from trainwright.events.writers.dispatcher import WriterDispatcher
 from trainwright.hooks.base import HookBase
 
 
@@ -20,14 +20,14 @@ class PeriodicWriter(HookBase):
 
     def __init__(self, writers: Sequence[EventWriter], period: int = 20) -> None:
         self._period = period
-        self._delivery = Delivery(writers)
+        self._dispatcher = WriterDispatcher(writers)
         self._written_results: object = None
 
     def before_train(self) -> None:
         if self.trainer.storage.written is None:
             self.trainer.storage.written = self.trainer.start_iter - 1
         self._written_results = self.trainer.last_eval_results
-        self._delivery.begin(self.trainer.storage)
+        self._dispatcher.begin(self.trainer.storage)
 
     def after_step(self) -> None:
         iteration = self.trainer.iter + 1
@@ -45,15 +45,15 @@ class PeriodicWriter(HookBase):
         storage, last = self.trainer.storage, self.trainer.start_iter - 1
         if storage.written == last or (is_evaluated and self._writes_evaluations):
             storage.written = last
-            self._delivery.hold_for_files(storage)
+            self._dispatcher.hold_for_files(storage)
 
     def after_train(self) -> None:
         try:
             self._write(is_last=True)  # the final evaluation
         finally:
-            self._delivery.close()
+            self._dispatcher.close()
 
     def _write(self, *, is_last: bool = False) -> None:
         results = self.trainer.last_eval_results
         is_of_evaluation, self._written_results = results is not self._written_results, results
-        self._delivery.write(self.trainer.storage, must_stay=is_last or is_of_evaluation)
+        self._dispatcher.write(self.trainer.storage, keep=is_last or is_of_evaluation)

@@ -1,4 +1,4 @@
-"""Writing beside the training: nobody waits for a slow writer, and what was handed over is there when it must be."""
+"""Writing in the background: a slow writer delays no step, and every queued row is on disk when it has to be."""
 
 import json
 import logging
@@ -13,10 +13,9 @@ import pytest
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
-from trainwright.events.writers import SafeWriter, default_writers
-from trainwright.events.writers import writer_thread as lane
-from trainwright.events.writers.dispatcher import Delivery
-from trainwright.events.writers.writer_thread import settle_files
+from trainwright.events.writers import SafeWriter, default_writers, writer_thread
+from trainwright.events.writers.dispatcher import WriterDispatcher
+from trainwright.events.writers.writer_thread import sync_files
 
 
 @pytest.fixture(autouse=True)
@@ -65,20 +64,20 @@ class Memory(EventWriter):
         self.is_closed = True
 
 
-def put_steps(storage: EventStorage, delivery: Delivery, count: int, **kwargs: Any) -> None:
+def put_steps(storage: EventStorage, dispatcher: WriterDispatcher, count: int, **kwargs: Any) -> None:
     for _ in range(count):
         storage.put_scalar("loss", float(storage.iter))
         storage.samples += 4
-        delivery.write(storage, **kwargs)
+        dispatcher.write(storage, **kwargs)
         storage.step()
 
 
-def put_and_close(storage: EventStorage, delivery: Delivery) -> None:
+def put_and_close(storage: EventStorage, dispatcher: WriterDispatcher) -> None:
     """As a training does at its end."""
     try:
-        put_steps(storage, delivery, 1)
+        put_steps(storage, dispatcher, 1)
     finally:
-        delivery.close()
+        dispatcher.close()
 
 
 def iterations(path: Path) -> list[int]:
@@ -99,10 +98,10 @@ def test_a_slow_writer_sees_each_row_as_it_was_in_one_storage_and_one_thread(
     storage: EventStorage, gate: threading.Event
 ) -> None:
     memory = Memory(gate)
-    delivery = Delivery([memory])
-    put_steps(storage, delivery, 30)  # all before the first is written
+    dispatcher = WriterDispatcher([memory])
+    put_steps(storage, dispatcher, 30)  # all before the first is written
     gate.set()
-    delivery.close()
+    dispatcher.close()
     medians = [(step - min(step, 19) / 2, step) for step in range(30)]  # of at most 20 values
     assert memory.rows == [(step, {"loss": median}) for step, median in enumerate(medians)]
     assert memory.is_closed
@@ -121,18 +120,18 @@ def test_histories_samples_hints_and_the_beginning_are_those_of_then(
             super().write(storage)
             seen = get_event_storage()
             loss = seen.history("loss")
-            figures = [figure.name for figure in seen.figures()]
+            figures = [figure.name for figure in seen.media()]
             told.append((seen.samples, loss.values(), loss.avg(2), loss.global_avg(), figures, seen.smoothing_hints()))
             assert seen.latest() == {name: (h.latest(), h.latest_iteration()) for name, h in seen.histories().items()}
             assert (seen.start_iter, seen.first_unwritten) == (0, 0)
 
-    delivery = Delivery([Curious(gate)])
+    dispatcher = WriterDispatcher([Curious(gate)])
     storage.put_image("first", [[0.0]])  # type: ignore[arg-type]  # what as_tensor takes
-    put_steps(storage, delivery, 2)
+    put_steps(storage, dispatcher, 2)
     storage.put_image("second", [[0.0]])  # type: ignore[arg-type]
     storage.put_scalar("acc", 1.0, smoothing_hint=False)
     gate.set()
-    delivery.close()
+    dispatcher.close()
     assert told == [
         (4, [(0.0, 0)], 0.0, 0.0, ["first"], {"loss": True}),
         (8, [(0.0, 0), (1.0, 1)], 0.5, 0.5, ["first"], {"loss": True}),
@@ -140,11 +139,11 @@ def test_histories_samples_hints_and_the_beginning_are_those_of_then(
 
 
 def test_the_training_keeps_its_own_storage_meanwhile(storage: EventStorage, gate: threading.Event) -> None:
-    delivery = Delivery([Memory(gate)])
-    put_steps(storage, delivery, 1)
+    dispatcher = WriterDispatcher([Memory(gate)])
+    put_steps(storage, dispatcher, 1)
     assert get_event_storage() is storage
     gate.set()
-    delivery.close()
+    dispatcher.close()
     assert get_event_storage() is storage
 
 
@@ -157,8 +156,8 @@ def test_a_writer_that_puts_is_told_where_that_is_done(storage: EventStorage) ->
         in_background = False
 
     with pytest.raises(ValueError, match=r"'score'.*hook(.|\n)*in_background = False"):
-        put_and_close(storage, Delivery([Putting()]))
-    put_steps(storage, Delivery([PuttingHere()]), 1)
+        put_and_close(storage, WriterDispatcher([Putting()]))
+    put_steps(storage, WriterDispatcher([PuttingHere()]), 1)
     assert storage.latest()["score"] == (1.0, 0)
 
 
@@ -167,7 +166,7 @@ def test_a_writer_may_ask_to_be_called_by_the_training(storage: EventStorage) ->
         in_background = False
 
     for writer in (here := Here(), SafeWriter(safe := Here())):
-        put_steps(storage, Delivery([writer]), 1)
+        put_steps(storage, WriterDispatcher([writer]), 1)
     assert {*here.threads, *safe.threads} == {threading.current_thread()}
     assert here.storages == [storage]
 
@@ -179,14 +178,14 @@ def test_the_rest_is_there_while_one_writer_hangs(
     tmp_path: Path, storage: EventStorage, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
     hanging, quick, path = Memory(gate), Memory(), tmp_path / "metrics.json"
-    delivery = Delivery([hanging, quick, JSONWriter(path)])
-    put_steps(storage, delivery, 90)
-    settle_files()
+    dispatcher = WriterDispatcher([hanging, quick, JSONWriter(path)])
+    put_steps(storage, dispatcher, 90)
+    sync_files()
     assert iterations(path) == list(range(90))
     wait_until(lambda: len(quick.rows) == 90)
     assert hanging.rows == []
     gate.set()
-    delivery.close()
+    dispatcher.close()
     assert [step for step, _ in hanging.rows] == list(range(90))
     assert "left out" not in caplog.text
 
@@ -194,26 +193,26 @@ def test_the_rest_is_there_while_one_writer_hangs(
 def test_what_is_too_much_for_a_writer_is_left_out_and_said_and_results_stay(
     storage: EventStorage, gate: threading.Event, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "_ROWS_OF_A_WRITER", 5)
+    monkeypatch.setattr(writer_thread, "_MAX_QUEUED_ROWS", 5)
     memory = Memory(gate)
-    delivery = Delivery([memory])
-    put_steps(storage, delivery, 1)
-    wait_until(lambda: not delivery._lanes[0]._queue)  # it is in the hands of the writer
-    put_steps(storage, delivery, 1, must_stay=True)
-    put_steps(storage, delivery, 20)
+    dispatcher = WriterDispatcher([memory])
+    put_steps(storage, dispatcher, 1)
+    wait_until(lambda: not dispatcher._threads[0]._queue)  # it is in the hands of the writer
+    put_steps(storage, dispatcher, 1, keep=True)
+    put_steps(storage, dispatcher, 20)
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "Memory: slower than the training" in warning.getMessage()
     gate.set()
-    delivery.close()
+    dispatcher.close()
     assert [step for step, _ in memory.rows] == [0, 1, 18, 19, 20, 21]
-    assert caplog.records[-1].getMessage().startswith("Memory: 16 rows were left out")
+    assert caplog.records[-1].getMessage().startswith("Memory: 16 rows were dropped")
     assert len(caplog.records) == 2
 
 
 def test_at_the_end_patience_is_bounded_and_the_last_row_is_written(
     storage: EventStorage, gate: threading.Event, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(writer_thread, "_CLOSE_TIMEOUT_S", 0.05)
 
     class Slow(Memory):
         def write(self, storage: EventStorage | None = None) -> None:
@@ -221,32 +220,32 @@ def test_at_the_end_patience_is_bounded_and_the_last_row_is_written(
             super().write(storage)
 
     memory = Slow()
-    delivery = Delivery([memory])
-    put_steps(storage, delivery, 50)
-    put_steps(storage, delivery, 1, must_stay=True)
-    delivery.close()
+    dispatcher = WriterDispatcher([memory])
+    put_steps(storage, dispatcher, 50)
+    put_steps(storage, dispatcher, 1, keep=True)
+    dispatcher.close()
     written = [step for step, _ in memory.rows]
     assert written[-1] == 50
     assert memory.is_closed
     assert 1 < len(written) < 51
-    assert f"{51 - len(written)} rows were left out" in caplog.text
+    assert f"{51 - len(written)} rows were dropped" in caplog.text
 
 
 def test_a_writer_that_does_not_come_back_is_left_behind(
     storage: EventStorage, gate: threading.Event, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(writer_thread, "_CLOSE_TIMEOUT_S", 0.05)
     memory = Memory(gate)
-    delivery = Delivery([memory])
-    put_steps(storage, delivery, 3)
-    delivery.close()
-    assert "Memory: does not come back" in caplog.text
-    assert "Memory: 2 rows were left out" in caplog.text
-    put_steps(storage, delivery, 1)  # and it is never called by two threads
+    dispatcher = WriterDispatcher([memory])
+    put_steps(storage, dispatcher, 3)
+    dispatcher.close()
+    assert "Memory: write() or close() does not return" in caplog.text
+    assert "Memory: 2 rows were dropped" in caplog.text
+    put_steps(storage, dispatcher, 1)  # and it is never called by two threads
     gate.set()
     wait_until(lambda: memory.is_closed)
-    delivery.close()
-    assert "Memory: 1 rows were left out" in caplog.text
+    dispatcher.close()
+    assert "Memory: 1 rows were dropped" in caplog.text
     wait_until(lambda: not any(thread.name == "trainwright-write" for thread in threading.enumerate()))
 
 
@@ -262,13 +261,13 @@ def test_rows_are_written_in_blocks_where_the_disk_is_slow(
         return write(descriptor, block)
 
     path = tmp_path / "metrics.json"
-    delivery = Delivery([JSONWriter(path)])
+    dispatcher = WriterDispatcher([JSONWriter(path)])
     with monkeypatch.context() as disk:
         disk.setattr(os, "write", slow)
         before = time.perf_counter()
-        put_steps(storage, delivery, 1000)
+        put_steps(storage, dispatcher, 1000)
         taken = time.perf_counter() - before
-        delivery.close()
+        dispatcher.close()
     assert iterations(path) == list(range(1000))
     assert taken < 1000 * 0.05 / 10  # a write each would have taken 50 s
     assert sum(blocks) == 1000
@@ -289,46 +288,46 @@ def test_settled_rows_are_synced(tmp_path: Path, storage: EventStorage, monkeypa
             synced.append(path.read_bytes().count(b"\n"))
         fsync(descriptor)
 
-    delivery = Delivery([JSONWriter(path)])
+    dispatcher = WriterDispatcher([JSONWriter(path)])
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", noting)
-        put_steps(storage, delivery, 3)
+        put_steps(storage, dispatcher, 3)
         assert synced == []
-        settle_files()
+        sync_files()
         assert synced == [3]
-        settle_files()
-        put_steps(storage, delivery, 1)
-        delivery.close()
+        sync_files()
+        put_steps(storage, dispatcher, 1)
+        dispatcher.close()
         assert synced == [3, 4]
     assert iterations(path) == list(range(4))
 
 
 def test_settling_where_nothing_was_written_or_all_is_closed_returns(tmp_path: Path, storage: EventStorage) -> None:
-    settle_files()
-    delivery = Delivery([JSONWriter(tmp_path / "metrics.json")])
-    settle_files()
-    put_steps(storage, delivery, 1)
-    delivery.close()
-    settle_files()
+    sync_files()
+    dispatcher = WriterDispatcher([JSONWriter(tmp_path / "metrics.json")])
+    sync_files()
+    put_steps(storage, dispatcher, 1)
+    dispatcher.close()
+    sync_files()
 
 
 def test_the_same_run_may_go_on_after_its_end(tmp_path: Path, storage: EventStorage) -> None:
     memory, path = Memory(), tmp_path / "metrics.json"
-    delivery = Delivery([memory, JSONWriter(path)])
+    dispatcher = WriterDispatcher([memory, JSONWriter(path)])
     for _ in range(3):
-        put_steps(storage, delivery, 2)
-        delivery.close()
+        put_steps(storage, dispatcher, 2)
+        dispatcher.close()
     assert iterations(path) == list(range(6))
     assert len(set(map(id, memory.storages))) == 1
 
 
 def test_another_run_has_another_storage(tmp_path: Path) -> None:
     memory = Memory()
-    delivery = Delivery([memory])
+    dispatcher = WriterDispatcher([memory])
     for start in (0, 5):
         with EventStorage(start) as storage:
-            put_steps(storage, delivery, 2)
-            delivery.close()
+            put_steps(storage, dispatcher, 2)
+            dispatcher.close()
     assert [storage.start_iter for storage in memory.storages] == [0, 0, 5, 5]
 
 
@@ -341,14 +340,14 @@ def test_what_a_writer_raises_comes_to_the_training_and_the_others_go_on(tmp_pat
             raise ConnectionError("the tracker is down")
 
     path = tmp_path / "metrics.json"
-    delivery = Delivery([Broken(), JSONWriter(path)])
+    dispatcher = WriterDispatcher([Broken(), JSONWriter(path)])
     with pytest.raises(ConnectionError, match="the tracker is down"):  # noqa: PT012  # at one of the next writes
         for _ in range(1000):
-            put_steps(storage, delivery, 1)
+            put_steps(storage, dispatcher, 1)
             time.sleep(0.001)
     count = storage.iter + 1  # the one that raised was handed over too
     with pytest.raises(ConnectionError):
-        put_and_close(storage, delivery)
+        put_and_close(storage, dispatcher)
     assert iterations(path)[:count] == list(range(count))
 
 
@@ -359,15 +358,15 @@ def test_a_full_disk_is_told_and_its_rows_come_when_there_is_space(
         raise OSError(28, "No space left on device")
 
     path = tmp_path / "metrics.json"
-    delivery = Delivery([JSONWriter(path)])
-    put_steps(storage, delivery, 2)
-    settle_files()
+    dispatcher = WriterDispatcher([JSONWriter(path)])
+    put_steps(storage, dispatcher, 2)
+    sync_files()
     with monkeypatch.context() as disk:
         disk.setattr(os, "write", full)
-        put_steps(storage, delivery, 1)
-        settle_files()  # returns, though nothing came to the disk
+        put_steps(storage, dispatcher, 1)
+        sync_files()  # returns, though nothing came to the disk
     with pytest.raises(OSError, match="No space"):
-        put_and_close(storage, delivery)
+        put_and_close(storage, dispatcher)
     assert iterations(path) == [0, 1, 2, 3]
 
 
@@ -377,16 +376,16 @@ def test_an_interrupt_in_a_writer_is_not_lost(storage: EventStorage) -> None:
             raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        put_and_close(storage, Delivery([SafeWriter(Leaving())]))
+        put_and_close(storage, WriterDispatcher([SafeWriter(Leaving())]))
 
 
 def test_a_safe_writer_of_a_file_is_switched_off_alone(
     tmp_path: Path, storage: EventStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = tmp_path / "good.json", tmp_path / ("bad.json" * 100)  # a name that is too long
-    delivery = Delivery([SafeWriter(JSONWriter(bad)), SafeWriter(JSONWriter(good))])
-    put_steps(storage, delivery, 5)
-    delivery.close()
+    dispatcher = WriterDispatcher([SafeWriter(JSONWriter(bad)), SafeWriter(JSONWriter(good))])
+    put_steps(storage, dispatcher, 5)
+    dispatcher.close()
     assert iterations(good) == list(range(5))
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "bad.json" in record.getMessage()
@@ -399,12 +398,12 @@ def test_a_safe_writer_of_a_file_is_switched_off_alone(
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_no_part_in_what_is_written(tmp_path: Path, storage: EventStorage, gate: threading.Event) -> None:
     memory, path = Memory(gate), tmp_path / "metrics.json"
-    delivery = Delivery([memory, JSONWriter(path)])
-    put_steps(storage, delivery, 3)
+    dispatcher = WriterDispatcher([memory, JSONWriter(path)])
+    put_steps(storage, dispatcher, 3)
     child = os.fork()
     if child == 0:
         try:
-            settle_files()  # would wait for ever for a thread that is not there
+            sync_files()  # would wait for ever for a thread that is not there
             os._exit(0 if get_event_storage() is storage else 3)
         finally:
             os._exit(1)
@@ -414,7 +413,7 @@ def test_a_fork_has_no_part_in_what_is_written(tmp_path: Path, storage: EventSto
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(done[1]) == 0
     gate.set()
-    delivery.close()
+    dispatcher.close()
     assert iterations(path) == list(range(3))
 
 
@@ -423,9 +422,9 @@ def test_default_writers_share_one_thread_which_begins_with_the_first_row(
 ) -> None:
     before = threading.active_count()
     writers = default_writers(tmp_path, 10, batch_size=4, table=tmp_path / "metrics.csv", tensorboard=None)
-    delivery = Delivery(writers)
+    dispatcher = WriterDispatcher(writers)
     assert threading.active_count() == before
-    put_steps(storage, delivery, 3)
+    put_steps(storage, dispatcher, 3)
     assert threading.active_count() == before + 1
-    delivery.close()
+    dispatcher.close()
     assert (tmp_path / "metrics.csv").read_text() == "iteration,loss\n0,0.0\n1,0.5\n2,1.0\n"

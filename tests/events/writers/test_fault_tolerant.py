@@ -34,7 +34,7 @@ def test_a_writer_that_fails_is_switched_off_with_one_message_and_others_lose_no
     assert broken.calls == 1
     assert len((tmp_path / "metrics.json").read_text().splitlines()) == 5
     (record,) = caplog.records
-    assert "Broken() failed and is switched off" in record.getMessage()
+    assert "Broken() failed and is disabled" in record.getMessage()
     assert "the tracker is down" in record.exc_text
 
 

@@ -48,7 +48,7 @@ def test_files_kept_beside_are_numbered(tmp_path):
     for _ in range(3):
         file.append(b"x\n")
         file.close()
-        names.append(file.keep_beside().name)
+        names.append(file.rename_to_backup().name)
     assert names == ["rows.old", "rows.old.1", "rows.old.2"]
     assert not file.has_content()
 
@@ -79,4 +79,4 @@ def test_where_something_else_is_in_its_place_nothing_is_written_and_one_warning
     file.sync()
     file.close()
     (record,) = caplog.records
-    assert record.getMessage() == f"{file.path}: not written, since {odd} is {kind}; the run goes on without it."
+    assert record.getMessage() == f"{file.path}: not written, because {odd} is {kind}; the run continues without it."

@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_written_switches_the_writer_off(tmp_path, caplog,
             writer.write()
             shutil.rmtree(tmp_path / "tb", ignore_errors=True)
     writer.close()
-    assert [record.getMessage() for record in caplog.records if "switched off" in record.getMessage()]
+    assert [record.getMessage() for record in caplog.records if "is disabled" in record.getMessage()]
 
 
 def test_a_missing_tensorboard_is_said_with_the_cure(tmp_path, monkeypatch):

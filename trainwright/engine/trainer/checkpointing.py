@@ -18,7 +18,7 @@ from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine.trainer import parts
 from trainwright.engine.trainer.base import TrainerShared
-from trainwright.events.writers.writer_thread import settle_files
+from trainwright.events.writers.writer_thread import sync_files
 from trainwright.parallel.dist import broadcast_object, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -75,7 +75,7 @@ class SavingTrainer(TrainerShared):
         """
         from trainwright.config.training.training_config import TrainerConfig
 
-        settle_files()
+        sync_files()
         folder = self.output_dir / self.config.logs_dir if logs_dir is None else Path(logs_dir)
         path = folder / parts.CSV_NAME
         if not path.is_file():

@@ -14,7 +14,7 @@ from trainwright.engine.run_directory import RunFolder, is_left_out
 from trainwright.engine.run_files import Layout
 from trainwright.engine.trainer.parts import CSV_NAME
 from trainwright.events.writers import EventWriter
-from trainwright.events.writers.dispatcher import Delivery
+from trainwright.events.writers.dispatcher import WriterDispatcher
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed
 from trainwright.hooks.evaluate import EvalHook
@@ -226,7 +226,7 @@ class WriteSteps(PeriodicWriter):
         self._build_writers = build_writers
 
     def before_train(self) -> None:
-        self._delivery = Delivery(self._build_writers())  # with the current settings
+        self._dispatcher = WriterDispatcher(self._build_writers())  # with the current settings
         super().before_train()
 
     def after_step(self) -> None:

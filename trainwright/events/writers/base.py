@@ -1,4 +1,4 @@
-"""What a writer is: it takes from the storage what is new and brings it somewhere."""
+"""The interface of a writer, which reads new metrics from the storage and writes them to its target."""
 
 from trainwright.events.storage import EventStorage, get_event_storage
 
@@ -6,33 +6,33 @@ from trainwright.events.storage import EventStorage, get_event_storage
 class EventWriter:
     """Base of all writers.
 
-    ``write`` is called now and then, not at every iteration, and takes what is new since its last call; ``close`` once
-    at the end of a run, after which a further ``write`` may open the target again.
+    ``write`` is called periodically, not at every iteration, and writes the metrics that are new since its last call.
+    ``close`` is called once at the end of a run; a later ``write`` may open the target again.
 
-    In a training both are called in a thread of the writer's own, so that a slow one does not slow the training. The
-    current storage is there one to read: the run's, as it was at the iteration that is to be written, the same object
-    at every call. A writer that is too slow for what is to be written is called less often.
+    During training both are called in a background thread of the writer, so a slow writer does not slow the training.
+    There the current storage is a read-only view of the run's storage at the iteration to write, the same object at
+    every call. A writer that is slower than the training is called less often.
 
     Attributes:
-        in_background: False for a class that must be called by the training itself, which then waits for it: because it
-            puts metrics, looks at the model, or holds what is tied to the thread that made it.
+        in_background: False for a class that must run in the training thread, which then waits for it: because it puts
+            metrics, reads the model, or uses objects that are bound to the thread that created them.
     """
 
     in_background: bool = True
 
     def begin(self, storage: EventStorage) -> None:
-        """Called before the first step of a training, with its storage, of a writer that is not in the background."""
+        """Called before the first step with the run's storage, only if ``in_background`` is False."""
 
     def write(self, storage: EventStorage | None = None) -> None:
-        """Write what is new in ``storage``, by default the current one."""
+        """Write the new metrics of ``storage``, by default the current storage."""
         raise NotImplementedError(f"{type(self).__name__} must define write(self, storage=None).")
 
     def close(self) -> None:
-        """Let go of files. Called twice, it does nothing the second time."""
+        """Close files and connections. A second call does nothing."""
 
 
 class FileWriter(EventWriter):
-    """A writer of a file on a disk: its rows can be gathered, and put into the file many at a time."""
+    """A writer whose target is a file: it gathers rows and writes them in blocks."""
 
     def write(self, storage: EventStorage | None = None) -> None:
         self.gather(get_event_storage() if storage is None else storage)
@@ -40,14 +40,12 @@ class FileWriter(EventWriter):
         self.sync()
 
     def gather(self, storage: EventStorage) -> None:
-        """Take what is new, to be written by ``flush``."""
+        """Read the new metrics of ``storage``; ``flush`` writes them."""
         raise NotImplementedError(f"{type(self).__name__} must define gather(self, storage).")
 
     def flush(self) -> None:
-        """Give the system what was gathered: it is then safe from the end of this process. When it fails, it may be
-        called again.
-        """
+        """Pass the gathered rows to the operating system: they survive the end of this process. May be retried."""
         raise NotImplementedError(f"{type(self).__name__} must define flush(self).")
 
     def sync(self) -> None:
-        """Return when what was flushed is on the disk: safe from the end of this machine's power."""
+        """Wait until the flushed rows are on disk: they survive a power failure."""

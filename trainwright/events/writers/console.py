@@ -1,4 +1,4 @@
-"""The run as log lines, for the log file and for where no terminal is."""
+"""The progress of a run as log lines, for the log file and for output without a terminal."""
 
 import datetime
 import logging
@@ -9,18 +9,18 @@ from trainwright.events.writers.display_metrics import ShownMetrics, new_metrics
 
 logger = logging.getLogger("trainwright.events")
 
-_ETA_WINDOW = 1000  # values of the iteration time: long, so that a slow evaluation does not make it jump
-_ETA_STEADY = _ETA_WINDOW // 5  # iterations for which the median of a full window is good: it costs more than the line
+_ETA_WINDOW = 1000  # values of the iteration time; long, so that one slow evaluation does not change the ETA
+_ETA_STEADY = _ETA_WINDOW // 5  # iterations before a full window's median is computed again: it costs more than a line
 
 
 class ConsoleWriter(EventWriter):
-    """Log one line per write with what is new: losses, evaluation results, times, samples per second, learning rate.
+    """Log one line per write: new losses, evaluation results, times, samples per second, learning rate.
 
-    ``batch_size`` is the global one: samples per iteration. Records carry ``progress=True``, so that a handler that
-    shows a progress bar may leave them out.
+    ``batch_size`` is the global batch size: samples per iteration. Records have the attribute ``progress=True``, so
+    that a handler that shows a progress bar can skip them.
     """
 
-    in_background = False  # in order with what the program prints
+    in_background = False  # keeps its lines in order with the program's output
 
     def __init__(self, batch_size: int, max_iter: int, window_size: int = 20) -> None:
         self._batch_size = batch_size
@@ -28,7 +28,7 @@ class ConsoleWriter(EventWriter):
         self._window_size = window_size
         self._last_written = -1
         self._storage: EventStorage | None = None
-        self._time_s = 0.0  # of an iteration, for the time that is left
+        self._time_s = 0.0  # of an iteration, for the ETA
         self._timed_at: int | None = None
 
     def __repr__(self) -> str:

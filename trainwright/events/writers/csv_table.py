@@ -1,4 +1,4 @@
-"""Metrics as a table: one row per iteration, one column per metric, columns added as new metrics appear."""
+"""Metrics as a CSV table: one row per iteration, one column per metric, added when the metric first appears."""
 
 import csv
 import io
@@ -18,10 +18,10 @@ Cells = dict[str, str]
 
 
 class CSVWriter(FileWriter):
-    """Append the new metrics as rows of a CSV file; the first column is ``iteration``, an absent value an empty cell.
+    """Append new metrics as rows of a CSV file; the first column is ``iteration``, a missing value is an empty cell.
 
-    A metric that appears later adds a column: the file is then written anew beside and renamed. Earlier rows are
-    treated as ``JSONWriter`` does: cut on resume, kept beside as ``….old`` when a run starts at 0.
+    A metric that appears later adds a column: the file is then replaced atomically. Rows of an earlier run are handled
+    as in ``JSONWriter``: removed on resume from the resumed iteration on, renamed to ``….old`` if a run starts at 0.
     """
 
     def __init__(self, csv_file: str | os.PathLike[str], window_size: int = 20) -> None:
@@ -29,8 +29,8 @@ class CSVWriter(FileWriter):
         self._window_size = window_size
         self._columns: list[str] = []
         self._last_written = -1
-        self._storage: EventStorage | None = None  # whose rows the file is ready for
-        self._gathered: list[Cells] = []  # rows for the file
+        self._storage: EventStorage | None = None  # the storage that the file was prepared for
+        self._gathered: list[Cells] = []  # rows to write
 
     def __repr__(self) -> str:
         return f"CSVWriter({str(self._file.path)!r}, window_size={self._window_size})"
@@ -54,8 +54,8 @@ class CSVWriter(FileWriter):
             return
         new_columns = sorted({name for row in self._gathered for name in row} - {"iteration", *self._columns})
         if new_columns:
-            columns, old = self._read() if self._columns else (["iteration"], [])
-            self._rewrite([*columns, *new_columns], old)
+            columns, rows = self._read() if self._columns else (["iteration"], [])
+            self._rewrite([*columns, *new_columns], rows)
         self._file.append(_encode([[row.get(column, "") for column in self._columns] for row in self._gathered]))
         self._gathered = []
 
@@ -66,18 +66,18 @@ class CSVWriter(FileWriter):
         self._file.close()
 
     def _make_ready(self, first: int, *, is_new_run: bool) -> int:
-        """Leave in the file only whole rows before iteration ``first``; return the last one among them, or -1."""
+        """Keep only complete rows before iteration ``first`` in the file; return the last kept iteration, or -1."""
         self._file.close()
         self._columns = []
         if not self._file.has_content():
             return -1
         columns, rows = self._read()
         if is_new_run or columns[:1] != ["iteration"]:
-            logger.info("%s: the rows of an earlier run are kept in %s.", self._file.path, self._file.keep_beside())
+            logger.info("%s: renamed the file of an earlier run to %s.", self._file.path, self._file.rename_to_backup())
             return -1
         kept = {
             at: row for row in rows if (at := int(row["iteration"])) < first
-        }  # of two rows of one iteration, the later
+        }  # of two rows of one iteration, the later one
         self._rewrite(columns, [kept[at] for at in sorted(kept)])
         return max(kept, default=-1)
 
@@ -86,15 +86,15 @@ class CSVWriter(FileWriter):
         self._columns = columns
 
     def _read(self) -> tuple[list[str], list[Cells]]:
-        """Columns and whole rows. A last line without its line end may lack digits, so it counts as torn."""
+        """Columns and complete rows. A last line without a newline may lack digits, so it counts as incomplete."""
         text = self._file.path.read_bytes().decode(errors="replace")
-        whole = text[: text.rfind("\n") + 1]
+        complete = text[: text.rfind("\n") + 1]
         try:
-            columns, *rows = [*csv.reader(io.StringIO(whole, newline=""))] or [[]]
-        except csv.Error:  # a field that is too long to be one of ours
+            columns, *rows = [*csv.reader(io.StringIO(complete, newline=""))] or [[]]
+        except csv.Error:  # a field too long for a file of this writer
             return [], []
-        whole_rows = [row for row in rows if row and len(row) == len(columns) and _ITERATION.fullmatch(row[0])]
-        return columns, [dict(zip(columns, row, strict=True)) for row in whole_rows]
+        complete_rows = [row for row in rows if row and len(row) == len(columns) and _ITERATION.fullmatch(row[0])]
+        return columns, [dict(zip(columns, row, strict=True)) for row in complete_rows]
 
 
 def _encode(lines: list[list[str]]) -> bytes:

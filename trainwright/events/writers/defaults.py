@@ -1,4 +1,4 @@
-"""The writers of a run that asks for no others."""
+"""The default writers of a run."""
 
 import sys
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ def default_writers(
     tensorboard: str | Path | None = "",
     tensorboard_aliases: Mapping[str, str] | None = None,
 ) -> list[EventWriter]:
-    """A progress bar on a terminal, lines on the console, ``metrics.json`` and TensorBoard's events in ``folder``.
+    """A progress bar on a terminal, log lines, ``metrics.json`` and TensorBoard events in ``folder``.
 
     Args:
-        batch_size: samples of an iteration, for the rate that is shown; 0 if unknown.
-        table: a CSV file to write too.
-        tensorboard: another folder for TensorBoard's events; None: no events.
-        tensorboard_aliases: second names of metrics there, by their names.
+        batch_size: samples per iteration, for the displayed throughput; 0 if unknown.
+        table: path of an additional CSV file.
+        tensorboard: another folder for TensorBoard events; None: no events.
+        tensorboard_aliases: second names of metrics in TensorBoard, by metric name.
     """
     writers: list[EventWriter] = []
-    if progress_bar and is_terminal(sys.stdout):  # first, since the console's lines are left out while the bar is there
+    if progress_bar and is_terminal(sys.stdout):  # first, so that console lines are skipped while the bar is shown
         writers.append(ProgressWriter(max_iter, batch_size=batch_size or None, file=sys.stdout))
     if console:
         writers.append(ConsoleWriter(batch_size, max_iter))

@@ -1,4 +1,4 @@
-"""What is put comes to the writers, and the training waits for none of them."""
+"""Dispatches metrics to the writers without waiting for them."""
 
 from collections.abc import Sequence
 
@@ -7,77 +7,77 @@ from trainwright.events.snapshot import Snapshot, take_snapshot
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.fault_tolerant import is_file_writer
-from trainwright.events.writers.writer_thread import Lane
+from trainwright.events.writers.writer_thread import WriterThread
 
 
-class Delivery:
-    """Calls writers: files in one thread, each other writer in one of its own, those of a terminal here and now."""
+class WriterDispatcher:
+    """Calls writers: file writers share one thread, others have one thread each, terminal writers run synchronously."""
 
     def __init__(self, writers: Sequence[EventWriter]) -> None:
         for writer in writers:
             if not isinstance(writer, EventWriter):
                 got = f"{writer!r:.80} ({type(writer).__name__})"
                 raise ConfigTypeError(f"PeriodicWriter.writers: got {got}; a writer must be an EventWriter object.")
-        self._here = [writer for writer in writers if not _is_beside(writer)]
-        files = [writer for writer in writers if _is_beside(writer) and is_file_writer(writer)]
-        others = [writer for writer in writers if _is_beside(writer) and not is_file_writer(writer)]
-        self._lanes = [Lane(files, are_files=True)] if files else []
-        self._num_of_files = len(self._lanes)
+        self._synchronous = [writer for writer in writers if not _is_in_background(writer)]
+        files = [writer for writer in writers if _is_in_background(writer) and is_file_writer(writer)]
+        others = [writer for writer in writers if _is_in_background(writer) and not is_file_writer(writer)]
+        self._threads = [WriterThread(files, are_files=True)] if files else []
+        self._num_file_threads = len(self._threads)
         self._held: Snapshot | None = None
-        self._lanes += [Lane([writer]) for writer in others]
+        self._threads += [WriterThread([writer]) for writer in others]
 
     def begin(self, storage: EventStorage) -> None:
-        """Before the first step: writers of a terminal may show that there is a run."""
-        for writer in self._here:
+        """Call ``begin`` of the synchronous writers, before the first step."""
+        for writer in self._synchronous:
             writer.begin(storage)
 
-    def write(self, storage: EventStorage, *, must_stay: bool = False) -> None:
-        """Have written what ``storage``, the current one, tells now.
+    def write(self, storage: EventStorage, *, keep: bool = False) -> None:
+        """Write the current values of ``storage``, or queue them for the writer threads.
 
-        ``must_stay``: where rows must be left out, not this one before others.
+        ``keep``: if a queue is full, drop rows without ``keep`` before this one.
 
         Raises:
-            Exception: what a writer has raised, now or beside the training since the last call.
+            Exception: the first error of a writer, now or in the background since the last call.
         """
-        for writer in self._here:
+        for writer in self._synchronous:
             writer.write()
         held, self._held = self._held, None
         if held is not None and storage.histories():
-            for lane in self._lanes[: self._num_of_files]:
-                lane.put(storage, held, must_stay=True)
-        if self._lanes:
+            for thread in self._threads[: self._num_file_threads]:
+                thread.put(storage, held, keep=True)
+        if self._threads:
             snapshot = take_snapshot(storage)
-            for lane in self._lanes:
-                lane.put(storage, snapshot, must_stay=must_stay)
+            for thread in self._threads:
+                thread.put(storage, snapshot, keep=keep)
         self._raise_failure()
 
     def hold_for_files(self, storage: EventStorage) -> None:
-        """Write what ``storage`` tells now before the next ``write``, into files alone: they know which rows they have.
+        """Let file writers write the current values of ``storage`` before the next ``write``; they skip known rows.
 
-        Not at once: a run that fails in its first step leaves files as they are.
+        Nothing is written now: a run that fails in its first step does not change its files.
         """
         self._held = take_snapshot(storage)
 
     def close(self) -> None:
-        """Wait until all is written, and close the writers.
+        """Wait until all rows are written, and close the writers.
 
         Raises:
-            Exception: as above.
+            Exception: the first error of a writer since the last call.
         """
-        for lane in self._lanes:
-            lane.finish()
+        for thread in self._threads:
+            thread.finish()
         try:
-            for writer in self._here:
+            for writer in self._synchronous:
                 writer.close()
         finally:
-            for lane in self._lanes:
-                lane.join()
+            for thread in self._threads:
+                thread.join()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        for lane in self._lanes:
-            lane.raise_failure()
+        for thread in self._threads:
+            thread.raise_failure()
 
 
-def _is_beside(writer: EventWriter) -> bool:
+def _is_in_background(writer: EventWriter) -> bool:
     return getattr(writer, "in_background", True)

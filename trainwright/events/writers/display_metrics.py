@@ -1,4 +1,4 @@
-"""Which of the metrics a person watches during a run, read from the storage once per line or bar update."""
+"""The metrics that log lines and the progress bar show, read from the storage once per update."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _TIMES = ("time", "data_time", "eta_seconds")
 
 @dataclass(frozen=True, slots=True)
 class ShownMetrics:
-    """What is new since ``after``; an empty dict or None where nothing is."""
+    """The new metrics; an empty dict or None where there is no new value."""
 
     losses: dict[str, float]
     others: dict[str, float]
@@ -21,17 +21,17 @@ class ShownMetrics:
 
     @property
     def main_loss(self) -> float | None:
-        """The total loss, or the first one where no total was put."""
+        """The total loss, or the first loss if there is no total."""
         return self.losses.get("total_loss", next(iter(self.losses.values()), None))
 
 
 def unit_of(name: str) -> str:
-    """What stands after a value that is shown: top-k accuracies, ``Acc@k``, are in percent, as LiBai has them."""
+    """The unit shown after a value: top-k accuracies, ``Acc@k``, are in percent, as in LiBai."""
     return " %" if re.fullmatch(r"Acc@\d+", name.rpartition("/")[2]) else ""
 
 
 def new_metrics(storage: EventStorage, after: int, window_size: int) -> ShownMetrics | None:
-    """Metrics put after iteration ``after``, or None if there are none."""
+    """Metrics of iterations later than ``after``, or None if there are none."""
     new = {
         name: value
         for name, (value, iteration) in storage.latest_with_smoothing_hint(window_size).items()

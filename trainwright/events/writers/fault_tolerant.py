@@ -1,4 +1,4 @@
-"""A writer's failure need not end a run."""
+"""A wrapper that disables a writer after an error, so that the run continues."""
 
 import logging
 from collections.abc import Callable
@@ -10,7 +10,7 @@ logger = logging.getLogger("trainwright.events")
 
 
 class SafeWriter(FileWriter):
-    """Around another writer: when that one raises, say so once and switch it off; the run goes on."""
+    """Wrap another writer: if it raises, log the error once and disable it; the run continues."""
 
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
@@ -35,7 +35,7 @@ class SafeWriter(FileWriter):
 
     @property
     def is_of_file(self) -> bool:
-        """Whether it can be called as the writer of a file."""
+        """Whether the wrapped writer can be called as a file writer."""
         return is_file_writer(self._writer)
 
     def gather(self, storage: EventStorage) -> None:
@@ -56,16 +56,16 @@ class SafeWriter(FileWriter):
             return
         try:
             call()
-        except Exception:  # whatever a tracker or a disk may do: the log has it, the run does not need it
+        except Exception:  # any error of a tracker or a disk: it is logged, and the run does not depend on it
             self._switch_off()
 
     def _switch_off(self) -> None:
         self._is_on = False
-        logger.exception("%r failed and is switched off for the rest of the run; training goes on.", self._writer)
+        logger.exception("%r failed and is disabled for the rest of the run; training continues.", self._writer)
 
 
 def is_file_writer(writer: EventWriter) -> bool:
-    """Whether all that a writer does is to write rows into a file: so not where a subclass adds to ``write``."""
+    """Whether a writer only writes rows into a file: False for a subclass that overrides ``write``."""
     if isinstance(writer, SafeWriter):
         return writer.is_of_file
     return isinstance(writer, FileWriter) and type(writer).write is FileWriter.write

@@ -1,4 +1,4 @@
-"""``metrics.json``: one strict JSON object per line, each iteration once over any number of resumes."""
+"""``metrics.json``: one strict JSON object per line and one line per iteration, after any number of resumes."""
 
 import json
 import logging
@@ -16,18 +16,18 @@ logger = logging.getLogger("trainwright.events")
 
 
 class JSONWriter(FileWriter):
-    """Append the new metrics as JSON lines: keys sorted, ``iteration`` among them, NaN and inf as null.
+    """Append new metrics as JSON lines: sorted keys, including ``iteration``; NaN and inf are null.
 
-    The file is touched at the first write. If the run is resumed, rows of iterations that it is about to repeat, and a
-    line torn by a crash, are cut then; if the run starts at 0, an earlier run's file is kept beside as ``….old``.
+    The file is opened at the first write. A resumed run then removes the rows of iterations that it repeats, and a
+    line that a crash left incomplete; a run that starts at 0 renames the file of an earlier run to ``….old``.
     """
 
     def __init__(self, json_file: str | os.PathLike[str], window_size: int = 20) -> None:
         self._file = RowFile(Path(json_file))
         self._window_size = window_size
         self._last_written = -1
-        self._storage: EventStorage | None = None  # whose rows the file is ready for
-        self._gathered: list[str] = []  # lines for the file
+        self._storage: EventStorage | None = None  # the storage that the file was prepared for
+        self._gathered: list[str] = []  # lines to write
 
     def __repr__(self) -> str:
         return f"JSONWriter({str(self._file.path)!r}, window_size={self._window_size})"
@@ -55,27 +55,27 @@ class JSONWriter(FileWriter):
         self._file.close()
 
     def _make_ready(self, first: int, *, is_new_run: bool) -> int:
-        """Leave in the file only whole rows before iteration ``first``; return the last one among them, or -1."""
+        """Keep only complete rows before iteration ``first`` in the file; return the last kept iteration, or -1."""
         self._file.close()
         if not self._file.has_content():
             return -1
         if is_new_run:
-            logger.info("%s: the rows of an earlier run are kept in %s.", self._file.path, self._file.keep_beside())
+            logger.info("%s: renamed the file of an earlier run to %s.", self._file.path, self._file.rename_to_backup())
             return -1
-        old = self._file.path.read_bytes()
-        lines = old.splitlines()
+        content = self._file.path.read_bytes()
+        lines = content.splitlines()
         rows = [(iteration, line) for line in lines if (iteration := _iteration(line)) is not None]
-        # Of two rows of one iteration the later one, as sorting is stable.
+        # Of two rows of one iteration, this keeps the later one: sorting is stable.
         kept = {iteration: line for iteration, line in sorted(rows, key=itemgetter(0)) if iteration < first}
         num_again = sum(iteration >= first for iteration, _ in rows)
-        num_doubled = len(rows) - num_again - len(kept)
-        new = b"".join(line + b"\n" for line in kept.values())
-        if new != old:
-            self._file.replace(new)
+        num_duplicates = len(rows) - num_again - len(kept)
+        new_content = b"".join(line + b"\n" for line in kept.values())
+        if new_content != content:
+            self._file.replace(new_content)
             logger.info(
-                "%s: cut %d rows that iteration %d and later will write again, %d rows of iterations that had another,"
-                " %d lines that are no complete rows.",
-                self._file.path, num_again, first + 1, num_doubled, len(lines) - len(rows),
+                "%s: removed %d rows of iteration %d and later ones, which are written again, %d duplicate rows,"
+                " and %d incomplete lines.",
+                self._file.path, num_again, first + 1, num_duplicates, len(lines) - len(rows),
             )  # fmt: skip
         return max(kept, default=-1)
 
@@ -86,10 +86,10 @@ def _line(iteration: int, row: Row) -> str:
 
 
 def _iteration(line: bytes) -> int | None:
-    """The iteration of a row; None for a line that is torn or no row of ours."""
+    """The iteration of a row; None for a line that is incomplete or not a row of this writer."""
     try:
         row: Any = json.loads(line)
-    except (ValueError, RecursionError):  # the second: a line that nests too deep to be one of ours
+    except (ValueError, RecursionError):  # RecursionError: the line is nested too deeply for a row
         return None
     iteration = row.get("iteration") if isinstance(row, dict) else None
     return iteration if type(iteration) is int else None

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 live_bars: set[object] = set()
-"""Bars now on the terminal that show the run's progress. A part with a bar of its own adds it while it is shown."""
+"""Progress bars that are on the terminal now. Code that shows its own bar adds it here while the bar is visible."""
 
 
 class ProgressAwareHandler(logging.StreamHandler[TextIO]):
     """A stream handler whose lines appear above a live progress bar.
 
-    While a bar is live, records that only report progress (``extra={"progress": True}``) are left out.
+    While a bar is live, records that only report progress (``extra={"progress": True}``) are skipped.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -38,14 +38,14 @@ class ProgressAwareHandler(logging.StreamHandler[TextIO]):
             self.flush()
         except RecursionError:
             raise
-        except Exception:  # as every handler of the standard library: logging never stops a program
+        except Exception:  # as in the handlers of the standard library: a logging error never stops a program
             self.handleError(record)
 
 
 class ProgressWriter(EventWriter):
-    """One bar for the whole run: loss, learning rate and, given the global ``batch_size``, samples per second.
+    """One bar for the complete run: loss, learning rate and, given the global ``batch_size``, samples per second.
 
-    Only for a terminal: where there is none, use ``ConsoleWriter``. ``file`` is the terminal, by default stderr.
+    For a terminal only; use ``ConsoleWriter`` otherwise. ``file`` is the terminal, by default stderr.
     """
 
     in_background = False
@@ -70,7 +70,7 @@ class ProgressWriter(EventWriter):
         return f"ProgressWriter({self._max_iter}, batch_size={self._batch_size}, window_size={self._window_size})"
 
     def begin(self, storage: EventStorage) -> None:
-        """Show the bar: its rate counts from here."""
+        """Show the bar and start measuring its rate."""
         self.close()
         self._storage = storage
         self._last_written = storage.start_iter - 1
@@ -86,7 +86,7 @@ class ProgressWriter(EventWriter):
         if new is None:
             return
         self._last_written = new.last_iteration
-        if self._bar is None:  # in a loop without a beginning: what is done does not count for the rate
+        if self._bar is None:  # ``begin`` was not called: earlier iterations do not count for the rate
             self._bar = self._open(storage.iter + (not storage.is_over))
         self._bar.set_postfix_str(", ".join(self._fields(new)), refresh=False)
         self._bar.update(min(storage.iter + (not storage.is_over), self._max_iter) - self._bar.n)

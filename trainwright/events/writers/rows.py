@@ -1,4 +1,4 @@
-"""Rows of a metrics file: new ones are appended whole, old ones are cut on resume by writing beside and renaming."""
+"""Rows of a metrics file: appended in complete blocks; on resume the file is replaced atomically to remove rows."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ Row = dict[str, float]
 
 
 def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[int, Row]:
-    """Newest values put after ``iteration``, noisy ones smoothed: one row per iteration they belong to, in order."""
+    """The newest values later than ``iteration``, noisy ones smoothed: one row per iteration, in order."""
     rows: dict[int, Row] = {}
     for name, (value, at) in storage.latest_with_smoothing_hint(window_size).items():
         if at > iteration:
@@ -23,24 +23,24 @@ def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[
 
 
 class RowFile:
-    """A file that grows by whole blocks: a block is there or not at all, and after ``sync`` it is on the disk.
+    """A file that grows by complete blocks: each is written completely or not at all, and is on disk after ``sync``.
 
-    Where something else has its name or that of its folder, such as a pipe, nothing is written: one warning.
+    If its path or a parent folder is something else, such as a pipe, it writes nothing and warns once.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
         self._is_synced = True
-        self._is_left_out = False
+        self._is_blocked = False
 
     def append(self, block: bytes) -> None:
-        """Write. When that fails, a full disk for one, the file is cut back to what it was."""
+        """Write a block. If that fails, for example on a full disk, truncate the file to its previous size."""
         if self._descriptor is None:
             if not self.is_possible():
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            remove_stale(self.path.parent)  # what a killed process had begun to write beside
+            remove_stale(self.path.parent)  # temporary files of a killed process
             self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             sync_folder(self.path.parent)
         size = os.fstat(self._descriptor).st_size
@@ -48,42 +48,42 @@ class RowFile:
             self._is_synced = False
             _write_all(self._descriptor, block)
         except OSError:
-            with suppress(OSError):  # what it said first counts
+            with suppress(OSError):  # the first error is raised
                 os.ftruncate(self._descriptor, size)
             raise
 
     def sync(self) -> None:
-        """Return when all blocks are on the disk."""
+        """Wait until all blocks are on disk."""
         if self._descriptor is not None and not self._is_synced:
             os.fsync(self._descriptor)
             self._is_synced = True
 
     def replace(self, content: bytes) -> None:
-        """Put new content in place of the file: at every moment the path holds all of the old or all of the new."""
+        """Replace the content atomically: the path always holds the complete previous or the complete new content."""
         self.close()
-        if self.is_possible():  # a rename would put a file in the place of a device
+        if self.is_possible():  # a rename would replace a device by a file
             self.path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(self.path, content)
 
     def is_possible(self) -> bool:
-        """Whether a file can be there. Where something else is in its place, a warning says so once."""
-        if not self._is_left_out:
-            self._is_left_out = is_left_out(self.path)
-        return not self._is_left_out
+        """Whether a file can be at the path. If something else is there, warn once."""
+        if not self._is_blocked:
+            self._is_blocked = is_blocked(self.path)
+        return not self._is_blocked
 
-    def keep_beside(self) -> Path:
-        """Rename the file to ``name.old``, or ``name.old.1``, … where that is taken, and return the new path."""
-        kept = self.path.with_name(f"{self.path.name}.old")
+    def rename_to_backup(self) -> Path:
+        """Rename the file to ``name.old``, or to ``name.old.1``, … if that exists, and return the new path."""
+        backup = self.path.with_name(f"{self.path.name}.old")
         number = 0
-        while kept.exists():
+        while backup.exists():
             number += 1
-            kept = self.path.with_name(f"{self.path.name}.old.{number}")
-        self.path.rename(kept)
+            backup = self.path.with_name(f"{self.path.name}.old.{number}")
+        self.path.rename(backup)
         sync_folder(self.path.parent)
-        return kept
+        return backup
 
     def has_content(self) -> bool:
-        """Whether an earlier run has left anything there."""
+        """Whether the file exists and is not empty."""
         return self.path.is_file() and self.path.stat().st_size > 0
 
     def close(self) -> None:
@@ -96,16 +96,16 @@ class RowFile:
                 self._descriptor = None
 
 
-def is_left_out(path: Path) -> bool:
-    """Whether a file cannot be there, since its name or that of its folder is that of something else; a warning."""
+def is_blocked(path: Path) -> bool:
+    """Whether something other than a file is at ``path``, or something other than a folder above it; logs a warning."""
     folders = [folder for folder in path.parents if os.path.lexists(folder) and not folder.is_dir()]
     kinds = {folder: irregular(folder) or "no folder" for folder in folders} | {path: irregular(path)}
     place, kind = next(((place, kind) for place, kind in kinds.items() if kind is not None), (None, None))
     if kind is not None:
-        logger.warning("%s: not written, since %s is %s; the run goes on without it.", path, place, kind)
+        logger.warning("%s: not written, because %s is %s; the run continues without it.", path, place, kind)
     return kind is not None
 
 
 def _write_all(descriptor: int, block: bytes) -> None:
-    while block:  # the system may take less than all at once
+    while block:  # os.write may write only a part
         block = block[os.write(descriptor, block) :]

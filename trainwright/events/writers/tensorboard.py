@@ -1,4 +1,4 @@
-"""Scalars, pictures and histograms for TensorBoard, by torch's SummaryWriter, in the thread that writes files."""
+"""Scalars, images and histograms for TensorBoard, with torch's SummaryWriter, in the writer thread of files."""
 
 import os
 import uuid
@@ -11,29 +11,29 @@ from trainwright.config.errors import ConfigError
 from trainwright.events.media import Histogram, Image
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
-from trainwright.events.writers.rows import is_left_out, rows_after
+from trainwright.events.writers.rows import is_blocked, rows_after
 
 
 class TensorBoardWriter(FileWriter):
-    """Write what is new as TensorBoard events. The first write makes the folder, and imports tensorboard.
+    """Write new metrics as TensorBoard events. The first write creates the folder and imports tensorboard.
 
-    A run that starts at iteration N hides what earlier event files in the folder hold from step N on. Values put
-    before the checkpoint that a resumed run starts from are left to the run that put them.
+    A run that starts at iteration N hides the events of earlier files in the folder from step N on. A resumed run does
+    not write values from before its checkpoint: they are in the files of the earlier run.
     """
 
     def __init__(
         self, log_dir: str | os.PathLike[str], window_size: int = 20, *, aliases: Mapping[str, str] | None = None
     ) -> None:
-        """``aliases``: second names, by the names of metrics; these are written under both."""
+        """``aliases``: second names, by metric name; such a metric is written under both names."""
         self._aliases = dict(aliases or {})
         self._log_dir = os.fspath(log_dir)
         self._window_size = window_size
         self._last_written = -1
-        self._last_figure = 0
-        self._is_left_out = False
+        self._last_media = 0
+        self._is_blocked = False
         self._storage: EventStorage | None = None
         self._writer: Any = None  # a SummaryWriter
-        self._file = Path()  # the one it writes
+        self._file = Path()  # the current event file
         self._is_synced = True
 
     def __repr__(self) -> str:
@@ -44,26 +44,26 @@ class TensorBoardWriter(FileWriter):
             self.close()
             self._storage = storage
             self._last_written = storage.first_unwritten - 1
-            self._last_figure = 0
+            self._last_media = 0
         rows = rows_after(storage, self._last_written, self._window_size)
-        figures = storage.figures(after=self._last_figure)
-        if not (rows or figures):
+        media = storage.media(after=self._last_media)
+        if not (rows or media):
             return
-        if self._writer is None and not self._is_left_out:
-            self._is_left_out = is_left_out(Path(self._log_dir, "events.out.tfevents"))
-        if self._is_left_out:
+        if self._writer is None and not self._is_blocked:
+            self._is_blocked = is_blocked(Path(self._log_dir, "events.out.tfevents"))
+        if self._is_blocked:
             return
         if self._writer is None:
             self._open()
         for iteration, row in rows.items():
-            # One event for a row, where add_scalar makes one for each value, at five times the cost.
+            # One event per row: add_scalar writes one per value, at five times the cost.
             row |= {also: row[name] for name, also in self._aliases.items() if name in row}
             values = [self._summary.Value(tag=name, simple_value=number) for name, number in row.items()]
             self._writer.file_writer.add_summary(self._summary(value=values), iteration)
             self._last_written = iteration
-        for figure in figures:
-            self._add_figure(figure)
-            self._last_figure = figure.number
+        for item in media:
+            self._add_media(item)
+            self._last_media = item.number
         self._is_synced = False
 
     def flush(self) -> None:
@@ -85,30 +85,30 @@ class TensorBoardWriter(FileWriter):
                 self._writer = None
 
     def _open(self) -> None:
-        """A new file of events, which hides what older ones hold from the next iteration on."""
+        """Open a new event file, which hides the events of earlier files from the next iteration on."""
         try:
             from tensorboard.compat.proto.summary_pb2 import Summary
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "TensorBoardWriter: the package tensorboard is not installed. Get it with `pip install tensorboard`, "
-                "or leave this writer out of build_writers()."
+                "TensorBoardWriter: the package tensorboard is not installed. Install it with `pip install "
+                "tensorboard`, or remove this writer from build_writers()."
             ) from error
         self._summary: Any = Summary  # the package has no types
         make_writer: Any = SummaryWriter
-        mark = f".{uuid.uuid4().hex[:8]}"  # tells the file among those of others
+        mark = f".{uuid.uuid4().hex[:8]}"  # identifies this writer's file
         self._writer = make_writer(self._log_dir, purge_step=self._last_written + 1, filename_suffix=mark)
         (self._file,) = Path(self._log_dir).glob(f"events.out.tfevents.*{mark}")
         self._writer.flush()
         sync_folder(self._file.parent)
 
-    def _add_figure(self, figure: Image | Histogram) -> None:
-        if isinstance(figure, Image):
-            self._writer.add_image(figure.name, figure.pixels, figure.iteration)
+    def _add_media(self, item: Image | Histogram) -> None:
+        if isinstance(item, Image):
+            self._writer.add_image(item.name, item.pixels, item.iteration)
             return
-        low, high, count, total, total_of_squares, *counts = figure.summary.tolist()
-        if count:  # else every value was NaN or inf
+        low, high, count, total, total_of_squares, *counts = item.summary.tolist()
+        if count:  # 0 if every value was NaN or inf
             width = (high - low) / len(counts)
             limits = [low + width * (place + 1) for place in range(len(counts))]
             values = (low, high, count, total, total_of_squares, limits, counts)
-            self._writer.add_histogram_raw(figure.name, *values, global_step=figure.iteration)
+            self._writer.add_histogram_raw(item.name, *values, global_step=item.iteration)

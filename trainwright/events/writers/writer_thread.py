@@ -1,4 +1,4 @@
-"""A thread that writes beside the training: what is handed to it waits in a queue that never grows beyond its bound."""
+"""A background thread that calls writers, with a bounded queue of rows."""
 
 import atexit
 import logging
@@ -16,27 +16,27 @@ from trainwright.events.writers.base import EventWriter, FileWriter
 
 logger = logging.getLogger("trainwright.events")
 
-_ROWS_OF_A_WRITER = 100  # that may wait for a slow one
-_ROWS_OF_FILES = 5000  # gathered into one block whenever the disk is ready, so they wait only where it hangs
-_SILENT_S = 1.0  # at the end of a run: longer waits are told
-_PATIENCE_S = 20.0  # at the end of a run: for what waits, and then for a writer that does not come back
+_MAX_QUEUED_ROWS = 100  # of one writer
+_MAX_QUEUED_FILE_ROWS = 5000  # written as one block when the disk is ready, so they queue up only if it hangs
+_QUIET_WAIT_S = 1.0  # at the end of a run: longer waits are logged
+_CLOSE_TIMEOUT_S = 20.0  # at the end of a run: for the queued rows, and again for a writer that does not return
 
-_file_lanes: weakref.WeakSet["Lane"] = weakref.WeakSet()
+_file_threads: weakref.WeakSet["WriterThread"] = weakref.WeakSet()
 
 
 @atexit.register
-def settle_files() -> None:
-    """Wait until every row that was handed over before is on the disk.
+def sync_files() -> None:
+    """Wait until every queued row of a file is on disk.
 
-    A checkpoint says how far the writers have come, so it is not there before the rows are.
+    A checkpoint records which rows are written, so these rows must be on disk before the checkpoint is committed.
     """
-    for lane in list(_file_lanes):
-        lane.settle()
+    for thread in list(_file_threads):
+        thread.sync()
 
 
 def _forget_in_child() -> None:
-    """A forked process has none of the threads: what they write is its parent's affair."""
-    _file_lanes.clear()
+    """A forked process has no writer threads; the parent process writes the rows."""
+    _file_threads.clear()
     storages_of_threads.clear()
 
 
@@ -48,62 +48,63 @@ if hasattr(os, "register_at_fork"):
 class _Row:
     view: StorageView
     snapshot: Snapshot
-    must_stay: bool  # others are left out first
+    keep: bool  # rows without it are dropped first
 
 
-class Lane:
-    """Writers that are called in one thread, which begins with the first row and ends with ``finish``.
+class WriterThread:
+    """Calls writers in one thread, which starts with the first row and ends after ``finish``.
 
-    Files share a lane, since their rows are written in blocks; any other writer has its own, so that it holds up nobody
-    else. When the queue is full the oldest row is left out, and that is said. A row shows the newest values of all
-    metrics, so what is lost is the course in between.
+    File writers share a thread, because they write rows in blocks; every other writer has its own, so that it delays
+    no other. If the queue is full, the oldest row is dropped, with a warning. Each row holds the newest values of all
+    metrics, so only intermediate values are lost.
     """
 
     def __init__(self, writers: Sequence[EventWriter], *, are_files: bool = False) -> None:
         self._writers = list(writers)
         self._are_files = are_files
-        self._capacity = _ROWS_OF_FILES if are_files else _ROWS_OF_A_WRITER
+        self._capacity = _MAX_QUEUED_FILE_ROWS if are_files else _MAX_QUEUED_ROWS
         self._changed = threading.Condition()
         self._queue: deque[_Row] = deque()
-        self._num_put = self._num_done = self._num_left_out = 0
-        self._num_synced = self._sync_goal = 0  # in rows done
-        self._deadline: float | None = None  # of the end
+        self._num_put = self._num_done = self._num_dropped = 0
+        self._num_synced = self._sync_goal = 0  # numbers of rows
+        self._deadline: float | None = None  # set by ``finish``
         self._thread: threading.Thread | None = None
-        self._is_lost = False  # its thread has not come back
+        self._is_abandoned = False  # its thread did not end in time
         self._failure: BaseException | None = None
         self._view: StorageView | None = None
         self._shown: weakref.ref[EventStorage] | None = None  # by the view
 
     def __repr__(self) -> str:
-        return f"Lane({self._writers!r}, are_files={self._are_files})"
+        return f"WriterThread({self._writers!r}, are_files={self._are_files})"
 
-    # What the training calls. None of it waits for a writer, but for settle() and join().
+    # Called by the training thread. Only sync() and join() wait for a writer.
 
-    def put(self, storage: EventStorage, snapshot: Snapshot, *, must_stay: bool) -> None:
-        """Have ``snapshot`` of ``storage`` written."""
+    def put(self, storage: EventStorage, snapshot: Snapshot, *, keep: bool) -> None:
+        """Queue ``snapshot`` of ``storage`` for the writers."""
         if self._view is None or self._shown is None or self._shown() is not storage:
             self._shown, self._view = weakref.ref(storage), StorageView(storage)
-        if self._is_lost:
-            self._num_left_out += 1
+        if self._is_abandoned:
+            self._num_dropped += 1
             return
         with self._changed:
             is_full = len(self._queue) >= self._capacity
             if is_full:
-                self._leave_out_one()
-            self._queue.append(_Row(self._view, snapshot, must_stay))
+                self._drop_one()
+            self._queue.append(_Row(self._view, snapshot, keep))
             self._num_put += 1
             self._changed.notify_all()
-        if is_full and self._num_left_out == 1:
+        if is_full and self._num_dropped == 1:
             logger.warning(
-                "%s: slower than the training, which does not wait. %d rows do; from now on the oldest is left out.",
+                "%s: slower than the training, which does not wait. The queue is full (%d rows): from now on the"
+                " oldest row is dropped.",
                 self._name(),
                 self._capacity,
             )
         if self._thread is None:
             self._begin()
 
-    def settle(self) -> None:
-        """Return when the rows put so far are on the disk, or have failed to come there."""
+    def sync(self) -> None:
+        """Wait until the queued rows are on disk or have failed."""
         if self._thread is None or threading.current_thread() is self._thread:
             return
         thread = self._thread
@@ -114,70 +115,68 @@ class Lane:
                 self._changed.wait(1.0)
 
     def raise_failure(self) -> None:
-        """Raise what a writer has raised, once."""
+        """Raise the first error of a writer, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def finish(self) -> None:
-        """Ask for the end: what waits is written, then the writers are closed. ``join`` waits for that."""
+        """Request the end: the thread writes the queued rows and closes the writers. ``join`` waits for it."""
         if self._thread is not None:
             with self._changed:
-                self._deadline = time.monotonic() + _PATIENCE_S
+                self._deadline = time.monotonic() + _CLOSE_TIMEOUT_S
                 self._changed.notify_all()
-        elif not self._is_lost:
+        elif not self._is_abandoned:
             self._close()
 
     def join(self) -> None:
-        """Wait for the end. A writer that does not come back is left behind, unless it writes a file."""
+        """Wait for the end. A writer that does not return is abandoned, unless it writes a file."""
         if self._thread is not None:
-            silent = _SILENT_S if self._are_files else min(_SILENT_S, _PATIENCE_S)
+            silent = _QUIET_WAIT_S if self._are_files else min(_QUIET_WAIT_S, _CLOSE_TIMEOUT_S)
             self._thread.join(silent)
             if self._thread.is_alive():
-                at_most = "" if self._are_files else f", at most {_PATIENCE_S:.0f} s"
-                logger.info("Waiting for %s: %d rows are to be written%s.", self._name(), len(self._queue), at_most)
-                self._thread.join(None if self._are_files else 2 * _PATIENCE_S - silent)
-            self._is_lost = self._thread.is_alive()
+                at_most = "" if self._are_files else f", at most {_CLOSE_TIMEOUT_S:.0f} s"
+                logger.info("Waiting for %s: %d rows in the queue%s.", self._name(), len(self._queue), at_most)
+                self._thread.join(None if self._are_files else 2 * _CLOSE_TIMEOUT_S - silent)
+            self._is_abandoned = self._thread.is_alive()
             self._thread = None
-            if self._is_lost:
-                self._leave_behind()
+            if self._is_abandoned:
+                self._abandon()
             else:
                 self._deadline = None
-        if self._num_left_out:
+        if self._num_dropped:
             logger.warning(
-                "%s: %d rows were left out, since writing was slower than the training.",
+                "%s: %d rows were dropped, because writing was slower than the training.",
                 self._name(),
-                self._num_left_out,
+                self._num_dropped,
             )
-            self._num_left_out = 0
+            self._num_dropped = 0
 
-    # Inside.
-
-    def _leave_out_one(self) -> None:
-        self._num_left_out += 1
+    def _drop_one(self) -> None:
+        self._num_dropped += 1
         self._num_done += 1
-        del self._queue[next((place for place, row in enumerate(self._queue) if not row.must_stay), 0)]
+        del self._queue[next((place for place, row in enumerate(self._queue) if not row.keep), 0)]
 
-    def _leave_behind(self) -> None:
+    def _abandon(self) -> None:
         with self._changed:
-            self._num_left_out += len(self._queue)
+            self._num_dropped += len(self._queue)
             self._queue.clear()
-        logger.warning("%s: does not come back from a write or its end, and is left behind.", self._name())
+        logger.warning("%s: write() or close() does not return; the run ends without waiting for it.", self._name())
 
     def _take(self) -> list[_Row]:
         if self._deadline is not None and time.monotonic() > self._deadline and not self._are_files:
-            while any(not row.must_stay for row in self._queue):
-                self._leave_out_one()
+            while any(not row.keep for row in self._queue):
+                self._drop_one()
         count = len(self._queue) if self._are_files else min(1, len(self._queue))
         return [self._queue.popleft() for _ in range(count)]
 
-    # What its thread calls.
+    # Called by the writer thread.
 
     def _begin(self) -> None:
-        # A daemon: a writer that never comes back must not keep the process from ending.
+        # A daemon thread: a writer that never returns must not block the end of the process.
         self._thread = threading.Thread(target=self._work, name="trainwright-write", daemon=True)
         if self._are_files:
-            _file_lanes.add(self)
+            _file_threads.add(self)
         self._thread.start()
 
     def _work(self) -> None:
@@ -189,7 +188,7 @@ class Lane:
             storages_of_threads.pop(threading.get_ident(), None)
 
     def _write_next(self) -> bool:
-        """Wait for rows and write them; False when the end was asked for and none is left."""
+        """Wait for rows and write them; return False when the end is requested and the queue is empty."""
         with self._changed:
             while not (self._queue or self._deadline is not None or self._sync_goal > self._num_synced):
                 self._changed.wait()
@@ -203,7 +202,7 @@ class Lane:
                 self._write(writer, rows)
                 if syncs and isinstance(writer, FileWriter):
                     writer.sync()
-            except BaseException as error:  # whatever it is, the training hears of it
+            except BaseException as error:  # any error is raised in the training thread
                 self._failure = self._failure or error
         with self._changed:
             self._num_done += len(rows)
