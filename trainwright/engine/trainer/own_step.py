@@ -323,9 +323,12 @@ class _FirstWindow:
         self._handle.remove()
         self._update.backward, self._update.finish = self._calls
 
-    def _see_step(self, *_: Any) -> None:
-        if not self.is_ours:
-            self._has_raw_step = True
+    def _see_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.is_ours:
+            return
+        parameters = {id(parameter) for parameter in self._trainer.model.parameters()}
+        # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
+        self._has_raw_step |= any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
 
 
 def _ignore(loss: Tensor) -> None:
