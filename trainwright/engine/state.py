@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from trainwright.config.errors import ConfigError
+from trainwright.engine.extra_optimizers import extra_state, load_extra_state
 from trainwright.engine.extra_parameters import load_outside_state, outside_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.randomness import random_state, set_random_state
@@ -72,6 +73,7 @@ class TrainingProgress:
             ],
             "metrics": self._trainer.storage.state_dict(),
             "outside": outside_state(*self._trained()),
+            "optimizers": extra_state(self._trainer),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -104,6 +106,7 @@ class TrainingProgress:
         if state is None:
             return
         self._load_outside()
+        load_extra_state(state.get("optimizers", {}), self._trainer)
         self._restore_hooks(state["hooks"])
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
