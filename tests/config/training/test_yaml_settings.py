@@ -64,6 +64,7 @@ VALUES: dict[str, list[Any]] = {
     "lr_scheduling_steps": [None, 3],
     "non_finite": ["skip"],
     "metric_for_best_model": ["cer", "train.loss"],
+    "greater_is_better": [None, True, False],
     "log_steps": [None, 10, 0.1, 1.0],
     "logs_dir": ["logs/here"],
     "progress_bar": [False],
