@@ -120,7 +120,9 @@ CLIPPED = pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclip
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.rglob("manifest.json"))
+    """One for each iteration: the last one is saved again after the end."""
+    found = {path.parent.name.split("_")[-1].split("-")[-1]: path.parent for path in folder.rglob("manifest.json")}
+    return [found[number] for number in sorted(found)]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
