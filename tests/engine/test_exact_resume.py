@@ -224,5 +224,6 @@ def test_settings_that_a_resume_finds_changed_are_told(tmp_path: Path, caplog: p
         "Resumed with seed 7, begun with 1234",
     ]
     caplog.clear()
-    DefaultTrainer(config(tmp_path, num_workers=0, train_iter=5))
+    trainer.train()
+    DefaultTrainer(config(tmp_path, num_workers=0, train_iter=6, seed=7))  # the rate is still that of the first start
     assert "Resumed with" not in caplog.text

@@ -143,7 +143,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
         folder = RunFolder(tmp_path, resume=True)
-        with pytest.raises(ConfigError, match="another run is training"):
+        with pytest.raises(ConfigError, match=r"^train\.output_dir: another run is training"):
             folder.prepare(CONFIG)
         folder.close()
         other.kill()  # however it ends, the folder is free then

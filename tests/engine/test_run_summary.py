@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from trainwright import Trainer, TrainingConfig
+from trainwright import Trainer, TrainingConfig, get_config
+from trainwright.engine.run_summary import log_header
 from trainwright.hooks import Callback
 
 DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
@@ -48,3 +49,35 @@ def test_the_configuration_is_shown_as_far_as_it_differs_and_is_no_warning(
     assert shown(num_epochs=1, lr=0.01, metric=None) == ("INFO", f"{own} save_enabled=False), defaults otherwise.")
     level, line = shown(epoch_num=1)  # as the page that shows all of its settings
     assert (level, "epoch_num=1, dataloader_pin_memory=True" in line) == ("WARNING", True)
+
+
+def test_a_resume_reports_a_folder_without_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    settings = TrainingConfig(output_dir=tmp_path / "typo", resume_from_checkpoint=True)
+    Trainer(nn.Linear(4, 2), settings, DATA, DATA)
+    assert f"{tmp_path / 'typo'} holds no checkpoint to resume from: starting a new run." in caplog.messages
+
+
+def test_a_run_that_early_stopping_has_ended_says_how_to_continue_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    for resume in (False, True):
+        settings = TrainingConfig(
+            output_dir=tmp_path, batch_size=4, num_epochs=6, progress_bar=False, lr=1e-2, early_stopping={
+                "patience": 1, "min_delta": 100.0}, resume_from_checkpoint=resume,
+        )  # fmt: skip
+        Trainer(nn.Linear(4, 2), settings, DATA, DATA).train()
+    (line,) = [message for message in caplog.messages if message.startswith("Nothing to train")]
+    assert "a callback stopped the run after iteration 10." in line
+    assert "a larger patience or early_stopping=None continues it" in line
+
+
+def test_a_finished_run_has_no_line_of_its_iterations(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    cfg = get_config("common/defaults.py")
+    cfg.train.update(train_iter=2, global_batch_size=32, num_accumulation_steps=1)
+    for first_iter in (1, 2):
+        log_header(cfg, nn.Linear(4, 2), torch.device("cpu"), first_iter=first_iter, num_samples=None)
+    (line,) = [message for message in caplog.messages if message.startswith("Iterations")]
+    assert line.startswith("Iterations 2 to 2,")

@@ -295,3 +295,10 @@ def test_a_weight_of_another_shape_is_left_as_it_was(base: Bert, tmp_path: Path)
 def test_weights_of_which_none_fits_are_an_error(tmp_path: Path, tiny: Model) -> None:
     with pytest.raises(CheckpointError, match="none of its weights fits"):
         init_weights(classifier(), tiny.save(tmp_path / "tiny"))
+
+
+def test_the_folder_of_a_run_is_refused_with_the_name_of_its_last_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "12").mkdir(parents=True)
+    (tmp_path / "final_epoch").symlink_to("checkpoints/12")
+    with pytest.raises(MissingFileError, match=f"For the weights of this run give {tmp_path / 'final_epoch'}"):
+        init_weights(nn.Linear(2, 2), tmp_path)

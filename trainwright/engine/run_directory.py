@@ -100,7 +100,7 @@ class RunFolder:
         """
         if self._lock is not None or not is_main_process():
             return
-        self._lock = lock_folder(self.path)
+        self._lock = lock_folder(self.path, self.setting)
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -223,7 +223,7 @@ def is_left_out(path: Path) -> bool:
     return kind is not None
 
 
-def lock_folder(path: Path) -> int | None:
+def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
     """Lock a folder against other processes; returns what is closed to free it, None where locks do not exist.
 
     Raises:
@@ -240,7 +240,7 @@ def lock_folder(path: Path) -> int | None:
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigError(
-            f"train.output_dir: another run is training in {path}. Wait for it to end, or give another folder."
+            f"{setting}: another run is training in {path}. Wait for it to end, or give another folder."
         ) from error
     except OSError:  # a filesystem without locks
         logger.debug("%s: this filesystem has no locks.", path)

@@ -27,6 +27,8 @@ def log_header(
     logger.info(
         "%s: %s parameters%s, %d x %s, %s.", type(model).__name__, f"{parameters:,}", frozen, ranks, device.type, mode
     )
+    if first_iter >= train.train_iter:
+        return  # nothing to train, which the loop logs
     epochs = ""
     if num_samples:
         epochs = f" ({train.train_iter * train.global_batch_size / num_samples:.1f} epochs of {num_samples:,} samples)"

@@ -86,6 +86,8 @@ class TrainingProgress:
         for name, before in state.get("settings", {}).items():
             if None not in (before, now := self._settings.get(name)) and before != now:
                 logger.warning("Resumed with %s %s, begun with %s: %s.", name, now, before, _CHANGES[name])
+                if name == "lr":  # the next resume finds what the optimizer has
+                    self._settings = {**self._settings, name: before}
         self._loaded, self._outside = state, state.get("outside", {})
         with suppress(ConfigError):  # of an optimizer or a loss that is set later; restore() raises it
             self._load_outside()

@@ -23,6 +23,7 @@ from trainwright.models.config import CONFIG_NAME
 WEIGHTS_NAME = "model.safetensors"
 OLD_WEIGHTS_NAME = "model.pt"  # read, never written
 PREPROCESSOR_NAME = "preprocessor"
+_LAST = ("final_epoch", "model_final", "model_best")  # links of a run to a checkpoint
 _KEPT = "README.md"  # the hub's page of a model
 
 
@@ -106,7 +107,12 @@ def _read_weights_file(folder: Path, filename: str) -> tuple[dict[str, Tensor], 
     for name in (filename, OLD_WEIGHTS_NAME):
         if (folder / name).is_file():
             return read_weights(folder / name), folder / name
-    raise MissingFileError(f"{folder}: has neither {filename} nor {OLD_WEIGHTS_NAME} (it holds {_listing(folder)}).")
+    hint = next(
+        (f" For the weights of this run give {folder / name}." for name in _LAST if (folder / name).is_dir()), ""
+    )
+    raise MissingFileError(
+        f"{folder}: has neither {filename} nor {OLD_WEIGHTS_NAME} (it holds {_listing(folder)}).{hint}"
+    )
 
 
 def load_all_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str, skip: Sequence[str] = ()) -> None:

@@ -51,6 +51,7 @@ def test_every_fault_is_in_one_message() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        ({"optimizer": {"name": "SGD"}}, "which lacks the key 'name_'"),
         ({"optimizer": {"name_": "SGD", "lr": 0.1}, "lr": 0.2}, "optimizer has lr=0.1"),
         ({"optimizer": "Adamm"}, r"TrainingConfig.optimizer: got 'Adamm'. Did you mean 'Adam'\?"),
         ({"optimizer": "LBFGS"}, "TrainingConfig.optimizer"),

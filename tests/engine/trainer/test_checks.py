@@ -358,6 +358,26 @@ def test_a_function_is_enough_for_metrics_of_ones_own(tmp_path: Path) -> None:
         Trainer(make(), config(tmp_path / "b"), DATA, DATA, metrics_handler=lambda p, t: None).train()
 
 
+def test_a_metric_function_with_other_parameters_is_refused_before_the_training(tmp_path: Path) -> None:
+    def compute_metrics(eval_pred: Any) -> dict[str, float]:
+        return {"share": 1.0}
+
+    message = (
+        r"metrics_handler: compute_metrics\(eval_pred.*does not take two positional arguments, predictions and labels"
+    )
+    with pytest.raises(ConfigTypeError, match=message):
+        Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=compute_metrics)
+    Trainer(make(), config(tmp_path), DATA, DATA, metrics_handler=lambda *both: {"share": 1.0})
+
+
+def test_evaluate_refuses_what_is_no_data_and_no_dict(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path), DATA, DATA)
+    with pytest.raises(ConfigTypeError, match="got 'best'; it must be a dataset, a loader or a model"):
+        trainer.evaluate("best")
+    with pytest.raises(ConfigTypeError, match=r"logs: got TensorDataset; it must be a dict\. evaluate\(model\)"):
+        trainer.evaluate(make(), DATA)
+
+
 def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path) -> None:
     class Swapping(Callback):
         def on_epoch_end(self, epochs: int, logs: Any) -> None:

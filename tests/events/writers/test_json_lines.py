@@ -189,10 +189,18 @@ def test_doubled_rows_and_rows_out_of_order_are_one_per_iteration_after_a_resume
     storage.put_scalar("loss", 1.0)
     JSONWriter(path).write(storage)
     assert rows(path) == [{"iteration": 1, "x": 1}, {"iteration": 2}, {"iteration": 3, "loss": 1.0}]
-    message = (
-        "removed 1 rows of iteration 4 and later ones, which are written again, 1 duplicate rows, and 1 incomplete"
-    )
+    message = "removed 1 row from iteration 4 on, to be written again, 1 duplicate row, 1 incomplete line."
     assert message in caplog.text
+
+
+def test_only_what_was_removed_is_logged_after_a_resume(tmp_path, caplog):
+    path = tmp_path / "metrics.json"
+    caplog.set_level("INFO", "trainwright.events")
+    path.write_text('{"iteration": 2}\n{"iteration": 3}\n{"iteration": 4}\n')
+    storage = EventStorage(3)
+    storage.put_scalar("loss", 1.0)
+    JSONWriter(path).write(storage)
+    assert caplog.messages == [f"{path}: removed 2 rows from iteration 4 on, to be written again."]
 
 
 def test_a_line_that_nests_too_deep_is_cut(tmp_path):

@@ -48,6 +48,9 @@ def _check_torch_name(draft: Draft, field: str, kind: str, also: dict[str, Any] 
         return
     if value == CUSTOM:
         return
+    if isinstance(value, dict) and "name_" not in value:
+        draft.refuse(field, f"got {value!r}, which lacks the key 'name_': {{\"name_\": name, ...}}.")
+        return
     _, fault = find_torch_class(kind, value)
     if fault is None:
         fault = arguments_fault(kind, {**(value if isinstance(value, dict) else {"name_": value}), **(also or {})})

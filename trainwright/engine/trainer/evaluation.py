@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import add_batch_note, to_batch
 from trainwright.engine.comparison import Comparison, find_comparison, predictions_of, shifted
 from trainwright.engine.eval_loss import MeanLoss, batch_size, reduce_own_results, weight_of
@@ -47,6 +47,13 @@ class EvaluatingTrainer(TrainerShared):
             ConfigError: there is no evaluation data.
         """
         is_by_model = isinstance(dataset, nn.Module)
+        if isinstance(dataset, str):
+            raise ConfigTypeError(f"Trainer.evaluate: got {dataset!r}; it must be a dataset, a loader or a model.")
+        if logs is not None and not isinstance(logs, MutableMapping):
+            raise ConfigTypeError(
+                f"Trainer.evaluate: logs: got {type(logs).__name__}; it must be a dict. evaluate(model) and"
+                " evaluate(model, logs) use the eval_dataset of the Trainer."
+            )
         loader = self.eval_dataloader if dataset is None or is_by_model else dataset
         if loader is None:
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
@@ -292,7 +299,8 @@ class EvaluatingTrainer(TrainerShared):
         if not self._is_refusal_logged:
             self._is_refusal_logged = True
             logger.info(
-                "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'].", why
+                "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'], or None.",
+                why,
             )
 
     def _generates(self) -> bool:

@@ -237,6 +237,7 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
         return folder.resolve()
     there = Checkpointer(model, folder, **states)
     if not there.has_checkpoint():
+        logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
         _begin_with_weights(config, model)
         return None
     there.resume_or_load("", resume=True)

@@ -3,6 +3,7 @@
 ``reset``, ``update`` for each batch, ``compute`` once: the value over all samples of all ranks, however batched.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, TypeVar  # a model's outputs and a loader's labels may be anything
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.building import METRICS, MetricSettings, build_metric
 from trainwright.evaluation.metrics.classes import as_array
@@ -243,6 +244,7 @@ class FunctionHandler(MetricsHandler):
 
     def __init__(self, function: Callable[[Any, Any], Mapping[str, Any]], trainer: Any = None) -> None:
         self._function = function
+        _check_signature(function)
         super().__init__([], trainer)
 
     def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
@@ -251,3 +253,18 @@ class FunctionHandler(MetricsHandler):
         if not isinstance(found, Mapping):
             raise EvaluationError(f"metrics_handler: {name} returned {type(found).__name__}; it must return a dict.")
         return {key: float(value) for key, value in found.items()}
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not a function, or one written in C
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ConfigTypeError(
+            f"metrics_handler: {name}{signature} does not take two positional arguments, predictions and labels"
+            f" ({error})."
+        ) from None

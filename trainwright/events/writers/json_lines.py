@@ -72,11 +72,14 @@ class JSONWriter(FileWriter):
         new_content = b"".join(line + b"\n" for line in kept.values())
         if new_content != content:
             self._file.replace(new_content)
-            logger.info(
-                "%s: removed %d rows of iteration %d and later ones, which are written again, %d duplicate rows,"
-                " and %d incomplete lines.",
-                self._file.path, num_again, first + 1, num_duplicates, len(lines) - len(rows),
-            )  # fmt: skip
+            counts = [
+                (num_again, "row", f" from iteration {first + 1} on, to be written again"),
+                (num_duplicates, "duplicate row", ""),
+                (len(lines) - len(rows), "incomplete line", ""),
+            ]
+            removed = ", ".join(f"{n} {what}{'s' * (n > 1)}{more}" for n, what, more in counts if n)
+            if removed:  # else the lines were only in another order
+                logger.info("%s: removed %s.", self._file.path, removed)
         return max(kept, default=-1)
 
 

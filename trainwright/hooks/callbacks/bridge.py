@@ -204,7 +204,10 @@ class RunCallbacks(HookBase):
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.callbacks.load_state_dict(state)
         if self.control.should_training_stop:
-            logger.info("The run was stopped by a callback after iteration %d; nothing to train.", self.trainer.iter)
+            logger.info(
+                "Nothing to train: a callback stopped the run after iteration %d. After early stopping, a larger"
+                " patience or early_stopping=None continues it.", self.trainer.iter,
+            )  # fmt: skip
             self.trainer.max_iter = self.trainer.iter
 
     # Batches, epochs, evaluations.
