@@ -1,6 +1,6 @@
-"""Python calls of a step: ``python -m benchmarks.calls``. A count, so it is the same in each run and on each machine.
+"""Python calls per step: ``python -m benchmarks.calls``. A count, so it is the same in each run and on each machine.
 
-Our own and everyone else's, torch's and the data set's included. The plain loop's are the measure.
+It includes the calls of torch and of the dataset. The plain loop is the baseline.
 """
 
 import sys
@@ -19,8 +19,8 @@ MODES = {
 def main() -> None:
     parser = parser_of(__doc__, rounds=1)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--data", choices=MODES, action="append", help="only these rows; may be given more than once")
-    parser.add_argument("--ours", action="store_true", help="leave the other trainers out")
+    parser.add_argument("--data", choices=MODES, action="append", help="only these rows; may be repeated")
+    parser.add_argument("--ours", action="store_true", help="skip the other trainers")
     args = parser.parse_args()
     results = []
     for title in args.data or MODES:
@@ -30,14 +30,14 @@ def main() -> None:
         for peer in [*peers, *others]:
             result = run(peer, {"model": "mlp", "data": data, "steps": args.steps, "counts": "calls"})
             results.append(result | {"round": 0, "data": data, "mode": title})
-            print(f"  {TITLES.get(peer, peer):40}{_told(result)}")
+            print(f"  {TITLES.get(peer, peer):40}{_format(result)}")
             sys.stdout.flush()
     if not args.ours:
         say_missing()
     write(args.json, "benchmarks.calls", "", results)
 
 
-def _told(result: dict[str, object]) -> str:
+def _format(result: dict[str, object]) -> str:
     if "calls" not in result:
         return f"failed: {result.get('error')}"
     packages = result["packages"]

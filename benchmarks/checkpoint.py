@@ -1,10 +1,10 @@
-"""What a save costs a training, and what a load takes: ``python -m benchmarks.checkpoint``.
+"""The cost of saves and loads: ``python -m benchmarks.checkpoint``.
 
-A model of 100.7 million parameters with Adam state, 1.21 GB, steps of some 0.3 s on one thread. Three ways to save take
-turns in one run: `torch.save`, our save, our save without the background. For each: how long the step that saves is
-longer than the others (the stall), how much slower the steps are while the save is being written, and the peak memory.
-Then ways to load, into the model and the optimizer that are there; the files have been read before. ``--device cuda``
-does it on a GPU, where the copy to pinned memory runs beside the next step.
+A model of 100.7 million parameters with Adam state, 1.21 GB, steps of about 0.3 s on one thread. Three methods
+alternate in one run: `torch.save`, our asynchronous save, our synchronous save. For each: how much longer the step that
+saves takes (the stall), how much slower the steps are during the write, and the peak memory. Then methods to load, into
+the existing model and optimizer, with files in the page cache. ``--device cuda`` runs on a GPU, where the copy to
+pinned memory overlaps the next step.
 """
 
 import os
@@ -57,7 +57,7 @@ class Training:
 
 
 class PeakMemory:
-    """The highest resident memory, in MiB, sampled beside the training (a process has only one peak otherwise)."""
+    """Peak resident memory in MiB, sampled in a thread (the system has only one peak for a process)."""
 
     def __enter__(self) -> "PeakMemory":
         self.mib = 0.0
@@ -130,8 +130,8 @@ def measure_saves(training: Training, root: Path, rounds: int) -> list[dict[str,
                 stall = time.perf_counter() - start - alone
                 after = [training.step() for _ in range(5)]
             beside.wait()
-            figures = {"held_s": held, "stall_s": stall, "slower": statistics.median(after) / alone}
-            results.append({"name": name, "round": round_number, "step_s": alone, "peak_mib": peak.mib, **figures})
+            metrics = {"held_s": held, "stall_s": stall, "slower": statistics.median(after) / alone}
+            results.append({"name": name, "round": round_number, "step_s": alone, "peak_mib": peak.mib, **metrics})
     return results
 
 
@@ -156,8 +156,8 @@ def measure_loads(training: Training, root: Path, rounds: int) -> list[dict[str,
 
 
 def print_saves(results: list[dict[str, Any]]) -> None:
-    def middle(name: str, figure: str) -> float:
-        return statistics.median(_of(results, name, figure))
+    def middle(name: str, metric: str) -> float:
+        return statistics.median(_of(results, name, metric))
 
     print(f"a step of {statistics.median(result['step_s'] for result in results):.3f} s")
     print(f"{'':14}{'call holds':>12}{'stall':>12}{'worst stall':>14}{'steps after':>14}{'peak MiB':>10}")
@@ -171,7 +171,7 @@ def print_saves(results: list[dict[str, Any]]) -> None:
     if stall > 0:
         print(f"asynchronous stall: 1/{middle('torch.save', 'stall_s') / stall:.0f} of torch.save's")
     else:
-        print("asynchronous stall: none that stands out from the noise of a step; give more --rounds")
+        print("asynchronous stall: below the noise of a step; use more --rounds")
 
 
 def print_loads(results: list[dict[str, Any]]) -> None:
@@ -181,12 +181,12 @@ def print_loads(results: list[dict[str, Any]]) -> None:
         print(f"{name:24}{statistics.median(seconds):10.3f}{max(seconds):10.3f}")
 
 
-def _of(results: list[dict[str, Any]], name: str, figure: str) -> list[float]:
-    return [result[figure] for result in results if result["name"] == name]
+def _of(results: list[dict[str, Any]], name: str, metric: str) -> list[float]:
+    return [result[metric] for result in results if result["name"] == name]
 
 
 def _nothing() -> None:
-    """A CPU has done what it was told."""
+    """Do nothing: operations on a CPU are synchronous."""
 
 
 if __name__ == "__main__":

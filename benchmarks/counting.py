@@ -1,4 +1,4 @@
-"""What can be counted in a step rather than timed: Python calls, launches on a GPU, waits for it."""
+"""Counts per step: Python calls, launches on a GPU, synchronizations with it."""
 
 import itertools
 import statistics
@@ -13,43 +13,43 @@ import torch
 from benchmarks.job import Job
 from benchmarks.models import flops_of_step
 
-# By what the host tells a GPU to do something, as the profiler names it.
+# The profiler's names of the calls by which the host starts work on a GPU.
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch")
-OF_THE_CLOCK = 3  # Python calls of being told a step
+CALLS_OF_CLOCK = 3  # Python calls of the clock in each step
 COPIES = ("cudaMemcpyAsync", "cudaMemsetAsync")
 
 
 def calls(job: Job, train: Callable[[], object]) -> dict[str, Any]:
     """Calls of Python functions in a step of ``train()``: ``calls``, the median, and ``packages``, the mean of each.
 
-    Generators that go on count as calls, functions in C do not.
+    Resumed generators count as calls, C functions do not.
     """
     counts: defaultdict[str, int] = defaultdict(int)
     at_tick: list[dict[str, int]] = []
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
+    def record(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":
             counts[frame.f_globals.get("__name__", "?").partition(".")[0]] += 1
 
     _at_each_tick(job, lambda step: at_tick.append(dict(counts)))
-    sys.setprofile(note)
+    sys.setprofile(record)
     try:
         train()
     finally:
         sys.setprofile(None)
-    settled = at_tick[job.warm :]
-    steps = list(itertools.pairwise(settled))
-    totals = [sum(now.values()) - sum(before.values()) - OF_THE_CLOCK for before, now in steps]
-    first, last = settled[0], settled[-1]
+    measured = at_tick[job.warm :]
+    steps = list(itertools.pairwise(measured))
+    totals = [sum(now.values()) - sum(before.values()) - CALLS_OF_CLOCK for before, now in steps]
+    first, last = measured[0], measured[-1]
     means = {name: (count - first.get(name, 0)) / len(steps) for name, count in last.items()}
-    means["benchmarks"] -= OF_THE_CLOCK
+    means["benchmarks"] -= CALLS_OF_CLOCK
     packages = sorted(((name, mean) for name, mean in means.items() if mean >= 0.5), key=lambda item: -item[1])
     return {"calls": statistics.median(totals), "packages": dict(packages)}
 
 
 def launches(job: Job, train: Callable[[], object]) -> dict[str, Any]:
-    """What the host starts on the GPU in a step, kernels, graphs and copies, as ``launches``; and ``gpu_mib``, the peak
-    of the GPU's memory; ``flops`` of a step.
+    """``launches``: kernels, graphs and copies that the host starts in a step; ``gpu_mib``: peak memory of the GPU;
+    ``flops``: of a step.
     """
     first, last = job.warm, job.steps - 2
     seen = {torch.profiler.ProfilerActivity.CPU}
@@ -72,7 +72,7 @@ def launches(job: Job, train: Callable[[], object]) -> dict[str, Any]:
 
 
 def syncs(job: Job, train: Callable[[], object]) -> dict[str, Any]:
-    """End the training with torch's error where a step waits for the GPU, the steps with a line of the log excepted."""
+    """Raise torch's error if a step waits for the GPU, except steps that write a log line."""
 
     def at_tick(step: int) -> None:
         place = step % job.log_every
@@ -85,12 +85,12 @@ def syncs(job: Job, train: Callable[[], object]) -> dict[str, Any]:
 
 
 def _at_each_tick(job: Job, call: Callable[[int], object]) -> None:
-    """Call with the number of the step, from 0 on, whenever the clock is told of one."""
-    untold = type(job.clock)
+    """Call ``call`` with the number of the step, from 0, at each call of the clock."""
+    clock_class = type(job.clock)
 
-    class ToldClock(untold):  # type: ignore[misc, valid-type]
+    class ObservedClock(clock_class):  # type: ignore[misc, valid-type]
         def __call__(self) -> None:
             call(len(self.wall))
             super().__call__()
 
-    job.clock.__class__ = ToldClock
+    job.clock.__class__ = ObservedClock

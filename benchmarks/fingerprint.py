@@ -1,10 +1,10 @@
-"""Whether a change alters results, bit for bit.
+"""Check that a change does not alter results, bit for bit.
 
 ``python -m benchmarks.fingerprint --json before.json`` before the change, ``… --compare before.json`` after it.
 
 Trains small models through both APIs, each run in a process of its own, and records every logged loss and a hash of the
-final weights. Two records of one machine are equal, bit for bit, where a change does not alter results. Float results
-differ between machines and releases of torch, so a record is compared with another one of the same machine only.
+final weights. If a change does not alter results, two records of the same machine are equal, bit for bit. Float results
+differ between machines and releases of torch, so compare only records of the same machine.
 """
 
 import argparse

@@ -1,13 +1,12 @@
 """Training on an NVIDIA GPU: ``python -m benchmarks.gpu [--case gpt_medium]``.
 
 A GPT-2 of 24 layers of width 1024 and sequences of 1024 in bfloat16, and the tiny MLP, a GPT of 10 million parameters
-and a ResNet-18, each trained by the compiled plain loop, by us, eager and in graph mode, and by the peers that are
-installed. Told are milliseconds of a step, its ratio to the compiled plain loop of the same round, the share of the
-GPU's arithmetic that the model uses (MFU), what the host starts on the GPU in a step, and peak memory of the GPU.
-Between two lines of the log no step of ours may wait for the GPU: ``torch.cuda.set_sync_debug_mode("error")`` ends a
-training that does.
+and a ResNet-18, each trained by the compiled plain loop, by our APIs, eager and in graph mode, and by the installed
+peers. It reports milliseconds per step, the ratio to the compiled plain loop of the same round, model FLOP utilization
+(MFU), host launches per step, and peak memory of the GPU. Between two log lines no step of ours may synchronize with
+the GPU: ``torch.cuda.set_sync_debug_mode("error")`` ends a training that does.
 
-``python -m benchmarks.checkpoint --device cuda`` tells what a save costs there. ``--device cpu`` tries this program.
+``python -m benchmarks.checkpoint --device cuda`` measures saves on a GPU. ``--device cpu`` tests this program.
 """
 
 import os
@@ -16,7 +15,7 @@ from typing import Any
 
 from benchmarks.rounds import installed_peers, parser_of, print_table, run, write
 
-# Dense bfloat16 peak, TFLOP/s, from NVIDIA's data sheets. Told apart by the names that torch gives the devices.
+# Dense bfloat16 peak, TFLOP/s, from NVIDIA's data sheets. Keys are parts of torch's device names.
 PEAK_TFLOPS = {"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "GH200": 989, "B200": 2250, "A100": 312}
 CASES: dict[str, dict[str, Any]] = {
     "gpt_medium": {"model": "gpt_medium", "steps": 120, "batch": 16, "precision": "bf16"},
@@ -38,10 +37,10 @@ COLUMNS = {
 
 def main() -> None:
     parser = parser_of(__doc__, rounds=3)
-    parser.add_argument("--case", choices=CASES, action="append", help="by default all; may be given more than once")
+    parser.add_argument("--case", choices=CASES, action="append", help="default: all; may be repeated")
     parser.add_argument("--peers", help="separated by commas")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--peak-tflops", type=float, help="of the GPU in bfloat16, where it is not a known one")
+    parser.add_argument("--peak-tflops", type=float, help="peak of the GPU in bfloat16, if its name is not known")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     name = device_name(args.device)
@@ -55,15 +54,15 @@ def main() -> None:
         print(f"\n{case}: {job} on {name}, rounds: {args.rounds}")
         print_table(results, COLUMNS, ratio_of="ms", base=BASE)
         for peer in dict.fromkeys(result["name"] for result in results):
-            told = [result["sync"] for result in results if result["name"] == peer and result.get("sync")]
-            if told:
-                print(f"{peer} waits for the GPU between two lines of the log: {told[0][:200]}")
+            errors = [result["sync"] for result in results if result["name"] == peer and result.get("sync")]
+            if errors:
+                print(f"{peer} waits for the GPU between two log lines: {errors[0][:200]}")
         everything += [result | {"case": case, "device": name} for result in results]
     write(args.json, "benchmarks.gpu", name, everything)
 
 
 def device_name(device: str) -> str:
-    """The name of the GPU; ends the program where there is none."""
+    """The name of the GPU; exits if there is none."""
     import torch
 
     if device == "cpu":
@@ -74,7 +73,7 @@ def device_name(device: str) -> str:
 
 
 def measure(peers: list[str], job: dict[str, Any], rounds: int, peak_tflops: float | None) -> list[dict[str, Any]]:
-    """All peers in turn. What is counted rather than timed is counted in trainings of its own, once."""
+    """All peers, alternating. Counts come from separate trainings, once per peer."""
     counted = {peer: _counts(peer, job) for peer in peers}
     results = []
     for number in range(rounds):
@@ -91,7 +90,7 @@ def measure(peers: list[str], job: dict[str, Any], rounds: int, peak_tflops: flo
 def _counts(peer: str, job: dict[str, Any]) -> dict[str, Any]:
     few = job | {"steps": min(job["steps"], 60), "log_every": 20}
     counts = _run(peer, few | {"counts": "launches"})
-    found = {figure: counts[figure] for figure in ("launches", "gpu_mib", "flops") if figure in counts}
+    found = {metric: counts[metric] for metric in ("launches", "gpu_mib", "flops") if metric in counts}
     if peer.startswith(("objects", "config")) and job["device"] != "cpu":
         watched = _run(peer, few | {"counts": "syncs"})
         found["sync"] = watched.get("error", "")

@@ -1,4 +1,4 @@
-"""Graph mode: ``python -m benchmarks.graph``. Compiling, for the first time and again, and the step.
+"""Graph mode: ``python -m benchmarks.graph``. Time to compile, for the first time and from the cache, and the step.
 
 Every round begins without anything compiled before: one process compiles ("cold"), a second one of the same training
 finds what the first one left on the disk ("warm"). Seconds run from the start of a process to the end of its first
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def first_step_s(result: dict[str, Any]) -> float:
-    """Seconds from the start of the process to the end of its first step; NaN where it did not come so far."""
+    """Seconds from the start of the process to the end of its first step; NaN if it did not get that far."""
     ticks = result.get("first_steps_ns", ())
     return (ticks[1] - result["spawned_ns"]) / 1e9 if len(ticks) == 2 else float("nan")
 

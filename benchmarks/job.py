@@ -1,4 +1,4 @@
-"""What everyone is asked to do: the same model, data, optimizer and log interval."""
+"""The training that all peers run: the same model, data, optimizer and log interval."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from benchmarks.clock import Clock, timed
 from benchmarks.models import MODELS, WithLoss, loss_of, random_data
 
 LEARNING_RATE = 1e-3
-PICKED = ("tensors", "columns")  # data of which no code of ours is called: there the model tells the clock
+PICKED = ("tensors", "columns")  # data without a call of our code: the model calls the clock
 
 
 class Samples(Dataset):
-    """A data set as most are written: a sample for an index. The first sample of each batch tells the clock."""
+    """A typical dataset: one sample per index. The first sample of each batch calls the clock."""
 
     def __init__(
         self, x: Tensor, labels: Tensor, batch: int, clock: Callable[[], None], length: int | None = None
@@ -34,12 +34,12 @@ class Samples(Dataset):
         if self.num_read % self._batch == 0:
             self._clock()
         self.num_read += 1
-        row = index % self._rows  # a long data set need not be large
+        row = index % self._rows  # a long dataset without much memory
         return {"x": self.x[row], "labels": self.labels[row]}
 
 
 class Batches(Dataset):
-    """A data set that is read by whole batches; use it with ``collate_fn=as_it_is``."""
+    """A dataset that is read in complete batches; use it with ``collate_fn=as_it_is``."""
 
     def __init__(self, x: Tensor, labels: Tensor, clock: Callable[[], None]) -> None:
         self.x, self.labels, self._clock = x, labels, clock
@@ -69,24 +69,24 @@ class Job:
     steps: int = 2000
     batch: int = 32
     accumulation: int = 1
-    precision: str = "fp32"  # or "bf16" (autocast), "medium" (float32, with bfloat16 inside of matrix products)
+    precision: str = "fp32"  # or "bf16" (autocast), "medium" (float32 with bfloat16 matrix products)
     features: bool = False  # a progress bar on a terminal, a logger, checkpoints
-    own_step: bool = False  # a step of the user's own, a callback, a metric of the training at every step
+    own_step: bool = False  # a custom training step, a callback, a training metric in every step
     ranks: int = 1
     log_every: int = 50
     device: str = "cpu"
-    samples: int = 0  # 0: as many as the steps take
-    stop_at: int = 0  # a step: save and end there
-    resume: str = ""  # the folder of a training that ended so
+    samples: int = 0  # 0: enough for all steps
+    stop_at: int = 0  # the step after which to save and stop
+    resume: str = ""  # the folder of such a training
     folder: str = "."
-    is_compiled: bool = False  # a program cannot have our clock in it
+    is_compiled: bool = False  # a compiled program cannot call the clock
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.warm = min(max(2, self.steps // 10), 200)
 
     def net(self) -> nn.Module:
-        """Scores from inputs, with the same weights for everyone."""
+        """The network, with the same initial weights for all peers."""
         torch.manual_seed(0)
         net = MODELS[self.model]()
         return timed(net, self.clock) if self.data in PICKED and not self.is_compiled else net
@@ -117,7 +117,7 @@ class Job:
         return Batches(*self.tensors(), self._unless_picked)
 
     def loader(self, **options: Any) -> DataLoader:
-        """Torch's own, shuffled, in this process."""
+        """A shuffled ``DataLoader`` without workers."""
         dataset = options.pop("dataset", None) or self.dataset()
         if "sampler" not in options:
             options["shuffle"] = True
@@ -127,10 +127,10 @@ class Job:
         return torch.optim.Adam(parameters, lr=LEARNING_RATE, **options)
 
     def log(self, step: int, loss: float) -> None:
-        """The line that the plain loop writes, and those who leave writing to the user."""
+        """Write a log line, for the plain loop and peers without logging of their own."""
         with (Path(self.folder) / "log.jsonl").open("a") as log:
             log.write(json.dumps({"step": step, "loss": loss}) + "\n")
 
 
 def _nothing() -> None:
-    """Another one tells the clock."""
+    """Another function calls the clock."""

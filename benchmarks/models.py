@@ -1,4 +1,4 @@
-"""The models that are trained: a tiny MLP, a GPT, a ResNet-18 for small pictures; and random data for them.
+"""The models: a tiny MLP, a GPT, a ResNet-18 for small images; and random data for them.
 
 B samples of a batch, L tokens, D features, V words.
 """
@@ -13,7 +13,7 @@ MLP_SIZES = (32, 64, 10)
 
 
 class MLP(nn.Module):
-    """32 features, 64 hidden units, 10 classes: what a step costs beside the arithmetic shows best on it."""
+    """32 features, 64 hidden units, 10 classes: the overhead of a step is most visible with it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Residual(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 with the first layer that pictures of 32 x 32 take."""
+    """ResNet-18 with a first layer for images of 32 x 32."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     before = 64
     for width in (64, 128, 256, 512):
@@ -88,7 +88,7 @@ def resnet18() -> nn.Module:
 
 
 def gpt_medium() -> nn.Module:
-    """GPT-2 with 24 layers of width 1024 and sequences of 1024; the words are rounded up to a multiple of 128."""
+    """GPT-2 with 24 layers of width 1024 and sequences of 1024; the vocabulary is rounded up to a multiple of 128."""
     return GPT(words=50304, width=1024, layers=24, heads=16, length=1024)
 
 
@@ -126,7 +126,7 @@ def loss_of(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 class WithLoss(nn.Module):
-    """A model as trainers like it: the fields of a batch go in, the loss comes out by name."""
+    """A model with the fields of a batch as arguments, which returns the loss by name."""
 
     def __init__(self, net: nn.Module, *, gives_scores: bool = False) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""What it costs to go on in the middle of an epoch: ``python -m benchmarks.resume``.
+"""The cost of a resume within an epoch: ``python -m benchmarks.resume``.
 
-A training is stopped at three quarters of an epoch of 2 million samples. Another process goes on: the seconds from
-where it begins to make its parts (imports are done) to its first new forward pass, and how many samples it has read by
-then. A batch is 64 samples.
+A training is stopped at three quarters of an epoch of 2 million samples. Another process resumes it: measured are the
+seconds from the start of building the objects (after the imports) to the first new forward pass, and the number of
+samples read until then. A batch is 64 samples.
 """
 
 import os
@@ -16,7 +16,7 @@ ABLE = (
     "accelerate",
     "transformers",
     "lightning",
-)  # peers that go on in the middle of an epoch, of those with an adapter
+)  # peers with an adapter that can resume within an epoch
 
 
 def main() -> None:

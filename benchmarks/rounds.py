@@ -1,7 +1,7 @@
-"""Processes that take turns, and the table of what they took.
+"""Run processes alternately, and print a table of their measurements.
 
-Each is run once in every round, A B C A B C, so that a machine that grows slow is slow for all. Of a figure the median
-over the rounds is told, with the smallest and the largest; a ratio is taken within each round.
+Each process runs once per round, A B C A B C, so a slowdown of the machine affects all. The table shows the median
+over the rounds, with the smallest and the largest value; ratios are computed within each round.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PLAIN = "plain"
 TITLES = {
     "plain": "plain loop",
     "plain:fused": "plain loop, fused Adam",
-    "plain:fetch": "plain loop, fused Adam, whole batches",
+    "plain:fetch": "plain loop, fused Adam, complete batches",
     "plain:compile": "plain loop, compiled model",
     "plain:medium": "plain loop, matmul precision medium",
     "objects": "Trainer",
@@ -37,7 +37,7 @@ TITLES = {
     "config:graph": "DefaultTrainer, graph mode",
 }
 OURS = ("objects", "config")
-# Peers by the module that must be there.
+# Peers, with the module that must be installed.
 PEERS = {
     "accelerate": "accelerate",
     "transformers": "transformers",
@@ -61,16 +61,16 @@ def say_missing() -> None:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of a process that is measured: one thread, nothing from the net, no GPU unless it is asked for."""
+    """The environment of a measured process: one thread, no network, no GPU unless requested."""
     quiet = {"PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     one_thread = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "KERAS_BACKEND": "torch"}
     return {**os.environ, **quiet, **one_thread, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", **more}
 
 
 def run(peer: str, settings: Mapping[str, Any], *, timeout_s: float = 900, **variables: str) -> dict[str, Any]:
-    """One training by ``peer`` in a process of its own, or in ``ranks`` of them; what it prints as its result.
+    """Run one training of ``peer`` in a process of its own, or in ``ranks`` processes, and return its result.
 
-    Where it has failed: ``error``, with the last line of what it said.
+    If it fails, the result has ``error``, the last line of its output.
     """
     ranks = settings.get("ranks", 1)
     command = [sys.executable, "-m", "benchmarks.worker", peer, json.dumps(settings)]
@@ -80,8 +80,8 @@ def run(peer: str, settings: Mapping[str, Any], *, timeout_s: float = 900, **var
     for line in reversed(texts[0].splitlines()):
         if line.startswith(RESULT):
             return json.loads(line[len(RESULT) :]) | {"spawned_ns": outputs[0].spawned_ns}
-    said = [line for line in texts[0].splitlines() if line.strip()]
-    return {"name": peer, "error": said[-1] if said else "it ended without a word"}
+    lines = [line for line in texts[0].splitlines() if line.strip()]
+    return {"name": peer, "error": lines[-1] if lines else "no output"}
 
 
 def take_turns(peers: Sequence[str], settings: Mapping[str, Any], *, rounds: int, **variables: str) -> list[Any]:
@@ -98,7 +98,7 @@ def take_turns(peers: Sequence[str], settings: Mapping[str, Any], *, rounds: int
 
 
 class _Process:
-    """A process whose output is read while it runs; where ``features`` are on, its errors go to a terminal."""
+    """A process whose output is read while it runs; with ``features``, stderr is a terminal."""
 
     def __init__(self, command: list[str], variables: dict[str, str], settings: Mapping[str, Any]) -> None:
         self._errors = ""
@@ -120,7 +120,7 @@ class _Process:
             text, _ = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            text = f"it was ended after {timeout_s:.0f} s"
+            text = f"killed after {timeout_s:.0f} s (timeout)"
         if self._reader is not None and self._terminal is not None:
             self._reader.join()
             os.close(self._terminal)
@@ -149,20 +149,20 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-# What is told.
+# Tables.
 
 
-def ratios(results: Iterable[Mapping[str, Any]], name: str, figure: str, base: str = PLAIN) -> list[float]:
-    """``figure`` of ``name`` over that of ``base``, in each round that has both."""
+def ratios(results: Iterable[Mapping[str, Any]], name: str, metric: str, base: str = PLAIN) -> list[float]:
+    """``metric`` of ``name`` divided by that of ``base``, in each round that has both."""
     by_round: dict[int, dict[str, float]] = {}
     for result in results:
-        if figure in result:
-            by_round.setdefault(result["round"], {})[result["name"]] = result[figure]
+        if metric in result:
+            by_round.setdefault(result["round"], {})[result["name"]] = result[metric]
     return [row[name] / row[base] for row in by_round.values() if name in row and row.get(base)]
 
 
-def values(results: Iterable[Mapping[str, Any]], name: str, figure: str) -> list[float]:
-    return [result[figure] for result in results if result["name"] == name and figure in result]
+def values(results: Iterable[Mapping[str, Any]], name: str, metric: str) -> list[float]:
+    return [result[metric] for result in results if result["name"] == name and metric in result]
 
 
 def spread(numbers: Sequence[float], digits: int) -> str:
@@ -176,7 +176,7 @@ def spread(numbers: Sequence[float], digits: int) -> str:
 def print_table(
     results: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, int]], ratio_of: str, base: str = PLAIN
 ) -> None:
-    """A row for each who took part; ``columns``: title by figure, with digits."""
+    """A row for each peer; ``columns``: title and digits by metric."""
     names = list(dict.fromkeys(result["name"] for result in results))
     rows = [["", f"ratio of {columns[ratio_of][0]}", *(title for title, _ in columns.values())]]
     for name in names:
@@ -184,7 +184,7 @@ def print_table(
         if failed and not values(results, name, ratio_of):
             rows.append([TITLES.get(name, name), f"failed: {failed[0][:100]}"])
             continue
-        cells = [spread(values(results, name, figure), digits) for figure, (_, digits) in columns.items()]
+        cells = [spread(values(results, name, metric), digits) for metric, (_, digits) in columns.items()]
         rows.append([TITLES.get(name, name), spread(ratios(results, name, ratio_of, base), 2), *cells])
     widths = [
         max(len(row[place]) for row in rows if place < len(row) and len(row) > 2) for place in range(len(rows[0]))
@@ -215,7 +215,7 @@ def parser_of(description: str | None, *, rounds: int) -> argparse.ArgumentParse
     """What all benchmarks take."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help="how often each takes its turn")
-    parser.add_argument("--json", type=Path, help="a file to write all figures to, for benchmarks.table")
+    parser.add_argument("--json", type=Path, help="a file for all measurements, for benchmarks.table")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""How long it takes until something happens: ``python -m benchmarks.start``.
+"""Startup times: ``python -m benchmarks.start``.
 
-Each row is a process of its own, from its start to its end, or to the end of its first step; all take turns. The
-files of all packages have been read before, in a round that does not count.
+Each row is a process of its own, timed from its start to its end, or to the end of its first step; the processes
+alternate. An extra first round, which is not counted, reads the files of all packages into the page cache.
 """
 
 import subprocess
@@ -47,7 +47,7 @@ def first_step(peer: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = parser_of(__doc__, rounds=5)
-    parser.add_argument("--ours", action="store_true", help="leave the other trainers out")
+    parser.add_argument("--ours", action="store_true", help="skip the other trainers")
     args = parser.parse_args()
     others = [] if args.ours else installed_peers()
     programs = IMPORTS | {OTHERS[name]: OTHERS[name] for name in others if name in OTHERS}

@@ -1,4 +1,4 @@
-"""A step of a training: a hand-written PyTorch loop, our two doors, and the other trainers that are installed.
+"""A training step: a plain PyTorch loop, our two APIs, and the other installed trainers.
 
     python -m benchmarks.step                       # the tiny model, everyone
     python -m benchmarks.step --case gpt --peers plain,objects
@@ -57,7 +57,7 @@ CASES = {
     "gpt": Case("a GPT of 10 million parameters, 8 x 128 tokens, float32", LARGE, with_others=True),
     "gpt_bf16": Case("the same, bfloat16 autocast", LARGE | {"precision": "bf16"}),
     "gpt_medium": Case(
-        "the same, float32 with bfloat16 inside of matrix products (for us)",
+        "the same, float32 with bfloat16 matrix products (for us)",
         LARGE | {"precision": "medium"},
         ("plain", "plain:medium", *OURS),
     ),
@@ -77,7 +77,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, help="batches of the loader")
     parser.add_argument(
-        "--peers", help="who takes part, separated by commas: plain, objects, config:graph, lightning …"
+        "--peers", help="the peers to run, separated by commas: plain, objects, config:graph, lightning …"
     )
     args = parser.parse_args()
     case = CASES[args.case]
@@ -85,10 +85,10 @@ def main() -> None:
     peers = [*case.peers, *(installed_peers() if case.with_others else [])]
     if args.peers:
         peers = args.peers.split(",")
-        known = sorted(path.stem for path in Path(__file__).parent.glob("peers/[a-z]*.py") if path.stem != "door")
+        known = sorted(path.stem for path in Path(__file__).parent.glob("peers/[a-z]*.py") if path.stem != "ours")
         for peer in peers:
             if peer.partition(":")[0] not in known:
-                parser.error(f"--peers: {peer!r} is not known; there are {', '.join(known)}")
+                parser.error(f"--peers: {peer!r} is not known; choose from {', '.join(known)}")
     elif case.with_others:
         say_missing()
     results = take_turns(peers, job, rounds=args.rounds)

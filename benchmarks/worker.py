@@ -15,22 +15,22 @@ from typing import Any
 RESULT = "RESULT "
 
 
-def tell(result: Mapping[str, Any]) -> None:
-    """Print what has been measured, in the first of several processes."""
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print the measurements; only on rank 0."""
     if int(os.environ.get("RANK", 0)) == 0:
         print("\n" + RESULT + json.dumps(result), flush=True)
 
 
 def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train once, in this process, and tell the figures.
+    """Train once, in this process, and return the measurements.
 
-    ``settings`` are those of a :class:`~benchmarks.job.Job`, and ``counts``, a function of :mod:`benchmarks.counting`,
-    and ``ends_at_first_step``, for :mod:`benchmarks.resume`.
+    ``settings``: the fields of a :class:`~benchmarks.job.Job`; ``counts``, a function of :mod:`benchmarks.counting`;
+    ``ends_at_first_step``, for :mod:`benchmarks.resume`.
     """
     began = time.perf_counter_ns()
     counts, ends_at_first_step = settings.pop("counts", None), settings.pop("ends_at_first_step", False)
     if ends_at_first_step:
-        importlib.import_module("torch._dynamo")  # which the first optimizer of torch does otherwise
+        importlib.import_module("torch._dynamo")  # otherwise the first optimizer of torch imports it
     name, _, variant = peer.partition(":")
     module = importlib.import_module(f"benchmarks.peers.{name}")
     imported = time.perf_counter_ns()
@@ -49,19 +49,22 @@ def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
         else:
             module.train(job, variant)
         result["fit_s"] = (time.perf_counter_ns() - imported) / 1e9
-    result |= job.clock.figures(job.warm, job.accumulation)
+    result |= job.clock.metrics(job.warm, job.accumulation)
     result["us_between_lines"] = job.clock.us_between_lines(job.log_every)
     return result | {"peak_mib": peak_mib(), "first_steps_ns": job.clock.wall[:2]}
 
 
 def end_at_first_step(job: Any, result: dict[str, Any]) -> None:
-    """Print ``result`` and end this process where the first forward pass of a training begins. Time runs from now."""
+    """Print ``result`` and end this process at the first forward pass in training mode.
+
+    The time is measured from this call.
+    """
     start, make_net = time.perf_counter(), job.net
 
     def end(module: Any, inputs: Any) -> None:
         if module.training:
-            tell({**result, "s": time.perf_counter() - start, "read": job.read.num_read})
-            os._exit(0)  # nothing is to be saved or said
+            print_result({**result, "s": time.perf_counter() - start, "read": job.read.num_read})
+            os._exit(0)  # without saving or printing
 
     def net() -> Any:
         model = make_net()
@@ -75,7 +78,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-    tell(measure(sys.argv[1], json.loads(sys.argv[2])))
+    print_result(measure(sys.argv[1], json.loads(sys.argv[2])))
 
 
 if __name__ == "__main__":

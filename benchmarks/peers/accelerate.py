@@ -1,4 +1,4 @@
-"""Accelerate: the user's own loop over prepared objects."""
+"""Accelerate: a custom loop over prepared objects."""
 
 from pathlib import Path
 

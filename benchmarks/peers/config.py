@@ -1,4 +1,4 @@
-"""Our config-file door, with its default hooks. Variant: ``graph``."""
+"""Our config-file API, with its default hooks. Variant: ``graph``."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from omegaconf import OmegaConf
 
 from benchmarks.job import LEARNING_RATE, Job
-from benchmarks.peers.door import add_ticks, data_of
+from benchmarks.peers.ours import add_ticks, data_of
 from trainwright import DefaultTrainer, LazyCall
 from trainwright.data import build_image_train_loader
 

@@ -1,4 +1,4 @@
-"""Lightning Fabric: the user's own loop over objects that it has set up."""
+"""Lightning Fabric: a custom loop over objects that it has set up."""
 
 from pathlib import Path
 

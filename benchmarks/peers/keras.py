@@ -1,4 +1,4 @@
-"""Keras on torch: the MLP of its own layers, fitted on the same loader."""
+"""Keras on torch: the MLP with Keras layers, trained on the same loader."""
 
 from pathlib import Path
 from typing import Any

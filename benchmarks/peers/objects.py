@@ -1,9 +1,9 @@
-"""Our objects door. Variants: ``graph``, ``quiet`` (without TensorBoard)."""
+"""Our Python API. Variants: ``graph``, ``quiet`` (without TensorBoard)."""
 
 from typing import Any
 
 from benchmarks.job import LEARNING_RATE, Job
-from benchmarks.peers.door import add_ticks, data_of
+from benchmarks.peers.ours import add_ticks, data_of
 from trainwright import Trainer, TrainingConfig
 from trainwright.hooks import Callback
 

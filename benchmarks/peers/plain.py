@@ -1,4 +1,4 @@
-"""The loop that one would have written. Variants: ``fused`` (Adam), ``fetch`` (that, and whole batches), ``compile``
+"""A plain PyTorch loop. Variants: ``fused`` (Adam), ``fetch`` (also reads complete batches), ``compile``
 (that of fused, the model compiled), ``medium`` (matrix products in bfloat16).
 """
 

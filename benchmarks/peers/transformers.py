@@ -1,4 +1,4 @@
-"""The Trainer of transformers. It is handed the same Adam; otherwise as it is."""
+"""The Trainer of transformers. It receives the same Adam; other settings are defaults."""
 
 from pathlib import Path
 from typing import Any

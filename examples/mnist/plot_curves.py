@@ -1,4 +1,4 @@
-"""Draw a run's curves from its metrics.json: ``python plot_curves.py OUTPUT_DIR [PICTURE.png]``."""
+"""Plot the metrics of a run from its metrics.json: ``python plot_curves.py OUTPUT_DIR [PICTURE.png]``."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ def main(output_dir: str, picture: str | None = None) -> None:
     try:
         import matplotlib
     except ImportError:
-        sys.exit("The picture needs matplotlib: pip install matplotlib")
+        sys.exit("This script needs matplotlib: pip install matplotlib")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -35,7 +35,7 @@ def main(output_dir: str, picture: str | None = None) -> None:
 
     place = Path(picture) if picture else Path(output_dir) / "curves.png"
     figure.savefig(place, dpi=110)
-    print(f"{place}: the curves of {len(rows)} logged iterations.")
+    print(f"{place}: plotted {len(rows)} logged iterations.")
 
 
 if __name__ == "__main__":

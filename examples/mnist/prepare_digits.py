@@ -1,10 +1,10 @@
-"""Write real handwritten digits as MNIST's four files, without a network: scikit-learn's, which come with it.
+"""Write the handwritten digits of scikit-learn as MNIST's four files, without a network.
 
     python examples/mnist/prepare_digits.py [FOLDER]
 
-1,797 pictures of 8x8 pixels in 17 shades, brought to 28x28 pixels in 256. Every fifth one (0, 5, 10, ...) is for
-testing. FOLDER is the ``path`` of the data set; the project's own ``data`` unless given. Run it as often as you like:
-what is there is left alone, what is missing is added.
+1,797 images of 8x8 pixels with 17 gray levels, resized to 28x28 pixels with 256. Every fifth image (0, 5, 10, ...) is
+in the test set. FOLDER is the ``path`` of the dataset; default: the ``data`` folder of the project. Existing files are
+not changed; missing files are added.
 """
 
 import argparse
@@ -22,7 +22,7 @@ TEST_EVERY = 5
 
 
 def load_digits_28() -> tuple[np.ndarray, np.ndarray]:
-    """Pictures, uint8 (N, 28, 28), and their digits, uint8 (N,)."""
+    """Images, uint8 (N, 28, 28), and their digits, uint8 (N,)."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -54,13 +54,13 @@ def main() -> None:
     for name in files.keys() - present.keys():
         write_idx(raw / name, files[name])
     if len(present) == len(files):
-        print(f"{raw}: all four files are there already; nothing written.")
+        print(f"{raw}: all four files exist; nothing written.")
     else:
         print(f"{raw}: wrote {np.sum(~is_test):,} digits for training and {np.sum(is_test):,} for testing.")
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The file, gzipped or not, where there is one."""
+    """The file, gzipped or not, or None if it does not exist."""
     return next((path for path in (folder / name, folder / name.removesuffix(".gz")) if path.is_file()), None)
 
 

@@ -1,4 +1,4 @@
-"""Real handwritten digits for the programs here: 1,797 pictures of 8 x 8 pixels, from scikit-learn."""
+"""Handwritten digits for these examples: 1,797 images of 8 x 8 pixels, from scikit-learn."""
 
 import torch
 from sklearn.datasets import load_digits

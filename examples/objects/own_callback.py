@@ -1,8 +1,8 @@
-"""Shows a callback with a memory: a running mean of the weights, by which the model is evaluated.
+"""Shows a callback with state: an exponential moving average of the weights, used in evaluations.
 
     python examples/objects/own_callback.py
 
-The mean is in every checkpoint, so a run that is resumed goes on with it.
+The average is part of every checkpoint, so a resumed run continues it.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from trainwright.hooks import Callback
 
 
 class MeanWeights(Callback):
-    """Keeps ``decay * mean + (1 - decay) * weights`` of each parameter; evaluations see the means.
+    """Keeps ``decay * mean + (1 - decay) * weights`` of each parameter; evaluations use the means.
 
     ``self.model``, ``self.optimizer`` and ``self.trainercontrol`` are there from ``on_train_begin`` on.
     """
@@ -39,7 +39,7 @@ class MeanWeights(Callback):
 
     def on_eval_end(self, logs: Any) -> None:
         self.put(self.trained)
-        print(f"epoch {logs['epoch']}: {logs['eval_accuracy']:.1%} by the mean weights")
+        print(f"epoch {logs['epoch']}: {logs['eval_accuracy']:.1%} with the averaged weights")
 
     def put(self, weights: dict[str, Tensor]) -> None:
         with torch.no_grad():
@@ -68,4 +68,4 @@ if __name__ == "__main__":
     trainer = Trainer(model, config, train_data, eval_data)
     trainer.add_callback(MeanWeights())
     trainer.train()
-    print(f"{trainer.evaluate()['accuracy']:.1%} by the weights of the last step")
+    print(f"{trainer.evaluate()['accuracy']:.1%} with the weights of the last step")

@@ -1,8 +1,8 @@
-"""Shows a trainer of one's own: a small model also learns from what a larger one answers (Hinton et al. 2015).
+"""Shows a custom trainer: knowledge distillation from a larger model (Hinton et al. 2015).
 
     python examples/objects/own_trainer.py
 
-One method is overridden; everything else (evaluation, metrics, checkpoints, resuming) is as it was.
+One method is overridden; everything else (evaluation, metrics, checkpoints, resuming) does not change.
 
 B batch, C classes.
 """
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from trainwright import Trainer, TrainingConfig
 
-TEMPERATURE = 4.0  # how much of the teacher's second thoughts is shown
+TEMPERATURE = 4.0  # softens the teacher's distribution
 
 
 class Distillation(Trainer):
-    """``compute_loss`` compares with the labels and with a teacher. It is called in training and in evaluation."""
+    """``compute_loss`` compares with the labels and the teacher, in training and in evaluation."""
 
     def __init__(self, *arguments: Any, teacher: nn.Module, **options: Any) -> None:
         super().__init__(*arguments, **options)

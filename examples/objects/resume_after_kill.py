@@ -1,8 +1,8 @@
-"""Shows that nothing is lost: a run that is killed and started again ends with the weights of one that was not.
+"""Shows exact resume: a run that is killed and restarted ends with the weights of an uninterrupted run.
 
     python examples/objects/resume_after_kill.py
 
-The program starts itself, kills that run with SIGKILL as soon as it has saved something, and starts it again.
+The program starts itself, kills that run with SIGKILL after its first checkpoint, and restarts it.
 """
 
 import signal
@@ -22,7 +22,7 @@ OUTPUT = Path("output", "objects", "resume_after_kill")
 
 
 class Slow(Callback):
-    """Gives the killer time."""
+    """Slows the run down, so that it can be killed in time."""
 
     def on_train_batch_end(self, batch: object, logs: object) -> None:
         time.sleep(0.005)
@@ -36,12 +36,12 @@ def train(folder: Path) -> Trainer:
         num_epochs=6,
         batch_size=32,
         learning_rate=3e-3,
-        save_steps=20,  # besides the ends of epochs
-        resume_from_checkpoint=True,  # True from the first start on: without a checkpoint the run begins anew
+        save_steps=20,  # in addition to the ends of epochs
+        resume_from_checkpoint=True,  # also for the first start: without a checkpoint a new run begins
     )
     trainer = Trainer(model, config, *digits())
     trainer.add_callback(Slow())
-    print(f"{folder.name} begins behind step {trainer.state.global_step} of {trainer.total_steps}")
+    print(f"{folder.name} starts after step {trainer.state.global_step} of {trainer.total_steps}")
     trainer.train()
     return trainer
 

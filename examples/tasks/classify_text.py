@@ -1,8 +1,8 @@
-"""Text classification: from which package of Python's standard library does a piece of code come?
+"""Text classification: predict the package of Python's standard library of a piece of code.
 
     python examples/tasks/classify_text.py [--quick]
 
-The pieces that it is evaluated on come from other files than those that it is trained on.
+Training and evaluation use pieces of different files.
 Needs pip install 'trainwright[texts]'.
 """
 
@@ -21,7 +21,7 @@ from trainwright.data import Dataset, TextTokenizer
 from trainwright.models import BertTextClassification, BertTextClassificationConfig
 
 OUTPUT = Path("output", "classify_text")
-FILES = {  # of each package, for training and for evaluation
+FILES = {  # per package: for training, for evaluation
     "asyncio": ("base_events events selector_events sslproto streams", "tasks unix_events proactor_events locks"),
     "email": (
         "_header_value_parser charset generator header message",
@@ -35,11 +35,11 @@ FILES = {  # of each package, for training and for evaluation
     ),
 }
 NUM_LINES = 10
-TEST_PIECES = 70  # of each package
+TEST_PIECES = 70  # per package
 
 
 def pieces(package: str, modules: str, count: int) -> list[dict[str, str]]:
-    """``count`` rows of the files in turn, without the package's own name, which would be too easy."""
+    """``count`` rows, alternating between the files, without the package's own name, which would be too easy."""
     files = []
     for module in modules.split():
         text = re.sub(package, "", read_source(f"{package}/{module}.py"), flags=re.IGNORECASE)
@@ -63,7 +63,7 @@ def main(quick: bool) -> None:
     train_dataset = Dataset.load(OUTPUT / "data", split="train", max_length=128)
     eval_dataset = Dataset.load(OUTPUT / "data", split="test", max_length=128)
     tokenizer = TextTokenizer.train((row["text"] for row in train_dataset.data), vocab_size=6000, lowercase=True)
-    torch.set_num_threads(1)  # layers so small gain nothing by more, and lose by them on a busy machine
+    torch.set_num_threads(1)  # layers this small do not gain from more threads, and lose on a busy machine
     torch.manual_seed(0)
     model = BertTextClassification(
         BertTextClassificationConfig(
@@ -95,7 +95,7 @@ def main(quick: bool) -> None:
     labels = Counter(row["label"] for row in eval_dataset.data)
     text = "async def main():\n    await sleep(1)\n    return await gather(*tasks)"
     print(f"{text}\n-> {trainer.model.predict(text)[0]}")
-    print(f"accuracy: {results['accuracy']:.3f} (always the commonest: {max(labels.values()) / len(eval_dataset):.3f})")
+    print(f"accuracy: {results['accuracy']:.3f} (most common class: {max(labels.values()) / len(eval_dataset):.3f})")
     print(f"f1: {results['f1']:.3f}")
     print(f"time: {time.perf_counter() - began:.0f} s")
 

@@ -2,8 +2,8 @@
 
     python examples/tasks/generate_text.py [--quick]
 
-Names with underscores in the sources of Python's standard library tell the words. It is evaluated on other names than
-those that it is trained on. Needs pip install 'trainwright[texts,metrics]'.
+The words come from names with underscores in the sources of Python's standard library. Training and evaluation use
+different names. Needs pip install 'trainwright[texts,metrics]'.
 """
 
 import argparse
@@ -35,11 +35,11 @@ unittest/mock urllib/parse urllib/request xml/dom/minidom xml/etree/ElementTree
 """
 LONGEST = 14  # characters
 NUM_TEST, NUM_TRAIN = 200, 2600
-BLEU = {"name": "bleu", "tokenize": "char"}  # of characters: most names have fewer words than BLEU wants
+BLEU = {"name": "bleu", "tokenize": "char"}  # of characters: most names have fewer words than BLEU needs
 
 
 def prepare(folder: Path) -> None:
-    """Write ``train.jsonl`` and ``test.jsonl``, with rows ``{"source", "target"}``; each name is in one of them."""
+    """Write ``train.jsonl`` and ``test.jsonl``, with rows ``{"source", "target"}``; without common names."""
     texts = [read_source(f"{module}.py") for module in MODULES.split()]
     names = {name for text in texts for name in re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", text) if len(name) <= LONGEST}
     words = [name.split("_") for name in sorted(names)]
@@ -50,7 +50,7 @@ def prepare(folder: Path) -> None:
 
 
 def answer_of_nearest(name: str, train: list[dict[str, str]]) -> str:
-    """For comparison: the answer to the training name that begins most as this one does."""
+    """Baseline: the answer for the training name with the longest common prefix."""
 
     def num_equal(row: dict[str, str]) -> int:
         return [*(one == other for one, other in zip(row["source"], name, strict=False)), False].index(False)
@@ -65,8 +65,8 @@ def main(quick: bool) -> None:
     train_dataset = Dataset.load(OUTPUT / "data", split="train")
     eval_dataset = Dataset.load(OUTPUT / "data", split="test")
     texts = (row["source"] + train_dataset.config.separator + row["target"] for row in train_dataset.data)
-    tokenizer = TextTokenizer.train(texts, level="char", add_eos=False)  # the data set ends its texts itself
-    torch.set_num_threads(1)  # layers so small gain nothing by more, and lose by them on a busy machine
+    tokenizer = TextTokenizer.train(texts, level="char", add_eos=False)  # the dataset adds the end token
+    torch.set_num_threads(1)  # layers this small do not gain from more threads, and lose on a busy machine
     torch.manual_seed(0)
     model = GPTTextGeneration(
         GPTTextGenerationConfig(
@@ -111,10 +111,10 @@ def main(quick: bool) -> None:
         build_metric("rouge").compute(nearest, true),
         build_metric("bleu", tokenize="char").compute(nearest, true),
     )
-    print(f"rougeL: {results['rougeL']:.3f} (the answer to the nearest training name: {rouge['rougeL']:.3f})")
-    print(f"bleu: {results['bleu']:.3f} (the answer to the nearest training name: {bleu['bleu']:.3f})")
+    print(f"rougeL: {results['rougeL']:.3f} (baseline: nearest training name: {rouge['rougeL']:.3f})")
+    print(f"bleu: {results['bleu']:.3f} (baseline: nearest training name: {bleu['bleu']:.3f})")
     exact = sum(answer == text for answer, text in zip(answers, true, strict=True)) / len(true)
-    print(f"exactly right: {exact:.3f}")
+    print(f"exact match: {exact:.3f}")
     print(f"perplexity: {math.exp(results['loss']):.3f} (before training: {math.exp(before['loss']):.1f})")
     print(f"time: {time.perf_counter() - began:.0f} s")
 

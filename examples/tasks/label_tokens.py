@@ -1,9 +1,9 @@
-"""Sequence labeling: what is named where in a line of Python - a function, its parameters, what is called, and so on.
+"""Sequence labeling: label the names in a line of Python: functions, parameters, calls, and so on.
 
     python examples/tasks/label_tokens.py [--quick]
 
-The model sees tokens alone; the labels come from the tree that Python's parser makes of the whole file. It is evaluated
-on lines of other files than those that it is trained on. Needs pip install 'trainwright[texts,metrics]'.
+The model sees only tokens; the labels come from the syntax tree of the complete file. Training and evaluation use lines
+of different files. Needs pip install 'trainwright[texts,metrics]'.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from trainwright.models import BertSequenceLabeling, BertSequenceLabelingConfig
 OUTPUT = Path("output", "label_tokens")
 TRAIN = "argparse difflib doctest inspect optparse pdb shutil statistics subprocess tarfile threading typing"
 TEST = "configparser ftplib imaplib smtplib tempfile"
-SIZES = range(3, 33)  # tokens of a line
-TEST_LINES = 150  # of each file
+SIZES = range(3, 33)  # tokens per line
+TEST_LINES = 150  # per file
 
 Row = dict[str, list[str]]
 
@@ -48,7 +48,7 @@ def prepare(folder: Path, count: int) -> None:
 
 
 def commonest_labels(train: list[Row], test: list[Row]) -> list[list[str]]:
-    """For comparison: each token has the label that it mostly had in training, "O" if it did not occur."""
+    """Baseline: each token has its most frequent label in the training data, "O" if it did not occur."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in train:
         for token, label in zip(row["tokens"], row["labels"], strict=True):
@@ -62,9 +62,9 @@ def main(quick: bool) -> None:
 
     train_dataset = Dataset.load(OUTPUT / "data", split="train")
     eval_dataset = Dataset.load(OUTPUT / "data", split="test")
-    # A name that occurs once is unknown, so that the model learns to label unknown ones by what stands around them.
+    # A name that occurs once is unknown, so that the model learns to label unknown names by context.
     tokenizer = TextTokenizer.train((row["tokens"] for row in train_dataset.data), min_frequency=2)
-    torch.set_num_threads(1)  # layers so small gain nothing by more, and lose by them on a busy machine
+    torch.set_num_threads(1)  # layers this small do not gain from more threads, and lose on a busy machine
     torch.manual_seed(0)
     model = BertSequenceLabeling(
         BertSequenceLabelingConfig(
@@ -102,9 +102,9 @@ def main(quick: bool) -> None:
     commonest = build_metric("seqeval").compute(commonest_labels(train_dataset.data, eval_dataset.data), true)
     for line in ("def area(width, height = None):", "area = numpy.linalg.norm(sides, axis = 0)"):
         print(marked(tokenizer.split(line), trainer.model.predict(line)[0].labels))
-    print(f"f1: {results['f1']:.3f} (each token's commonest label: {commonest['f1']:.3f})")
+    print(f"f1: {results['f1']:.3f} (baseline: most frequent label: {commonest['f1']:.3f})")
     print(f"precision: {results['precision']:.3f}, recall: {results['recall']:.3f}")
-    print(f"accuracy: {results['accuracy']:.3f} (each token's commonest label: {commonest['accuracy']:.3f})")
+    print(f"accuracy: {results['accuracy']:.3f} (baseline: most frequent label: {commonest['accuracy']:.3f})")
     print(f"time: {time.perf_counter() - began:.0f} s")
 
 

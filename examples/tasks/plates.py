@@ -1,4 +1,4 @@
-"""Draws number plates, each of its own size, slant, place and noise: pictures, and a CSV for each split."""
+"""Draw number plates with random size, slant, position and noise: images, and a CSV file for each split."""
 
 import csv
 import random
@@ -14,7 +14,7 @@ FONT = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")  # com
 
 
 def write_plates(folder: Path, sizes: dict[str, int], seed: int = 0) -> None:
-    """Write ``sizes["train"]`` plates and their ``train.csv``, and so on. No text is in two splits, or twice in one."""
+    """Write ``sizes["train"]`` plates and their ``train.csv``, and so on. No text occurs twice."""
     draw, used = random.Random(seed), set[str]()
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for split, size in sizes.items():
@@ -35,7 +35,7 @@ def plate_text(draw: random.Random) -> str:
 
 
 def draw_plate(text: str, draw: random.Random) -> Image.Image:
-    """Gray, 160 x 40 pixels. Characters go from left to right, one by one: so no library joins or turns them."""
+    """Gray, 160 x 40 pixels. Characters are drawn one by one, so that no library joins or reorders them."""
     font = ImageFont.truetype(FONT, draw.randint(18, 25), layout_engine=ImageFont.Layout.BASIC)
     gap = draw.uniform(0, 3)
     width = sum(font.getlength(character) + gap for character in text)

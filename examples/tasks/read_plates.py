@@ -1,8 +1,8 @@
-"""Shows how to read text in pictures: a folder of your own images and a CSV is all that a CRNN needs to learn it.
+"""OCR: train a CRNN to read text in images, from a folder with images and a CSV file.
 
     python examples/tasks/read_plates.py [--quick]
 
-Plates are drawn into ``output/read_plates/data``; the model is saved beside them and asked about pictures by path.
+Plates are drawn into ``output/read_plates/data``; the model is saved next to them and then reads image files.
 """
 
 import argparse
@@ -20,7 +20,7 @@ OUTPUT = Path("output", "read_plates")
 
 
 def main(quick: bool) -> None:
-    torch.set_num_threads(1)  # layers so narrow gain nothing by more, and lose by them on a busy machine
+    torch.set_num_threads(1)  # layers this narrow do not gain from more threads, and lose on a busy machine
     write_plates(OUTPUT / "data", {"train": 256, "test": 64} if quick else {"train": 1000, "test": 200})
 
     train_dataset = Dataset.load(OUTPUT / "data", split="train")
@@ -32,7 +32,7 @@ def main(quick: bool) -> None:
             id2label=train_dataset.config.id2label,
             image_height=24,
             image_width=192,
-            channels=(16, 32, 48, 48, 64, 64, 64),  # a quarter and less of the default's: learns on a CPU
+            channels=(16, 32, 48, 48, 64, 64, 64),  # at most a quarter of the default: trains on a CPU
             batch_norm_blocks=tuple(range(7)),
             rnn_dim=64,
         )
@@ -64,7 +64,9 @@ def main(quick: bool) -> None:
     model.save(OUTPUT / "model")
     reader = Model.load(OUTPUT / "model")
     for row in eval_dataset.data[:3]:
-        print(f"{Path(row['image_path']).name}: {row['label']}, read as {reader.predict(row['image_path'])[0]['text']}")
+        print(
+            f"{Path(row['image_path']).name}: {row['label']}, predicted {reader.predict(row['image_path'])[0]['text']}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Shows how to write down what is heard: a folder of sounds and a CSV, and a small network with CTC learns it.
+"""Speech recognition: train a small network with CTC, from a folder with audio files and a CSV file.
 
     python examples/tasks/recognize_speech.py [--quick]
 
-The sounds are words spoken in tones, written into ``output/recognize_speech/data``; the model is saved beside them.
+The recordings are words as tones, written to ``output/recognize_speech/data``; the model is saved next to them.
 """
 
 import argparse
@@ -20,7 +20,7 @@ OUTPUT = Path("output", "recognize_speech")
 
 
 def main(quick: bool) -> None:
-    torch.set_num_threads(1)  # layers so narrow gain nothing by more, and lose by them on a busy machine
+    torch.set_num_threads(1)  # layers this narrow do not gain from more threads, and lose on a busy machine
     write_speech(OUTPUT / "data", {"train": 360, "test": 60} if quick else {"train": 1000, "test": 200})
 
     train_dataset = Dataset.load(OUTPUT / "data", split="train")
@@ -64,7 +64,7 @@ def main(quick: bool) -> None:
     listener = Model.load(OUTPUT / "model")
     for row in eval_dataset.data[:3]:
         heard = listener.predict(row["audio_path"])[0]["text"]
-        print(f"{Path(row['audio_path']).name}: {row['text']!r}, heard as {heard!r}")
+        print(f"{Path(row['audio_path']).name}: {row['text']!r}, predicted {heard!r}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Real text without a network: the sources of Python's standard library, which lie on every machine that runs this."""
+"""Text data without a network: the sources of Python's standard library."""
 
 import json
 import sys
@@ -14,14 +14,14 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 def read_source(name: str) -> str:
     """The text of a file such as ``email/message.py``."""
     try:
-        with tokenize.open(STDLIB / name) as file:  # heeds the file's own declaration of its encoding
+        with tokenize.open(STDLIB / name) as file:  # uses the encoding that the file declares
             return file.read()
     except FileNotFoundError:
         sys.exit(f"{STDLIB / name}: this Python comes without its sources. Run the example with another one.")
 
 
 def write_splits(folder: Path, splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
-    """Each split as a file of one JSON object per line, ``train.jsonl`` and so on: what ``Dataset.load`` reads."""
+    """Write each split as JSON lines, ``train.jsonl`` and so on, for ``Dataset.load``."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, rows in splits.items():
         lines = [json.dumps(row) + "\n" for row in rows]

@@ -1,4 +1,4 @@
-"""Labels of Python's tokens, from the tree that Python's own parser makes of a source.
+"""Labels of Python tokens, from the syntax tree of a source file.
 
 A row is a logical line. Spans are written in IOB: ``def f(a, b)`` is ``O B-FUNCTION O B-PARAMETER O B-PARAMETER O``.
 """
@@ -15,7 +15,7 @@ SHOWN = {token.STRING: '"..."', token.NUMBER: "0"}
 
 
 def labeled_lines(source: str) -> Iterator[dict[str, list[str]]]:
-    """``{"tokens", "labels"}`` of each logical line; of those with f-strings, which Pythons read differently, none.
+    """``{"tokens", "labels"}`` of each logical line without f-strings, which versions of Python tokenize differently.
 
     The text of a string is "..." and that of a number 0.
     """
@@ -35,7 +35,7 @@ def labeled_lines(source: str) -> Iterator[dict[str, list[str]]]:
 
 
 def logical_lines(source: str) -> Iterator[list[TokenInfo]]:
-    """The tokens of each line, without comments and layout; brackets may make it several lines of the file."""
+    """The tokens of each line, without comments and layout; with brackets it may span several lines of the file."""
     line: list[TokenInfo] = []
     for found in tokenize.generate_tokens(io.StringIO(source).readline):
         if found.type not in LAYOUT:
@@ -46,7 +46,7 @@ def logical_lines(source: str) -> Iterator[list[TokenInfo]]:
 
 
 def spans(tree: ast.AST, tokens: list[TokenInfo]) -> Iterator[tuple[str, int, int]]:
-    """What is named in a tree, as ``kind, first, last`` with the numbers of tokens.
+    """The names in a tree, as ``kind, first, last`` with the numbers of tokens.
 
     FUNCTION and CLASS at their definitions, BASE of a class, PARAMETER, MODULE that is imported (from), CALL: a name,
     dotted or not, that is called, KEYWORD in a call.
@@ -95,6 +95,6 @@ def dotted(kind: str, node: ast.expr, number_at: dict[tuple[int, int], int]) -> 
 
 
 def is_f_string(one: TokenInfo) -> bool:
-    """Whether a token is an f-string, or a part of one."""
+    """Whether a token is an f-string or a part of one."""
     is_part = token.tok_name[one.type].startswith(("FSTRING", "TSTRING"))
     return is_part or (one.type == token.STRING and "f" in one.string.lower().split(one.string[-1])[0])

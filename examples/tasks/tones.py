@@ -1,4 +1,4 @@
-"""Speaks in tones: each letter is a chord of two, as a telephone dials. Wave files, and a CSV for each split."""
+"""Write words as tones: each letter is a chord of two frequencies (DTMF). Wave files, and a CSV file for each split."""
 
 import csv
 import random
@@ -13,7 +13,7 @@ RATE = 8000  # samples per second
 
 
 def write_speech(folder: Path, sizes: dict[str, int], seed: int = 0) -> None:
-    """Write ``sizes["train"]`` sounds and their ``train.csv``, and so on. No text is in two splits, or twice in one."""
+    """Write ``sizes["train"]`` recordings, their ``train.csv``, and so on. No text occurs twice."""
     draw, used = random.Random(seed), set[str]()
     (folder / "audio").mkdir(parents=True, exist_ok=True)
     for split, size in sizes.items():
@@ -33,7 +33,7 @@ def words(draw: random.Random) -> str:
 
 
 def speak(text: str, draw: random.Random) -> np.ndarray:
-    """Samples in [-1, 1]. Each letter lasts 50 to 120 ms, is as loud as it likes, and a little out of tune."""
+    """Samples in [-1, 1]. Each letter lasts 50 to 120 ms, with random loudness and slight detuning."""
     noise = np.random.default_rng(draw.getrandbits(32))
     sounds = [np.zeros(int(RATE * draw.uniform(0.02, 0.15)))]
     for character in text:

@@ -1,6 +1,4 @@
-"""Each benchmark runs, with so little to do that it tells nothing about speed, and its figures find their way into the
-table.
-"""
+"""Each benchmark runs with a minimal job, too small to measure speed, and the table contains its results."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +28,7 @@ def measure(run_python: Callable[..., Any], tmp_path: Path) -> Callable[..., dic
     return run
 
 
-def figures(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def metrics_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
     failed = [result["error"] for result in measured["results"] if "error" in result]
     assert not failed, failed
     return {result["name"]: result for result in measured["results"]}
@@ -50,22 +48,22 @@ def test_a_step_of_the_plain_loop_and_of_ours(case: str, peer: str) -> None:
 
 
 def test_features_are_on_at_a_terminal(measure: Callable[..., Any]) -> None:
-    assert figures(measure("step", "--case", "features", *FEW, "--peers", "objects"))["objects"]["us"] > 0
+    assert metrics_of(measure("step", "--case", "features", *FEW, "--peers", "objects"))["objects"]["us"] > 0
 
 
 @pytest.mark.slow
 def test_a_step_of_the_peers_that_are_there(measure: Callable[..., Any]) -> None:
     peers = [peer for peer in ("accelerate", "transformers") if peer in installed_peers()]
-    assert list(figures(measure("step", *FEW, "--peers", ",".join(["plain", *peers])))) == ["plain", *peers]
+    assert list(metrics_of(measure("step", *FEW, "--peers", ",".join(["plain", *peers])))) == ["plain", *peers]
 
 
 def test_two_processes(measure: Callable[..., Any]) -> None:
-    assert figures(measure("step", "--case", "ranks", *FEW, "--peers", "objects"))["objects"]["us"] > 0
+    assert metrics_of(measure("step", "--case", "ranks", *FEW, "--peers", "objects"))["objects"]["us"] > 0
 
 
-def test_a_trainer_that_fails_is_told_and_the_others_go_on(run_python: Callable[..., Any]) -> None:
-    done = run_python("-m", "benchmarks.step", *FEW, "--peers", "plain,plain:nobody", cwd=REPOSITORY)
-    assert "failed: ValueError: plain: there is no variant 'nobody'" in done.stdout
+def test_a_failing_trainer_is_reported_and_the_others_run(run_python: Callable[..., Any]) -> None:
+    done = run_python("-m", "benchmarks.step", *FEW, "--peers", "plain,plain:unknown", cwd=REPOSITORY)
+    assert "failed: ValueError: plain: there is no variant 'unknown'" in done.stdout
     assert "plain loop" in done.stdout
 
 
@@ -76,18 +74,18 @@ def test_calls(measure: Callable[..., Any]) -> None:
 
 
 def test_checkpoint(measure: Callable[..., Any]) -> None:
-    found = figures(measure("checkpoint", "--rounds", 1, "--layers", 2))
+    found = metrics_of(measure("checkpoint", "--rounds", 1, "--layers", 2))
     assert found["asynchronous"]["stall_s"] < 5
     assert 0 < found["ours: verify and load"]["load_s"] < 5
 
 
 def test_resume_reads_one_batch(measure: Callable[..., Any]) -> None:
-    found = figures(measure("resume", "--rounds", 1, "--samples", 2560, "--peers", "objects"))
+    found = metrics_of(measure("resume", "--rounds", 1, "--samples", 2560, "--peers", "objects"))
     assert found["objects"]["read"] == 64
 
 
 def test_graph(measure: Callable[..., Any]) -> None:
-    found = figures(measure("graph", *FEW, "--peers", "plain"))
+    found = metrics_of(measure("graph", *FEW, "--peers", "plain"))
     assert found["plain"]["cold_s"] > 0
 
 
@@ -102,7 +100,7 @@ def test_gpu_says_that_there_is_none(run_python: Callable[..., Any]) -> None:
 
 def test_gpu_can_be_tried_without_one(measure: Callable[..., Any]) -> None:
     few = ("--device", "cpu", "--case", "tiny", "--rounds", 1, "--steps", 30)
-    found = figures(measure("gpu", *few, "--peers", "plain"))
+    found = metrics_of(measure("gpu", *few, "--peers", "plain"))
     assert found["plain"]["ms"] > 0
     assert found["plain"]["launches"] == 0
 
@@ -138,9 +136,9 @@ def test_ratios_are_taken_within_a_round() -> None:
 def test_a_clock_tells_the_time_of_a_round() -> None:
     clock = Clock()
     clock.wall = [0, 10_000, 20_000, 80_000, 90_000, 150_000]  # ns; each second step takes longer from the third on
-    assert clock.figures(warm=1)["us"] == 35.0
-    assert clock.figures(warm=1, stride=2)["us"] == 35.0
-    assert clock.figures(warm=5) == {}
+    assert clock.metrics(warm=1)["us"] == 35.0
+    assert clock.metrics(warm=1, stride=2)["us"] == 35.0
+    assert clock.metrics(warm=5) == {}
 
 
 def test_a_clock_tells_the_time_between_lines_of_the_log() -> None:

@@ -1,4 +1,4 @@
-"""Everything about the run: model, data, optimizer, training.
+"""The complete configuration of the run: model, data, optimizer, training.
 
 First ``python examples/mnist/prepare_digits.py``, then ``trainwright train examples/mnist/configs/config.py``.
 """
@@ -26,7 +26,7 @@ dataloader.train = LazyCall(build_image_train_loader)(
             is_train=True,
         )
     ],
-    num_workers=0,  # samples this small are read faster than a worker could hand them over
+    num_workers=0,  # small samples are read faster than a worker can pass them
 )
 dataloader.test = [
     LazyCall(build_image_test_loader)(

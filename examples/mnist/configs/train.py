@@ -1,4 +1,4 @@
-"""The library's defaults for training. To be changed in config.py."""
+"""The library's defaults for training; config.py changes them."""
 
 from trainwright.config import get_config
 

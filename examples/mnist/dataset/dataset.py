@@ -1,4 +1,4 @@
-"""The data set: each sample is an Instance whose field names are the parameters of the model's ``forward``."""
+"""The dataset: each sample is an Instance whose field names are the parameters of the model's ``forward``."""
 
 import torch
 from torch.utils.data import Dataset
@@ -19,7 +19,7 @@ class MnistDataSet(Dataset):
     def __getitem__(self, idx):
         sample = Instance(
             inputs=DistTensorData(
-                # A copy: the picture may be shared with the data set.
+                # A copy, because the dataset may share the image.
                 self.data[idx][0].clone().detach()
             ),
             labels=DistTensorData(

@@ -1,4 +1,4 @@
-"""What our two doors share: how the data are given, and what tells the clock where no code of ours is called."""
+"""Shared by our two APIs: the form of the data, and a hook that calls the clock if no benchmark code runs in a step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ class Ticks(HookBase):
 
 
 def data_of(job: Job) -> tuple[Any, Callable[[Any], Any] | None]:
-    """The data set, and its collate function if it needs one."""
+    """The dataset, and its collate function if it needs one."""
     if job.data == "batches":
         return job.batches(), as_it_is
     if job.data == "columns":
@@ -25,6 +25,6 @@ def data_of(job: Job) -> tuple[Any, Callable[[Any], Any] | None]:
 
 
 def add_ticks(trainer: Any, job: Job) -> None:
-    """A compiled step calls no forward pass; where it picks its batches out of tensors, a hook tells the clock."""
+    """Add a hook that calls the clock, for a compiled step (no forward call) on data in tensors (no dataset call)."""
     if job.is_compiled and job.data in PICKED:
         trainer.register_hooks([Ticks(job.clock)])
