@@ -1,11 +1,11 @@
-"""Plot the metrics of a run from its metrics.json: ``python plot_curves.py OUTPUT_DIR [PICTURE.png]``."""
+"""Plot the metrics of a run from its metrics.json: ``python plot_curves.py OUTPUT_DIR [PLOT.png]``."""
 
 import json
 import sys
 from pathlib import Path
 
 
-def main(output_dir: str, picture: str | None = None) -> None:
+def main(output_dir: str, plot: str | None = None) -> None:
     try:
         import matplotlib
     except ImportError:
@@ -33,7 +33,7 @@ def main(output_dir: str, picture: str | None = None) -> None:
         f"{final:.1f} %", (rows[-1]["iteration"], final), xytext=(-8, -18), ha="right", textcoords="offset points"
     )
 
-    place = Path(picture) if picture else Path(output_dir) / "curves.png"
+    place = Path(plot) if plot else Path(output_dir) / "curves.png"
     figure.savefig(place, dpi=110)
     print(f"{place}: plotted {len(rows)} logged iterations.")
 
