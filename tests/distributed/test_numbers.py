@@ -147,6 +147,6 @@ def test_skip_is_agreed_on(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "model.spoils=loss", "model.at=6", "train.non_finite=skip", "train.log_period=1")
     assert run.code == 0, run.output
     assert [row["iteration"] for row in run.rows() if row.get("skipped_update")] == [6]
-    assert "Iteration 7: total_loss is nan, loss is nan. Left out: no weight was changed." in run.output
+    assert "Iteration 7: total_loss is nan, loss is nan. Skipped: no weight was changed." in run.output
     weights = load_file(run.folder / "model_final" / "model.safetensors")
     assert all(value.isfinite().all() for value in weights.values())

@@ -220,8 +220,8 @@ def test_settings_that_a_resume_finds_changed_are_told(tmp_path: Path, caplog: p
     assert trainer.optimizer.param_groups[0]["initial_lr"] == 0.02
     said = [record.message for record in caplog.records if record.message.startswith("Resumed with")]
     assert [line.split(":")[0] for line in said] == [
-        "Resumed with lr 0.5, begun with 0.02",
-        "Resumed with seed 7, begun with 1234",
+        "Resumed with lr 0.5, started with 0.02",
+        "Resumed with seed 7, started with 1234",
     ]
     caplog.clear()
     trainer.train()

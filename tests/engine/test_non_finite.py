@@ -240,7 +240,7 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
     trainer.register_hooks([Unchanged()])
     trainer.train()
     assert [line.partition(":")[0] for line in warnings_of(caplog)] == ["Iteration 1", "Iteration 7", "Iteration 20"]
-    assert all("Left out" in line for line in warnings_of(caplog))
+    assert all("Skipped" in line for line in warnings_of(caplog))
     assert len(checkpoints(tmp_path)) == 5
     rows = {row["iteration"]: row for row in read_rows(tmp_path)}
     assert (rows[4]["skipped_update"], rows[19]["skipped_update"]) == (0.0, 1.0)
@@ -283,7 +283,7 @@ def test_an_own_step_that_skips_nothing_is_not_said_to(tmp_path: Path, caplog: p
     config.lr_scheduler_type = None
     Own(Model((6,)), config, train_dataset=Points()).train()
     assert [line.partition(".")[2] for line in warnings_of(caplog)] == [
-        " The training goes on, with weights that may be spoilt."
+        " Training continues, with weights that may be invalid."
     ]
 
 

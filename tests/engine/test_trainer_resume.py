@@ -189,7 +189,7 @@ def test_a_resume_that_would_train_on_other_batches_is_refused(tmp_path: Path) -
     Trainer(net(), config(tmp_path, max_steps=10, gradient_accumulation_steps=4), DATA).train()
     with pytest.raises(ConfigError, match="steps_per_epoch was 7 and is 13 now"):
         Trainer(net(), config(tmp_path, resume_from_checkpoint=True, batch_size=4), DATA)
-    with pytest.raises(ConfigError, match="inside an accumulation window, at step 10"):
+    with pytest.raises(ConfigError, match="within an accumulation window, at step 10"):
         Trainer(net(), config(tmp_path, resume_from_checkpoint=True, gradient_accumulation_steps=4), DATA)
     with pytest.raises(MissingFileError, match="holds no checkpoint"):
         Trainer(net(), config(tmp_path, resume_from_checkpoint=tmp_path / "nowhere"), DATA)
@@ -371,8 +371,8 @@ BY_LOSS = {"eval": True, "metric_for_best_model": "loss"}
     ("before", "after", "said"),
     [
         ({"eval": True}, {}, "not used: SaveBest"),
-        ({}, {"eval": True}, "start fresh: SaveBest"),
-        ({"callbacks": [Counting()]}, {}, "callbacks that are not here now: Counting"),
+        ({}, {"eval": True}, "Hooks without saved state: SaveBest"),
+        ({"callbacks": [Counting()]}, {}, "callbacks that this run does not have: Counting"),
         ({}, {"callbacks": [Counting()]}, "no state of Counting"),
         ({"metrics": ["Accuracy"]}, {"metrics": ["F1Score"]}, "Training metrics restart"),
         (

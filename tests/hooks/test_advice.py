@@ -89,10 +89,10 @@ def test_times_of_data_are_of_batches_and_not_of_updates() -> None:
 def test_evaluations_and_saves_that_take_long() -> None:
     less = {"forward": 10.0, "backward": 20.0}
     said = told(hooks=58.0, evaluation=50.0, **less)
-    assert said == "Evaluations take 50 % of the time: eval_steps makes them rarer."
+    assert said == "Evaluations take 50 % of the time: eval_steps makes them less frequent."
     said = told(hooks=58.0, save=50.0, **less)
-    assert said == "The training waits for saves for 50 % of the time: save_steps makes them rarer."
-    said = told(hooks=58.0, save=50.0, **less, facts={"saves_beside": False})  # type: ignore[arg-type]
+    assert said == "Saves take 50 % of the time: save_steps makes them less frequent."
+    said = told(hooks=58.0, save=50.0, **less, facts={"saves_async": False})  # type: ignore[arg-type]
     assert "asynchronous=True writes them in the background" in said
 
 
@@ -104,7 +104,7 @@ def test_nothing_is_blamed_whose_cause_is_not_measured(phase: str) -> None:
 
 def test_what_saves_most_is_advised_and_nothing_else() -> None:
     both = {"data": 25.0, "hooks": 45.0, "save": 40.0, "forward": 10.0, "backward": 12.0}
-    assert told(**both).startswith("The training waits for saves")  # type: ignore[arg-type]
+    assert told(**both).startswith("Saves take")  # type: ignore[arg-type]
     assert told(**{**both, "data": 50.0, "save": 20.0, "hooks": 20.0}).startswith("Waiting for data")  # type: ignore[arg-type]
 
 

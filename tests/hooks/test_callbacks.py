@@ -267,7 +267,7 @@ def test_a_list_adds_and_takes_out() -> None:
     assert callbacks.pop_callback(First) is again
     assert callbacks.pop_callback(first) is first
     assert list(callbacks) == [second]
-    with pytest.raises(ConfigKeyError, match=r"First.*There: Second"):
+    with pytest.raises(ConfigKeyError, match=r"First.*which has: Second"):
         callbacks.pop_callback(First)
     with pytest.raises(ConfigTypeError, match=r"Second\(\.\.\.\)"):
         callbacks.add_callback(Second)  # type: ignore[arg-type]
@@ -420,7 +420,7 @@ def test_a_checkpoint_from_before_the_last_evaluation_is_resumed(
             self.checkpointer.save("model_final", iteration=2)
             return super().evaluate()
 
-        def _has_end_to_do(self) -> bool:
+        def _is_end_pending(self) -> bool:
             return True
 
     SavesBeforeItsLastEvaluation([], tmp_path).train(0, 3)
@@ -441,7 +441,7 @@ def test_two_callbacks_of_a_class_keep_two_states() -> None:
 def test_states_without_a_callback_and_callbacks_without_a_state_are_told(caplog: pytest.LogCaptureFixture) -> None:
     state = CallbackList([Counting()]).state_dict()
     CallbackList([Callback()]).load_state_dict(state)
-    assert "not here now: Counting" in caplog.text
+    assert "does not have: Counting" in caplog.text
     CallbackList([Counting()]).load_state_dict({"callbacks": []})
     assert "no state of Counting" in caplog.text
 

@@ -69,7 +69,7 @@ def test_by_default_three_iterations_are_recorded_behind_the_first_twelve(
     events = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
     assert events.count("aten::addmm") == 3
     (said,) = caplog.messages
-    assert said.startswith(f"Profile of the iterations 13 to 15: {trace} ")
+    assert said.startswith(f"Profile of iterations 13 to 15: {trace} ")
     assert re.search(r"\n +[\d.]+ [um]s +\d+ % +3  aten::addmm", said)
     assert len(said.splitlines()) == 12  # a table of ten
 
@@ -110,14 +110,14 @@ def test_a_training_that_ends_while_it_records_leaves_what_was_recorded(
         profiled(tmp_path, 14)
     assert names(tmp_path) == ["rank0.12.pt.trace.json"]
     assert {12, 13} <= set(steps(tmp_path / "rank0.12.pt.trace.json"))
-    assert "Profile of the iterations 13 to 14" in caplog.text
+    assert "Profile of iterations 13 to 14" in caplog.text
 
 
 @pytest.mark.parametrize("iterations", [3, 11])
 def test_a_training_that_ends_before_says_so(iterations: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     profiled(tmp_path, iterations)
     assert names(tmp_path) == []
-    assert "Nothing was profiled: recording was to begin with iteration 13" in caplog.text
+    assert "Nothing was profiled: recording starts with iteration 13" in caplog.text
     assert "wait=10" in caplog.text
 
 

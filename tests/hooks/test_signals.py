@@ -61,7 +61,7 @@ def test_sigterm_finishes_the_iteration_saves_and_ends_with_143(caplog: pytest.L
     assert (trainer.done, trainer.saved) == ([0, 1, 2, 3], [3])
     assert trainer.saver.waited == 2  # the save is on disk before the process ends
     (line,) = [record.message for record in caplog.records if "SIG" in record.message]
-    assert line == "SIGTERM: saved after iteration 4; stopping, a resume goes on from there."
+    assert line == "SIGTERM: saved after iteration 4; stopping; a resume continues from there."
 
 
 def test_sigint_ends_as_ctrl_c_does() -> None:
@@ -144,7 +144,7 @@ def test_a_save_that_failed_in_the_background_is_made_once_more(caplog: pytest.L
     trainer.register_hooks([CallbackHook(after_step=fail)])
     trainer.train(0, 8)
     assert (trainer.done, trainer.saved) == (list(range(8)), [4])
-    assert "Input/output error. Trying once more" in caplog.text
+    assert "Input/output error. Retrying" in caplog.text
 
 
 def test_a_save_that_fails_twice_ends_the_training_at_the_next_step() -> None:

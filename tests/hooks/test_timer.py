@@ -156,7 +156,7 @@ def test_the_end_of_a_training_tells_where_its_time_went(caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO):
         trainer.train(0, 55)
     trained, times, advised = [record.getMessage() for record in caplog.records]
-    assert trained == "Trained 55 iterations in 2.20 s (40 ms each); 2.20 s in all, 0 us of it outside the steps."
+    assert trained == "Trained 55 iterations in 2.20 s (40 ms each); 2.20 s in total, 0 us of it outside the steps."
     assert times == "Time: data 75 %, forward 25 %."
     assert advised.startswith("Advice: Waiting for data takes 75 % of the time: ")
     assert "num_w above 0" in advised
@@ -307,5 +307,5 @@ def test_what_the_first_iteration_imports_is_blamed_on_nothing(caplog: pytest.Lo
     with caplog.at_level(logging.INFO):
         trainer.train(0, 61)
     trained, times = [record.getMessage() for record in caplog.records]
-    assert "(50 ms each, behind a first one of 5.05 s)" in trained
+    assert "(50 ms each, after a first one of 5.05 s)" in trained
     assert times == "Time: forward 100 %."

@@ -54,7 +54,7 @@ def test_a_callback_that_leaves_evaluation_mode_is_one_warning(
 
     Trainer(make(), config(tmp_path), DATA, callbacks=[Look()]).train()
     (warning,) = warnings_of(caplog)
-    assert "Sequential is in evaluation mode while it is trained" in warning
+    assert "Sequential is trained in evaluation mode" in warning
     assert "Call model.train()" in warning
 
 

@@ -1,4 +1,4 @@
-"""The engine: the loop, the steps, and the trainers that configurations describe."""
+"""The engine: the loop, the steps, and the trainers of both APIs."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainwright.engine.trainer.trainer import Trainer as Trainer
     from trainwright.hooks.base import HookBase as HookBase
 
-# The block above says the same to type checkers; tests/house holds the two together.
+# The block above repeats the names for type checkers; a test keeps the two equal.
 _NAMES_OF = {
     "compiled.graph_trainer": "GraphBase GraphTrainer",
     "default.default_trainer": "DefaultTrainer",

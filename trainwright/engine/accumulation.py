@@ -1,8 +1,8 @@
-"""The loss of an update is one mean: over the samples of its micro-batches, or over their tokens.
+"""Gradient accumulation: the loss of an update is the mean over the samples, or tokens, of its micro-batches.
 
-A micro-batch gives the mean over itself. Where all are of one size, the mean of those means is the mean over all, and
-each is divided by their number. What this file is about are the others: a shorter batch at an epoch's end, and models
-that say over how many tokens their loss is a mean.
+Each micro-batch has a mean loss. If all have the same size, the mean of these means is exact, and each is divided by
+their number. This module handles the other cases: a shorter batch at the end of an epoch, and models that return the
+number of tokens of their loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,24 +18,24 @@ from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import get_world_size
 
-TOKENS = "num_tokens"  # the entry of a model's training outputs that tells how many tokens its losses are means over
+TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average
 
 
 class HasGroups(Protocol):
-    """What has groups of parameters, as optimizers do."""
+    """An object with parameter groups, as optimizers have."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
 
 
 class AllGroups:
-    """The groups of several optimizers that step in one update."""
+    """The parameter groups of several optimizers that step in one update."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizers = [optimizer]
 
     def add(self, optimizer: Optimizer) -> None:
-        """Count in one more, if it is not there."""
+        """Add an optimizer, unless it is present."""
         if not any(optimizer is other for other in self._optimizers):
             self._optimizers.append(optimizer)
 
@@ -45,10 +45,10 @@ class AllGroups:
 
 
 class WindowMean:
-    """Weighs the micro-batches of a window, so that their gradients add up to that of one batch.
+    """Weights the micro-batches of a window, so that their gradients add up to the gradient of one large batch.
 
-    For each window: ``begin``, for each micro-batch ``share`` and the backward pass of what it gives, then ``finish``.
-    With tokens the mean is over those of all ranks; without, each rank's own mean counts the same.
+    For each window: ``begin``, for each micro-batch ``share`` and the backward pass of its result, then ``finish``.
+    With tokens the mean covers the tokens of all ranks; without, the mean of each rank has the same weight.
     """
 
     def __init__(
@@ -57,58 +57,58 @@ class WindowMean:
         count: Callable[[Any], int] | None = None,
         differentiate: Callable[..., None] = plain_backward,
     ) -> None:
-        """``count`` tells the samples of a batch, 0 if unknown; by default :func:`count_samples`."""
+        """``count`` returns the samples of a batch, 0 if unknown; :func:`count_samples` by default."""
         self._optimizer = optimizer
         self._differentiate = differentiate
         self._count = count or count_samples
         self._length = 1
         self._is_by_tokens = False
-        self._noted: Any = None
-        self.weights: list[Any] = []  # of this window's micro-batches so far: samples, or tokens on the device
+        self._num_tokens: Any = None
+        self.weights: list[Any] = []  # of the window's micro-batches so far: samples, or tokens on the device
 
     def begin(self, length: int) -> None:
-        """The next ``length`` micro-batches make one update."""
+        """Start a window of ``length`` micro-batches, which form one update."""
         self._length = length
         self._is_by_tokens = False
         self.weights = []
 
     def loss_share(self, outputs: Any, batch: Any) -> Tensor:
-        """The share of a micro-batch whose model returned ``outputs``."""
+        """The share of a micro-batch in the loss of the update, from the model's ``outputs``."""
         loss = sum_losses(outputs)
         return self.share(loss, batch, outputs.get(TOKENS))
 
     def record(self, outputs: Any) -> None:
-        """What the model returned for the micro-batch whose ``backward`` comes next."""
-        self._noted = outputs.get(TOKENS) if isinstance(outputs, Mapping) else None
+        """Record the model's outputs for the micro-batch of the next ``backward``."""
+        self._num_tokens = outputs.get(TOKENS) if isinstance(outputs, Mapping) else None
 
     def backward(self, loss: Tensor, batch: Any) -> None:
-        """The backward pass of a micro-batch's share; after the window's last one its gradients are complete."""
-        tokens, self._noted = self._noted, None
+        """Backward pass of a micro-batch's share; the gradients are complete after the last one of the window."""
+        tokens, self._num_tokens = self._num_tokens, None
         self._differentiate(self.share(loss, batch, tokens))
         if len(self.weights) == self._length:
             self.finish()
 
     def share(self, loss: Tensor, batch: Any, num_tokens: Any = None) -> Tensor:
-        """What to differentiate of the mean loss of a micro-batch."""
+        """The part of the update's loss that a micro-batch's mean loss contributes: the tensor to differentiate."""
         if num_tokens is not None:
             return self._share_by_tokens(loss, num_tokens)
         if self._length == 1:
             return loss
         weights = self.weights
-        # A size that is not known is taken to be that of the first.
+        # An unknown size is assumed to equal the size of the first.
         weights.append(self._count(batch) or (weights[0] if weights else 1))
         weight, expected = weights[-1], self._length * weights[0]
         if len(weights) < self._length:
             share: Tensor = loss / (expected / weight)
             return share
         total = sum(weights)
-        if total != expected:  # at an epoch's end; before the last backward, with which the gradients travel
+        if total != expected:  # at an epoch's end; before the last backward, which synchronizes
             scale_gradients(self._optimizer, expected / total)
         share = loss / (total / weight)
         return share
 
     def share_again(self, loss: Tensor) -> Tensor:
-        """The share of another loss of the micro-batch that was weighed last."""
+        """The share of another loss of the last weighted micro-batch."""
         if not self.weights:
             return loss
         if self._is_by_tokens:
@@ -119,29 +119,29 @@ class WindowMean:
         return share
 
     def differentiate(self, share: Tensor, retain_graph: bool = False) -> None:
-        """Add the gradients of a share."""
+        """Backward pass of a share."""
         if retain_graph:
             self._differentiate(share, retain_graph=True)
         else:
             self._differentiate(share)
 
     def factor(self) -> Tensor | None:
-        """What gradients are to be multiplied by at the window's end, a tensor on the device; None: they are right."""
+        """The factor of the gradients at the window's end, a tensor on the device; None if they need no scaling."""
         if not self._is_by_tokens:
             return None
         total = torch.stack(self.weights).sum()
         world_size = get_world_size()
         if world_size > 1:
             torch.distributed.all_reduce(total)
-        # Data parallelism has divided the sum over the ranks by their number.
+        # Data parallelism divides the sum over the ranks by their number.
         return world_size / total.clamp(min=1)
 
     def finish(self) -> None:
-        """With the gradients of the last micro-batch there: divide by the number of tokens, of all ranks together."""
+        """After the last micro-batch's backward pass: divide the gradients by the number of tokens of all ranks."""
         factor = self.factor()
         if factor is not None:
             scale_gradients(self._optimizer, factor)
-            self._is_by_tokens = False  # they are right now
+            self._is_by_tokens = False  # scaled now
 
     def _share_by_tokens(self, loss: Tensor, num_tokens: Any) -> Tensor:
         tokens = _as_count(num_tokens, loss.device)
@@ -151,7 +151,7 @@ class WindowMean:
 
 
 class AnnouncedWindow:
-    """The micro-steps of an update; ``begin`` is called before the first of them."""
+    """The micro-batches of an update; ``begin`` is called before the first of them."""
 
     def __init__(self, steps: Iterable[int], begin: Callable[[], None]) -> None:
         self._steps = steps
@@ -163,14 +163,14 @@ class AnnouncedWindow:
 
 
 def count_samples(batch: Any) -> int:
-    """How many samples a batch has: the first dimension of its tensors; 0 where they do not agree on one."""
+    """The number of samples of a batch: the first dimension of its tensors; 0 if they differ."""
     values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
     sizes = {len(value) for value in values if isinstance(value, Tensor) and value.dim() > 0}
     return sizes.pop() if len(sizes) == 1 else 0
 
 
 def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:
-    """The mean of the micro-batches' values; without a weight for each, all count the same."""
+    """The mean of the micro-batches' values, weighted if each has a weight."""
     is_by_tokens = len(weights) == len(values) and isinstance(weights[0], Tensor)
     if is_by_tokens:
         tokens = torch.stack([*weights])
@@ -182,7 +182,7 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:
 
 
 def mean_outputs(outputs: list[Mapping[str, Any]], weights: Sequence[Any] = ()) -> dict[str, Any]:
-    """What the micro-batches of one update returned, as the mean of each scalar; tokens are counted together."""
+    """The outputs of an update's micro-batches: the mean of each scalar, and the sum of tokens."""
     if len(outputs) == 1:
         return dict(outputs[0])
     first = outputs[0]
@@ -193,9 +193,9 @@ def mean_outputs(outputs: list[Mapping[str, Any]], weights: Sequence[Any] = ()) 
 
 
 def average_over_ranks(scalars: dict[str, Any]) -> dict[str, Any]:
-    """The means over the ranks, in one exchange: over the tokens of all of them where these are told.
+    """The means over the ranks in one collective call, weighted by tokens if ``num_tokens`` is present.
 
-    The order of the names is the model's, the same on every rank.
+    Names have the model's order, which is equal on every rank.
     """
     names = [name for name, value in scalars.items() if isinstance(value, Tensor) and name != TOKENS]
     if not names:
@@ -213,7 +213,7 @@ def average_over_ranks(scalars: dict[str, Any]) -> dict[str, Any]:
 
 
 def scale_gradients(optimizer: HasGroups, factor: float | Tensor) -> None:
-    """Multiply every gradient that ``optimizer`` will use; nothing is read from the device."""
+    """Multiply every gradient of the optimizer's parameters; does not synchronize with the device."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
@@ -222,7 +222,7 @@ def scale_gradients(optimizer: HasGroups, factor: float | Tensor) -> None:
 
 
 def _times_tokens(loss: Tensor, tokens: Tensor) -> Tensor:
-    # A mean over no token at all is NaN, and no part of the mean over all.
+    # The mean over zero tokens is NaN; it must not contribute.
     return torch.where(tokens > 0, loss * tokens, torch.zeros_like(loss))
 
 
@@ -234,7 +234,7 @@ def _as_count(num_tokens: Any, device: torch.device) -> Tensor:
         fault = "" if is_count else f"is {num_tokens!r} ({type(num_tokens).__name__})"
     if fault:
         raise ConfigError(
-            f"The model's {TOKENS!r} {fault}; it must be one number >= 0: over how many tokens the losses are means."
+            f"The model's {TOKENS!r} {fault}; it must be one number >= 0: the number of tokens that the losses average."
         )
     count = torch.as_tensor(num_tokens, device=device).detach().reshape(())
     return count.to(wide_dtype(device))

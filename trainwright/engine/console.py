@@ -1,4 +1,4 @@
-"""Where the log lines of this library are shown."""
+"""Console logging."""
 
 import functools
 import logging
@@ -14,16 +14,16 @@ from trainwright.terminal import open_standard_streams
 
 
 def log_to_console() -> None:
-    """Show the log lines of this library: all of rank 0, warnings of the others; above a progress bar, if any.
+    """Log to the console: everything of rank 0, warnings of the other ranks; above a progress bar, if there is one.
 
-    Where the program has set up logging itself (the root logger has a handler), that is left to decide; and a level
-    that it has set on the logger "trainwright" stays.
+    If the program has configured logging itself (the root logger has a handler), no handler is added. A level that the
+    program has set on the logger "trainwright" is kept.
     """
     open_standard_streams()
     library = logging.getLogger("trainwright")
     if library.level == logging.NOTSET:  # else the user has set it
         library.setLevel(logging.INFO)
-    logging.getLogger("libai").parent = library  # the documents' examples log under that name: shown where ours are
+    logging.getLogger("libai").parent = library  # the name that LiBai's examples log under
     if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
         return
     handler = ProgressAwareHandler(sys.stdout)
@@ -31,12 +31,12 @@ def log_to_console() -> None:
     handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)
-    _redact_what_python_shows()
+    _redact_python_output()
 
 
-@functools.cache  # once in a process
-def _redact_what_python_shows() -> None:
-    """Mask secrets also in warnings, and in log lines of loggers that have no handler, which Python prints itself."""
+@functools.cache  # once per process
+def _redact_python_output() -> None:
+    """Mask secrets also in warnings, and in log lines of loggers without a handler, which Python prints itself."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(RedactingFormatter())
     formatted = warnings.formatwarning

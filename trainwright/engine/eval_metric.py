@@ -1,4 +1,4 @@
-"""The metric of the best checkpoint in config files: which way it is better, and whether there is one."""
+"""The metric that selects the best checkpoint in config files: its mode, and whether the evaluator computes it."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from trainwright.hooks.overrides import is_overridden
 
 
 def resolve_eval_mode(cfg: DictConfig) -> None:
-    """Set ``train.evaluation.eval_mode`` in a whole configuration, where the user has not, by the name of the metric.
+    """Set ``train.evaluation.eval_mode`` in a complete configuration by the metric's name, unless the user has set it.
 
     Raises:
-        ConfigError: the name does not tell.
+        ConfigError: the mode of the metric is unknown.
     """
     evaluation = cfg.train.evaluation
     if is_set(evaluation, "eval_mode"):
@@ -26,25 +26,25 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
         evaluation.eval_mode = "max" if objective == "maximize" else "min"
     elif evaluation.enabled and try_get_key(cfg, "dataloader.test"):
         raise ConfigError(
-            f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and whether more of it is better is not"
-            " known. Set train.evaluation.eval_mode='max' or 'min'."
+            f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"
+            " better. Set train.evaluation.eval_mode='max' or 'min'."
         )
 
 
 def check_eval_metric(trainer: Any, evaluator: DatasetEvaluator) -> None:
-    """Refuse a metric of the best checkpoint that the user names and the evaluator does not give.
+    """Check that the evaluator computes the ``eval_metric`` that the user sets.
 
-    A ``test`` of the user's own may give more.
+    A user's ``test`` may return more results, so it is not checked.
 
     Raises:
-        ConfigError: as said.
+        ConfigError: the evaluator does not compute it.
     """
     evaluation = trainer.cfg.train.evaluation
     known = None if is_overridden(trainer, "test") else evaluator.known_results()
     name = str(evaluation.eval_metric)
-    # Of several data sets the results stand under the names of these.
+    # With several data sets, results are named after them.
     if is_set(evaluation, "eval_metric") and known is not None and name.rpartition("/")[2] not in known:
         raise ConfigError(
-            f"train.evaluation.eval_metric: got {name!r}, which {evaluator!r} does not give."
+            f"train.evaluation.eval_metric: got {name!r}, which {evaluator!r} does not compute."
             f" {did_you_mean(name, known)}"
         )

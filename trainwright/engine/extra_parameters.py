@@ -1,4 +1,4 @@
-"""What is trained and is not the model's: parameters that only the optimizer or the loss knows."""
+"""Trained parameters outside the model: those that only the optimizer or the loss holds."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from trainwright.engine.gradient_sync import average_gradients, share_tensors
 
 logger = logging.getLogger("trainwright.engine")
 
-_CONSTANTS_OF = "torch.nn.modules.loss"  # buffers of torch's losses are settings, such as the weights of classes
+_CONSTANTS_OF = "torch.nn.modules.loss"  # buffers of torch's losses are settings, such as class weights
 
 
 def outside_parameters(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
-    """Parameters of the optimizer that the model does not hold, by group and place in it: ``"0.3"``."""
+    """Parameters of the optimizer that the model does not hold, by group and index: ``"0.3"``."""
     if optimizer is None:
         return {}
     own = {id(parameter) for parameter in model.parameters()}
@@ -30,7 +30,7 @@ def outside_parameters(model: nn.Module, optimizer: Optimizer | None) -> dict[st
 
 
 def outside_state(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> dict[str, dict[str, Tensor]]:
-    """What a checkpoint holds of it: ``parameters`` of the optimizer, and what else a loss of the user's own has."""
+    """Their state in a checkpoint: ``parameters`` of the optimizer, and other tensors of a user's loss."""
     parameters = outside_parameters(model, optimizer)
     known = {id(tensor) for tensor in (*model.state_dict(keep_vars=True).values(), *parameters.values())}
     state = {"parameters": parameters, "loss": {n: t for n, t in _state_of(loss).items() if id(t) not in known}}
@@ -38,10 +38,10 @@ def outside_state(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
 
 
 def load_outside_state(state: Mapping[str, Mapping[str, Tensor]], model: nn.Module, optimizer: Any, loss: Any) -> None:
-    """Copy the values into the user's own tensors.
+    """Copy saved values into the user's tensors.
 
     Raises:
-        ConfigError: there are others now, or they have other shapes. Nothing is changed then.
+        ConfigError: names or shapes differ from the saved ones. Nothing is changed then.
     """
     here = outside_state(model, optimizer, loss)
     whats = {"parameters": "parameters of the optimizer that the model does not hold", "loss": "tensors of the loss"}
@@ -50,8 +50,8 @@ def load_outside_state(state: Mapping[str, Mapping[str, Tensor]], model: nn.Modu
         ours = {key: list(tensor.shape) for key, tensor in here[name].items()}
         if there != ours:
             raise ConfigError(
-                f"The checkpoint holds {_shown(there)} as {what}; this run has {_shown(ours)}. Give the same ones in"
-                " the same order to resume, or start a new run from the weights of the model alone."
+                f"The checkpoint holds {_shown(there)} as {what}; this run has {_shown(ours)}. Use the same ones in"
+                " the same order to resume, or start a new run with the model's weights only."
             )
     with torch.no_grad():
         for name in whats:
@@ -60,9 +60,9 @@ def load_outside_state(state: Mapping[str, Mapping[str, Tensor]], model: nn.Modu
 
 
 def synchronized(model: nn.Module, optimizer: Optimizer, finish: Callable[[], None]) -> Callable[[], None]:
-    """``finish`` of gradients that wrapped models average; those of outside parameters are averaged behind it.
+    """``finish`` for wrapped models' gradients, followed by averaging the gradients of outside parameters.
 
-    They begin with the values of the first process.
+    Outside parameters start with the values of rank 0.
     """
     parameters = list(outside_parameters(model, optimizer).values())
     share_tensors(parameters)
@@ -75,7 +75,7 @@ def synchronized(model: nn.Module, optimizer: Optimizer, finish: Callable[[], No
 
 
 def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> None:
-    """One line each about trainable parameters of model and loss that are in no group of the optimizer."""
+    """Log the trainable parameters of model and loss that are in no group of the optimizer."""
     if optimizer is None:
         return
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -91,8 +91,8 @@ def log_untrained(model: nn.Module, optimizer: Optimizer | None, loss: Any = Non
     untrained = [p for p in of_loss if id(p) not in trained and id(p) not in own]
     if untrained:
         logger.warning(
-            "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Give an"
-            " optimizer over the parameters of both, or set requires_grad of these to False.",
+            "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Pass an"
+            " optimizer of the parameters of both, or set requires_grad=False on these.",
             type(loss).__name__, len(untrained),
         )  # fmt: skip
 

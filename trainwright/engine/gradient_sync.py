@@ -1,4 +1,4 @@
-"""The model of one of several processes: wrapped so that their gradients are averaged, whatever a step does with it."""
+"""Gradient synchronization: wraps the model of one of several processes, so that gradients are averaged."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from trainwright.parallel.dist import all_gather_object, get_world_size
 
 
 class RankMean(WindowMean):
-    """As its base class, over the samples or tokens of all ranks.
+    """:class:`WindowMean` over the samples or tokens of all ranks.
 
     Args:
-        count: the samples of this rank's batch; 0 for a borrowed one, which changes nothing.
-        count_all: those of all ranks in the window that begins; 0: not known.
+        count: the samples of this rank's batch; 0 for a padding batch, which has no effect.
+        count_all: the samples of all ranks in the window that starts; 0: unknown.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RankMean(WindowMean):
         self._total, self._is_over = self._count_all(), False
 
     def share(self, loss: Tensor, batch: Any, num_tokens: Any = None) -> Tensor:
-        if self._is_over:  # batches that a loop of the user's own takes by itself
+        if self._is_over:  # batches that a user's own loop reads
             super().begin(1)
             self._total = 0
         count = self._count(batch)
@@ -67,46 +67,46 @@ def _count_or_one(batch: Any) -> int:
 
 
 def mean_over_ranks(values: Sequence[Any], weights: Sequence[Any], device: torch.device) -> Tensor:
-    """The mean of all ranks' values by their weights, in one exchange; without a weight for each, all count the same.
+    """The weighted mean of all ranks' values in one collective call; without weights, all values count the same.
 
-    Nothing is read from the device.
+    Does not synchronize with the device.
     """
     wide = wide_dtype(device)
     kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
     if len(weights) != len(values):
         weights = [1] * len(values)
     by = torch.stack([torch.as_tensor(weight, device=device).to(wide) for weight in weights])
-    # A borrowed batch, and a mean over no token at all, have no part in it, whatever they are.
+    # Padding batches and means over zero tokens do not contribute, whatever their value.
     total = torch.stack([torch.where(by > 0, kept * by, torch.zeros_like(kept)).sum(), by.sum()])
     dist.all_reduce(total)
     return total[0] / total[1].clamp(min=1)
 
 
 class SkipTogether:
-    """What an update tells a :class:`SkipNonFinite`: losses are summed over the ranks, so that all decide alike."""
+    """Passes losses to a :class:`SkipNonFinite` summed over the ranks, so that all ranks decide together."""
 
     def __init__(self, skip: SkipNonFinite) -> None:
         self.begin = skip.begin
         self._skip = skip
 
     def record_loss(self, loss: Tensor) -> None:
-        """A loss of this rank. Called on all of them."""
+        """Record a loss of this rank. Every rank must call this."""
         loss = loss.detach().clone()
         dist.all_reduce(loss)
         self._skip.record_loss(loss)
 
 
 class Replica:
-    """Gradients travel with the last backward pass of each update, while it runs.
+    """Synchronizes gradients during the last backward pass of each update.
 
-    Those of the first update travel behind it: only then it is known whether parameters take no part in a step, which
-    DistributedDataParallel must be told. So do those of a step that has called the plain model, and of the first
-    update after parameters were frozen or thawed.
+    The first update synchronizes after it: only then is it known whether some parameters are unused, which
+    DistributedDataParallel needs to know. So does a step that has called the unwrapped model, and the first update
+    after parameters were frozen or unfrozen.
 
     Args:
-        on_wrap: is given the wrapped model whenever it is another one.
-        called: what to wrap: the model, or the same compiled.
-        prepared: the wrapped model, if somebody else has wrapped it already.
+        on_wrap: called with the wrapped model whenever it changes.
+        called: what to wrap: the model, or its compiled version.
+        prepared: the wrapped model, if it is already wrapped.
     """
 
     def __init__(
@@ -124,47 +124,47 @@ class Replica:
         self._on_wrap = on_wrap
         self._trainable: tuple[bool, ...] | None = None
         self._wrapped: Any = None
-        self._is_first = True  # update of these trainable parameters
+        self._is_first = True  # the first update of these trainable parameters
         self._is_entered = False  # the wrapped model has been called for this batch
         if prepared is not None:
             watch_wrapped(prepared)
             self._trainable = self._trainable_now()
-            self._take(prepared)
+            self._use_wrapped(prepared)
 
     def before_batch(self, *, is_last: bool) -> None:
-        """Call this before each forward pass; ``is_last``: of the update."""
+        """Call this before each forward pass; ``is_last``: it is the last one of the update."""
         trainable = self._trainable_now()
         if trainable != self._trainable:
             self._trainable, self._is_first = trainable, True
-            self._take(wrap_data_parallel(self._called, self._device))
+            self._use_wrapped(wrap_data_parallel(self._called, self._device))
         self._wrapped.require_backward_grad_sync = is_last and not self._is_first
         self._is_entered = False
 
     def finish(self) -> None:
-        """Call this with all gradients of an update there, before they are used."""
+        """Call this when all gradients of an update are computed, before they are used."""
         if self._is_entered and not self._is_first:
             return
         all_take_part = average_gradients(self._plain.parameters())
         if self._is_first and self._wrapped is not None:
             self._is_first = False
-            self._wrapped.require_backward_grad_sync = True  # for batches that nobody has announced
+            self._wrapped.require_backward_grad_sync = True  # for batches without a before_batch call
             if not (all_take_part or self._wrapped.find_unused_parameters):
-                self._take(wrap_data_parallel(self._called, self._device, find_unused_parameters=True))
+                self._use_wrapped(wrap_data_parallel(self._called, self._device, find_unused_parameters=True))
 
     def _trainable_now(self) -> tuple[bool, ...]:
         return tuple(parameter.requires_grad for parameter in self._plain.parameters())
 
-    def _take(self, wrapped: Any) -> None:
+    def _use_wrapped(self, wrapped: Any) -> None:
         self._wrapped = wrapped
-        wrapped.register_forward_pre_hook(self._note_call)
+        wrapped.register_forward_pre_hook(self._record_call)
         self._on_wrap(wrapped)
 
-    def _note_call(self, module: nn.Module, arguments: Any) -> None:
+    def _record_call(self, module: nn.Module, arguments: Any) -> None:
         self._is_entered = True
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Make each gradient the mean of all ranks'; a rank without one counts as 0. Returns whether none was without."""
+    """Average each gradient over the ranks; a missing one counts as 0. Returns whether none was missing."""
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
     there = all_gather_object([parameter.grad is not None for parameter in parameters])
     for parameter, everywhere in zip(parameters, zip(*there, strict=True), strict=True):
@@ -177,13 +177,13 @@ def average_gradients(parameters: Iterable[Tensor]) -> bool:
 
 
 def share_state(model: nn.Module, *, buffers_only: bool = False) -> None:
-    """Give every rank the parameters and buffers of rank 0."""
+    """Broadcast the parameters and buffers of rank 0."""
     if get_world_size() == 1:
         return
     share_tensors([*model.buffers(), *(() if buffers_only else model.parameters())])
 
 
 def share_tensors(tensors: Iterable[Tensor]) -> None:
-    """Give every rank the values that these have on rank 0."""
+    """Broadcast the values of rank 0."""
     for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)

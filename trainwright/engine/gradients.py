@@ -1,4 +1,4 @@
-"""How an update uses its gradients, in the pieces that a trainer settles on before its first step."""
+"""How an update uses its gradients: functions that a trainer composes before its first step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,17 @@ from trainwright.optim.skip import SkipNonFinite
 
 
 def recorded_norm(clip: Callable[[], Tensor] | None, *, is_scaled: bool = False) -> Callable[[], Tensor | None]:
-    """``clip``, with the norm that it gives put as ``grad_norm``; without one there is nothing to do.
+    """``clip``, whose norm is also stored as ``grad_norm``; does nothing if ``clip`` is None.
 
-    ``is_scaled``: a gradient scaler meets infinite norms and leaves such updates out, so nobody else need look at them
-    (:class:`~trainwright.hooks.FiniteCheck` looks at what is put as noisy).
+    ``is_scaled``: a gradient scaler skips updates with infinite norms, so no other check is needed
+    (:class:`~trainwright.hooks.FiniteCheck` checks values stored with ``smoothing_hint=True``).
     """
     if clip is None:
         return _nothing
 
     def clip_and_put() -> Tensor:
         norm = clip()
-        if has_event_storage():  # not in a loop of the user's own
+        if has_event_storage():  # not in a user's own loop
             get_event_storage().put_scalar("grad_norm", norm, smoothing_hint=not is_scaled)
         return norm
 
@@ -30,7 +30,7 @@ def recorded_norm(clip: Callable[[], Tensor] | None, *, is_scaled: bool = False)
 
 
 def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
-    """The step of ``skip``, with whether it was left out put as ``skipped_update`` (0 or 1)."""
+    """The step of ``skip``, which also stores whether it was skipped as ``skipped_update`` (0 or 1)."""
 
     def step_and_put(norm: Tensor | None) -> None:
         is_skipped = skip.step(norm)
@@ -41,29 +41,29 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
 
 
 def scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, *, retain_graph: bool = False) -> None:
-    """The backward pass of a loss times the scale that gradients in float16 need."""
+    """Backward pass of the scaled loss, as gradients in float16 require."""
     grad_scaler.scale(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
 
-def noted(
+def record_for_skip(
     skip: Any, begin: Callable[[int], None] | None, backward: Callable[[Tensor, Any], None]
 ) -> tuple[Callable[[int], None], Callable[[Tensor, Any], None]]:
-    """``begin`` of a window and ``backward`` of its losses, of which ``skip``, as SkipNonFinite is, is told."""
+    """``begin`` of a window and ``backward`` of its losses, which also inform ``skip`` (a SkipNonFinite)."""
 
     def begin_window(length: int) -> None:
         skip.begin()
         if begin is not None:
             begin(length)
 
-    def noted_backward(loss: Tensor, batch: Any) -> None:
+    def recorded_backward(loss: Tensor, batch: Any) -> None:
         skip.record_loss(loss)
         backward(loss, batch)
 
-    return begin_window, noted_backward
+    return begin_window, recorded_backward
 
 
 def scaled_step(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Callable[[Tensor | None], None]:
-    """The step of float16: left out where the scale has been too large for the gradients."""
+    """The step in float16: skipped if the scale was too large for the gradients."""
 
     def step(norm: Tensor | None) -> None:
         grad_scaler.step(optimizer)
@@ -73,7 +73,7 @@ def scaled_step(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Call
 
 
 def unscaled(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer, finish: Callable[[], None]) -> Callable[[], None]:
-    """``finish``, on gradients that are as they would be without the scaler."""
+    """``finish`` with unscaled gradients."""
 
     def unscale_and_finish() -> None:
         grad_scaler.unscale_(optimizer)
@@ -83,4 +83,4 @@ def unscaled(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer, finish: Ca
 
 
 def _nothing() -> None:
-    """Where nobody asks for the norm."""
+    """Used if nothing needs the norm."""

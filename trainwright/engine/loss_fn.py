@@ -1,11 +1,11 @@
-"""How a batch becomes a loss in the objects door: three contracts, one of which is settled for a whole run.
+"""How a batch becomes a loss in the Python API: three contracts, one of which is chosen for the complete run.
 
-* The model returns its losses: a mapping whose entries named "loss" are summed, a tensor of no dimension, or a tuple
-  that begins with one.
-* The model has ``compute_loss``: it is called with those of the model's outputs and the batch that it names.
-* A criterion, on the model's output and the target: the second of a pair, or the labels of a batch with names.
+* The model returns its losses: a mapping whose entries named "loss" are summed, a 0-dim tensor, or a tuple that starts
+  with one.
+* The model has ``compute_loss``: called with the model's outputs and fields of the batch, by parameter name.
+* A criterion of the model's output and the target: the second item of a pair, or the labels of a mapping.
 
-Each is an object whose ``compute_loss(model, inputs)`` calls the model itself: no frame stands between.
+A contract is an object whose ``compute_loss(model, inputs)`` calls the model itself, without further frames.
 """
 
 import inspect
@@ -22,9 +22,9 @@ WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the m
 
 
 def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
-    """The total loss of what a model returned: the sum of the entries whose name contains "loss", a 0-dim tensor.
+    """The total loss of a model's outputs: the sum of the entries whose name contains "loss", a 0-dim tensor.
 
-    ``batch`` is what it returned them for. It is not looked at: only how micro-batches are weighed depends on it.
+    ``batch`` is ignored: only the weighting of micro-batches depends on it.
 
     Raises:
         ConfigTypeError: ``outputs`` is not a dict.
@@ -40,7 +40,7 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     if not losses:
         raise ConfigError(
             f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss'."
-            " (A model that tells training from evaluation looks at self.training.)"
+            " (self.training is True in training and False in evaluation.)"
         )
     total: Any = next(iter(losses.values())) if len(losses) == 1 else sum(losses.values())
     is_cut_off = torch.is_grad_enabled() and not getattr(total, "requires_grad", False)
@@ -50,21 +50,21 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
 
 
 def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:
-    """Add to an error of a step what its batch was; raise a clear one where the batch does not fit the model."""
+    """Add the batch to an error of a step; raise a clear error if the batch does not fit the model."""
     if isinstance(error, TypeError):
         write_forward_help(error, model, batch)
     add_batch_note(error, batch)
 
 
 def write_forward_help(error: TypeError, model: nn.Module, batch: Any, shown: list[str] | None = None) -> None:
-    """Raise a clear error in place of ``error`` when it came from calling ``model`` with a batch it does not fit.
+    """Raise a clear error in place of ``error`` if it comes from calling ``model`` with a batch that does not fit.
 
-    ``shown``: the fields that the message tells, where ``batch`` is a part of them.
+    ``shown``: the fields to list in the message, if ``batch`` is a part of them.
     """
     if not isinstance(batch, Mapping):
         raise ConfigTypeError(
-            f"The loader gives {type(batch).__name__}; this door needs named fields: an Instance or a dict for each"
-            f" sample. {WRONG_FIELDS_HELP}"
+            f"The loader yields {type(batch).__name__}; DefaultTrainer needs named fields: an Instance or a dict"
+            f" for each sample. {WRONG_FIELDS_HELP}"
         ) from error
     signature = inspect.signature(model.forward)
     try:
@@ -86,9 +86,9 @@ def _refusal(losses: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
             return ConfigTypeError(f"The model's {name!r} is {type(value).__name__}; a loss must be a tensor.")
         if value.numel() != 1:
             shape = tuple(value.shape)
-            return ConfigError(f"The model's {name!r} has shape {shape}; a loss must be one number, say its .mean().")
+            return ConfigError(f"The model's {name!r} has shape {shape}; a loss must be one number, e.g. its .mean().")
     return ConfigError(
-        f"The model's {_names(losses)} cannot be differentiated: no trainable parameter leads to it"
+        f"The model's {_names(losses)} cannot be differentiated: it depends on no trainable parameter"
         " (detached, computed without gradients, or everything is frozen)."
     )
 
@@ -101,11 +101,11 @@ _TARGETS = ("labels", "label", "targets", "target")
 
 _OVERRIDE_HELP = "For anything else override compute_loss(model, inputs)."
 
-Loss = Callable[[Any, Any], Any]  # of the model's outputs and the batch
+Loss = Callable[[Any, Any], Any]  # called with the model's outputs and the batch
 
 
 class Contract(Protocol):
-    """What a model and its batches agree on. The loss is None only in evaluation, of a model that then has none."""
+    """How a model and its batches give a loss. None only in evaluation, if the model then returns no loss."""
 
     def compute_loss(self, model: Any, inputs: Any) -> Any: ...
 
@@ -117,12 +117,12 @@ def contract_for(
     own_loss: Callable[..., Tensor] | None,
     record_outputs: Callable[[Any], None] | None = None,
 ) -> Contract:
-    """The contract of ``model`` and batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
+    """The contract of ``model`` for batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
 
-    ``record_outputs`` is shown what the model returns, before its loss is made.
+    ``record_outputs`` receives the model's outputs before the loss is computed.
 
     Raises:
-        ConfigTypeError: batches of this type cannot be trained on.
+        ConfigTypeError: this type of batch is not supported.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
         pair_loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own_of_pair(own_loss)
@@ -130,7 +130,7 @@ def contract_for(
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
         raise ConfigTypeError(
-            f"The loader gives {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
+            f"The loader yields {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
             f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
     loss: Loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own(own_loss)
@@ -140,27 +140,27 @@ def contract_for(
 
 
 class PairContract:
-    """The model is called with the first of a pair. A tensor of scores that it returns goes to the criterion.
+    """Calls the model with the first item of a pair. Scores that it returns go to the criterion.
 
-    ``loss`` is for anything else: its own loss, or a dict with scores.
+    ``loss`` handles any other output: the model's own loss, or a dict with scores.
     """
 
     def __init__(
         self, criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None
     ) -> None:
-        self._criterion, self._loss, self._note = criterion, loss, record_outputs
+        self._criterion, self._loss, self._record_outputs = criterion, loss, record_outputs
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         outputs = model(inputs[0])
-        if self._note is not None:
-            self._note(outputs)
+        if self._record_outputs is not None:
+            self._record_outputs(outputs)
         if outputs.__class__ is Tensor and outputs.dim():
             return self._criterion(outputs, inputs[1])
         return self._loss(outputs, inputs)
 
 
 class NamedContract:
-    """The model is called with those fields of the batch that its forward names, and ``loss`` with what it returns."""
+    """Calls the model with the fields of the batch that its forward takes, and ``loss`` with the outputs."""
 
     def __init__(self, names: tuple[str, ...] | None, loss: Loss) -> None:
         self._names = names  # None: all
@@ -177,7 +177,7 @@ class NamedContract:
 
 
 class _Undecided:
-    """Whether the model returns losses shows in what it returns: its first output in training decides for all."""
+    """Decides with the first training output whether the model returns its losses."""
 
     def __init__(self, criterion: Callable[..., Tensor]) -> None:
         self._criterion = criterion
@@ -188,7 +188,7 @@ class _Undecided:
             return self._decided(outputs, inputs)
         is_of_model = losses_of(outputs) is not None or target_of(inputs) is None
         loss = self._loss_of_model if is_of_model else self._loss_of_criterion
-        # In evaluation a model may return less, and a program decides for itself.
+        # In evaluation a model may return less, and a compiled program makes its own decision.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided = loss
         return loss(outputs, inputs)
@@ -199,8 +199,8 @@ class _Undecided:
             return sum_losses(losses)
         if torch.is_grad_enabled():
             raise ConfigError(
-                f"The model's forward gives no loss (it returned {type(outputs).__name__}), and there is no target for"
-                f" TrainingConfig.loss: none of {', '.join(_TARGETS)} is among the batch's fields"
+                f"The model's forward returns no loss (it returned {type(outputs).__name__}), and there is no target"
+                f" for TrainingConfig.loss: none of {', '.join(_TARGETS)} is among the batch's fields"
                 f" {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. {_OVERRIDE_HELP}"
             )
         return None
@@ -211,8 +211,8 @@ class _Undecided:
 
 def _no_criterion(*_: Any) -> Tensor:
     raise ConfigError(
-        "TrainingConfig.loss: got None, and the model gives no loss by itself: it returns none and has no compute_loss."
-        " Name one of torch.nn, such as 'CrossEntropyLoss', or call trainer.set_loss(...)."
+        "TrainingConfig.loss: got None, but the model computes no loss: it returns none and has no compute_loss."
+        " Set a loss of torch.nn, such as 'CrossEntropyLoss', or call trainer.set_loss(...)."
     )
 
 
@@ -221,7 +221,7 @@ def _own_of_pair(own_loss: Callable[..., Tensor]) -> Loss:
 
 
 def _own(own_loss: Callable[..., Tensor]) -> Loss:
-    """The model's ``compute_loss``, given by name what it takes."""
+    """The model's ``compute_loss``, called with the arguments that it takes, by name."""
     parameters = inspect.signature(own_loss).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
@@ -233,15 +233,15 @@ def _own(own_loss: Callable[..., Tensor]) -> Loss:
 
 
 def _with_recording(record_outputs: Callable[[Any], None], loss: Loss) -> Loss:
-    def noted_loss(outputs: Any, inputs: Mapping[str, Any]) -> Any:
+    def recorded_loss(outputs: Any, inputs: Mapping[str, Any]) -> Any:
         record_outputs(outputs)
         return loss(outputs, inputs)
 
-    return noted_loss
+    return recorded_loss
 
 
 def logits_of(outputs: Any) -> Any:
-    """What a criterion compares: the output itself, or its entry ``logits``."""
+    """The input of a criterion: the output itself, or its entry ``logits``."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(outputs, Mapping):
@@ -258,14 +258,14 @@ def logits_of(outputs: Any) -> Any:
 
 
 def target_of(inputs: Any) -> Any:
-    """The labels of a batch: the second of a pair, or the field that is called so; None without one."""
+    """The labels of a batch: the second item of a pair, or the field of a label name; None if there are none."""
     if isinstance(inputs, Mapping):
         return next((inputs[name] for name in _TARGETS if name in inputs), None)
     return inputs[1] if isinstance(inputs, tuple | list) and len(inputs) == 2 else None
 
 
 def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tuple[str, ...] | None:
-    """The names of a batch's fields that model or loss may look at; None: all of them."""
+    """The names of a batch's fields that model or loss may read; None: all of them."""
     taken = contract._names if isinstance(contract, NamedContract) else None
     if taken is None or own_loss is None:
         return None if taken is None else (*taken, *_TARGETS)
@@ -274,7 +274,7 @@ def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tup
 
 
 def losses_of(outputs: Any) -> Mapping[str, Any] | None:
-    """The losses that a model returned, by name, among its other outputs; None where it returned none."""
+    """The losses that a model returned, by name, among its other outputs; None if there are none."""
     if isinstance(outputs, Mapping):
         return outputs if "loss" in outputs or any("loss" in name for name in outputs) else None
     first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs

@@ -1,4 +1,4 @@
-"""The random number generators of a process: seed them, take their state, set it again."""
+"""The random number generators of a process: seed them, get and set their state."""
 
 import random
 from typing import Any
@@ -31,7 +31,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Continue from what :func:`random_state` gave."""
+    """Restore a state from :func:`random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]

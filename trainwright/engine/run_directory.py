@@ -1,8 +1,8 @@
-"""The folder a run writes into, opened only when nothing can be lost by it.
+"""The output folder of a run, opened so that no data is lost.
 
-A folder that holds no run is opened at once. One that does is opened when the new run has made its first step: a
-run that cannot start leaves an earlier one as it was. A run begun anew (not resumed) then moves the earlier one
-aside first.
+A folder without a run is opened at once. A folder with an earlier run is opened after the first step: a run that cannot
+start leaves the earlier one unchanged. A run that is not resumed then first moves the earlier one into
+``earlier_runs``.
 """
 
 import copy
@@ -27,20 +27,20 @@ from trainwright.parallel.dist import get_rank, get_world_size, is_main_process,
 
 logger = logging.getLogger("trainwright.engine")
 
-_locks: set[int] = set()  # descriptors that this process holds a lock by
+_locks: set[int] = set()  # descriptors of the locks that this process holds
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
-_MAX_ROW = 1 << 20  # bytes of the last row that is read
+_MAX_ROW = 1 << 20  # bytes read for the last row
 
 
 def _is_config(head: bytes) -> bool:
-    """Whether this is the beginning of a completed configuration: the key is one that only we write."""
+    """Whether this is the beginning of a completed configuration: only this library writes that key."""
     return re.search(rb"^train:", head, re.MULTILINE) is not None and b"consumed_train_samples:" in head
 
 
 class RunFolder:
-    """``path`` with a run's ``config.yaml`` and ``log.txt``. ``open`` may be called again and does its work once.
+    """``path`` with a run's ``config.yaml`` and ``log.txt``. Repeated calls of ``open`` have no effect.
 
-    What runs did not write is never replaced or moved (see :mod:`trainwright.engine.run_files`).
+    Files that no run wrote are never replaced or moved (see :mod:`trainwright.engine.run_files`).
     """
 
     layout = Layout("config.yaml", _is_config)
@@ -55,15 +55,15 @@ class RunFolder:
         self._lock: int | None = None
         self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
         logging.getLogger("trainwright").addHandler(self._early_records)
-        weakref.finalize(self, _detach, self._early_records)  # a trainer that is dropped untrained logs no more
+        weakref.finalize(self, _detach, self._early_records)  # also for a trainer that never trains
 
     def holds_a_run(self) -> bool:
-        """Whether an earlier run has left metrics or checkpoints here."""
+        """Whether the folder has metrics or checkpoints of an earlier run."""
         metrics = self.path / "metrics.json"
         return self.files.has_checkpoints() or (metrics.is_file() and self.files.is_own("metrics.json"))
 
     def contains(self, path: str | Path) -> bool:
-        """Whether ``path``, or what it links to, lies in this folder and is not a part of an earlier run."""
+        """Whether ``path``, or the target of its link, is in this folder and not part of an earlier run."""
         path = os.path.abspath(os.path.expanduser(path))
         inside = [
             os.path.relpath(path, self.path.absolute()),
@@ -72,11 +72,11 @@ class RunFolder:
         return any(name.split(os.sep)[0] not in (os.curdir, os.pardir, EARLIER_RUNS) for name in inside)
 
     def last_results(self, prefix: str) -> dict[str, float]:
-        """The figures in the last row of metrics.json whose names begin so, by the rest of their names."""
+        """The metrics in the last row of metrics.json whose names start with ``prefix``, without the prefix."""
         return {name.removeprefix(prefix): x for name, x in self._last_row().items() if name.startswith(prefix)}
 
     def _last_row(self) -> dict[str, Any]:
-        """The last row of metrics.json; empty where there is none, or where it is torn or no row of ours."""
+        """The last row of metrics.json; empty if there is none, or if it is incomplete or not a metrics row."""
         try:
             with open(open_regular(self.path / "metrics.json"), "rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_ROW))
@@ -93,7 +93,7 @@ class RunFolder:
             self._unlock()
 
     def lock(self) -> None:
-        """Keep the folder for this process until ``close``.
+        """Lock the folder for this process until ``close``.
 
         Raises:
             ConfigError: another process trains in it.
@@ -108,7 +108,7 @@ class RunFolder:
             self._lock = None
 
     def recover(self) -> None:
-        """Finish moving an earlier run aside, where a start before was ended in the middle of that. For all ranks."""
+        """Finish an interrupted move of an earlier run. Every rank must call this."""
         with raised_together():
             if is_main_process() and self.files.is_moving():
                 self.lock()
@@ -116,10 +116,10 @@ class RunFolder:
                 self._unlock()
 
     def check_names(self) -> None:
-        """Raise if files that no run wrote have the names of those that this run will write.
+        """Raise if files that no run wrote have names that this run will write.
 
         Raises:
-            ConfigError: names them all.
+            ConfigError: lists all of them.
         """
         layout, path = self.layout, self.path
         names = [*layout.names(get_world_size()), *([layout.card] if layout.card else [])]
@@ -130,12 +130,12 @@ class RunFolder:
             foreign.append(EARLIER_RUNS)
         if foreign:
             raise ConfigError(
-                f"{self.setting}: {path} holds what no run wrote under names that this run will use:"
-                f" {', '.join(foreign)}. Move or rename it, or give another folder."
+                f"{self.setting}: {path} has files that no run wrote, under names that this run will use:"
+                f" {', '.join(foreign)}. Move or rename them, or set another folder."
             )
 
     def prepare(self, config: Any) -> None:
-        """Take the configuration to be written, and open the folder now if nothing is in it."""
+        """Set the configuration to write, and open the folder now if it holds no run."""
         self._config = config
         remember_secrets(config)
         self.check_free()
@@ -145,15 +145,15 @@ class RunFolder:
             self.open()
 
     def open(self) -> None:
-        """Move an earlier run aside (unless it is resumed), write ``config.yaml``, and begin ``log.txt``."""
+        """Move an earlier run (unless it is resumed), write ``config.yaml``, and start ``log.txt``."""
         if self.is_open:
             return
         self.is_open = True
         if is_main_process():
             if not self.resume and self.holds_a_run():
-                place = self.files.move_aside()
+                target = self.files.move_aside()
                 logger.info(
-                    "%s held an earlier run, which is now in %s. (Resuming would have continued it.)", self.path, place
+                    "%s held an earlier run, which is now in %s. (Resuming would continue it.)", self.path, target
                 )
             self.files.add([*self.layout.names(get_world_size()), *self.files.event_names()])
             if self._config is not None:
@@ -162,12 +162,12 @@ class RunFolder:
         self._log_to_file()
 
     def write_config(self, config: Any) -> None:
-        """Make the folder and write ``config.yaml`` into it: what was asked for, without whether this start resumed."""
+        """Create the folder and write ``config.yaml``: the settings as requested, without ``train.resume``."""
         from omegaconf import open_dict
 
         from trainwright.config.lazy.serialization import to_yaml
 
-        config = copy.deepcopy(config)  # objects in it are shared, not copied
+        config = copy.deepcopy(config)  # objects in it are shared
         with open_dict(config):
             config.train.pop("resume", None)
         path = self.path / self.layout.config
@@ -175,19 +175,19 @@ class RunFolder:
             self._keep_other_version(path, to_yaml(config, path))
 
     def write_card(self, text: str) -> None:
-        """Write the model card, unless a file that no run wrote has its name by now."""
+        """Write the model card, unless a file that no run wrote has its name."""
         assert self.layout.card is not None
         path = self.path / self.layout.card
         if is_left_out(path):
             return
         if not self.files.is_own(self.layout.card):
-            logger.warning("%s: not written by a run, so it stays, and the model card is not written.", path)
+            logger.warning("%s: not written by a run, so it is kept, and the model card is not written.", path)
         else:
             self.files.add([self.layout.card])
             atomic_write(path, text.encode())
 
     def _keep_other_version(self, path: Path, content: bytes) -> None:
-        """Write a file; one of other content that is there is kept as ``name.1.suffix``, ``.2``, …"""
+        """Write a file; an existing file with other content is kept as ``name.1.suffix``, ``.2``, …"""
         self.files.add([path.name])
         if path.exists() and path.read_bytes() != content:
             versions = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
@@ -198,7 +198,7 @@ class RunFolder:
             atomic_write(path, content)
 
     def close(self) -> None:
-        """Stop logging here. What was logged before the folder was opened is dropped if it never was."""
+        """Stop logging to the folder. Records of a folder that was never opened are dropped."""
         self._unlock()
         _detach(self._early_records)
 
@@ -212,11 +212,11 @@ class RunFolder:
         handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
         self._early_records.setTarget(handler)
         self._early_records.flush()
-        self._early_records.capacity = 1  # each record goes through at once
+        self._early_records.capacity = 1  # from now on each record is written at once
 
 
 def is_left_out(path: Path) -> bool:
-    """Whether something else than a file has the name, so that the file is not written; a warning says so."""
+    """Whether something other than a file has the name, so that the file is not written; logs a warning."""
     kind = irregular(path)
     if kind is not None:
         logger.warning("%s: is %s, so this file is not written; the run continues without it.", path, kind)
@@ -224,7 +224,7 @@ def is_left_out(path: Path) -> bool:
 
 
 def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
-    """Lock a folder against other processes; returns what is closed to free it, None where locks do not exist.
+    """Lock a folder against other processes; returns the descriptor, None on systems without locks.
 
     Raises:
         ConfigError: another process holds the lock.
@@ -236,11 +236,11 @@ def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
     path.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system however the process ends
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends
     except BlockingIOError as error:
         os.close(descriptor)
         raise ConfigError(
-            f"{setting}: another run is training in {path}. Wait for it to end, or give another folder."
+            f"{setting}: another run is training in {path}. Wait for it to end, or set another folder."
         ) from error
     except OSError:  # a filesystem without locks
         logger.debug("%s: this filesystem has no locks.", path)
@@ -249,7 +249,7 @@ def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
 
 
 def unlock_folder(descriptor: int) -> None:
-    """Free what :func:`lock_folder` locked. In a forked process, which has no part in it, nothing is done."""
+    """Release a lock of :func:`lock_folder`. Does nothing in a forked process, which does not hold it."""
     if descriptor in _locks:
         import fcntl
 
@@ -259,7 +259,7 @@ def unlock_folder(descriptor: int) -> None:
 
 
 def _leave_locks() -> None:
-    """In a forked process: a worker of a loader outlives a killed trainer by seconds, and a restart need not wait."""
+    """In a forked process: close the locks, since a loader's worker may outlive a killed trainer by seconds."""
     while _locks:
         os.close(_locks.pop())
 
@@ -278,13 +278,13 @@ def _detach(handler: logging.handlers.MemoryHandler) -> None:
 
 
 class OpenRunFolder(HookBase):
-    """Open the run's folder when the first step is made. Stands first, before any hook that writes there."""
+    """Opens the run's folder after the first step. Registered first, before any hook that writes there."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
 
     def before_train(self) -> None:
-        if self.trainer.start_iter >= self.trainer.max_iter:  # a run that is resumed at its end makes no step
+        if self.trainer.start_iter >= self.trainer.max_iter:  # a run resumed at its end makes no step
             self._folder.open()
 
     def after_step(self) -> None:
@@ -292,6 +292,6 @@ class OpenRunFolder(HookBase):
             self._folder.open()
 
     def after_train(self) -> None:
-        # No step was made: what little was measured must not be written over the earlier run's metrics.
+        # No step was made: values measured so far must not replace the earlier run's metrics.
         if not self._folder.is_open:
             self.trainer.storage.load_state_dict({"samples": 0, "written": None, "scalars": {}})

@@ -1,4 +1,4 @@
-"""What the advice about time has to know of a run, and the names of settings in each API."""
+"""Facts of a run for advice about its speed, and the names of settings in each API."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ _OF_FILES = SettingNames(
 
 
 def facts_of_objects(trainer: Any) -> Facts:
-    """Those of a :class:`~trainwright.Trainer`."""
+    """Facts of a :class:`~trainwright.Trainer`."""
     config = trainer.config
     save = _saves_of(config, trainer._plan.steps_per_epoch)
     names = replace(_OF_OBJECTS, save=save, evaluate=_evaluations_of(config))
@@ -32,7 +32,7 @@ def facts_of_objects(trainer: Any) -> Facts:
 
 
 def facts_of_files(trainer: Any) -> Facts:
-    """Those of a :class:`~trainwright.DefaultTrainer`."""
+    """Facts of a :class:`~trainwright.DefaultTrainer`."""
     train = trainer.cfg.train
     by_epochs, by_period = "train.checkpointer.save_model_after_n_epoch", "train.checkpointer.period"
     save = by_epochs if train.checkpointer.get("save_model_after_n_epoch") else by_period
@@ -48,13 +48,13 @@ def _facts(trainer: Any, loader: Any, names: SettingNames, *, batches: int) -> F
         device=torch.device(trainer.device).type,
         num_workers=getattr(loader, "num_workers", None),
         reads_batches=_reads_batches(getattr(loader, "dataset", None)),
-        saves_beside=bool(getattr(trainer.checkpointer, "asynchronous", True)),
+        saves_async=bool(getattr(trainer.checkpointer, "asynchronous", True)),
         names=names,
     )
 
 
 def _saves_of(config: Any, steps_per_epoch: int) -> str:
-    """The most frequent of those that save; that of evaluations, which save the best, where there is no other."""
+    """The setting that saves most often; the period of evaluations, which save the best, if there is no other."""
     found: list[tuple[float, str]] = []
     periods = config.model_checkpoint or {}
     for name, steps in (("every_n_epoch", steps_per_epoch), ("every_n_iteration", 1)):

@@ -1,9 +1,9 @@
-"""The files that runs wrote into a folder: only these are replaced, or moved aside when a new run starts.
+"""The files that runs wrote into a folder: only these are replaced, or moved when a new run starts.
 
-Their names are in the list ``.trainwright.json`` beside them. Checkpoints, links to them and traces are recognized by
+Their names are listed in ``.trainwright.json`` in the folder. Checkpoints, links to them and traces are recognized by
 name and content; in a folder without a list, from an older version, so are all other files.
 
-A move aside survives a crash: what is to be moved is written into the list first, and the next start completes it.
+Moving an earlier run survives a crash: the files to move are listed first, and the next start completes the move.
 """
 
 import glob
@@ -22,7 +22,7 @@ from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
 
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
-_MAX_READ = 1 << 20  # bytes of a file that are looked at
+_MAX_READ = 1 << 20  # bytes read to recognize a file
 _EVENTS = "events.out.tfevents.*"
 _TRACE = re.compile(r"rank\d+\.\d+\.pt\.trace\.json")
 _HIDDEN_CHECKPOINT = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)
@@ -32,10 +32,10 @@ _POINTER = re.compile(rb"[^/\\\s]*(\d|best|final)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the runs of an API write, relative to the output folder with ``/`` between names."""
+    """Where the runs of an API write, relative to the output folder, with ``/`` as separator."""
 
     config: str
-    is_config: Callable[[bytes], bool]  # of the beginning of a file
+    is_config: Callable[[bytes], bool]  # called with the beginning of a file
     tables: tuple[str, ...] = ("metrics.json",)
     event_folders: tuple[str, ...] = (".",)
     checkpoints: str = "."  # the folder of checkpoints
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def pointer(self) -> str:
-        """The file that names the newest checkpoint."""
+        """The file that names the latest checkpoint."""
         return _join(self.checkpoints, POINTER_NAME)
 
     def names(self, world_size: int) -> list[str]:
@@ -55,14 +55,14 @@ class Layout:
 
 
 class RunFiles:
-    """Which files of ``folder`` runs wrote. Names are relative to it, with ``/`` between their parts."""
+    """The files in ``folder`` that runs wrote. Names are relative to it, with ``/`` as separator."""
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         self.folder = folder
         self.layout = layout
 
     def is_own(self, name: str) -> bool:
-        """Whether ``name`` is free, empty or was written by a run."""
+        """Whether ``name`` is unused, empty, or written by a run."""
         path = self.folder / name
         if not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0):
             return True
@@ -70,16 +70,16 @@ class RunFiles:
         return _is_in(name, listed) if listed is not None else self._has_own_content(name)
 
     def has_checkpoints(self) -> bool:
-        """Whether checkpoints of a run are here."""
+        """Whether the folder has checkpoints of a run."""
         return next(self._checkpoints(), None) is not None
 
     def add(self, names: Iterable[str]) -> None:
         """Record that a run writes ``names``, which may be patterns."""
         listed = self._listed()
-        old = listed if listed is not None else [name for name in self._candidates() if self._has_own_content(name)]
-        new = sorted({*old, *names})
-        if new != listed:
-            self._write({"files": new})
+        known = listed if listed is not None else [name for name in self._candidates() if self._has_own_content(name)]
+        files = sorted({*known, *names})
+        if files != listed:
+            self._write({"files": files})
 
     def event_names(self) -> list[str]:
         """The patterns of the TensorBoard files that this process writes."""
@@ -87,7 +87,7 @@ class RunFiles:
         return [_join(glob.escape(folder), own) for folder in self.layout.event_folders]
 
     def entries(self) -> list[str]:
-        """What is here and was written by runs: files, links, and checkpoints, which are folders."""
+        """Everything that runs wrote: files, links, and checkpoints, which are folders."""
         listed = self._listed()
         is_own = self._has_own_content if listed is None else lambda name: _is_in(name, listed)
         found = {name for name in self._candidates() if is_own(name)}
@@ -96,10 +96,10 @@ class RunFiles:
                 found.add(name)
         return [*sorted(found), *self._traces(), *self._checkpoints(), *self._links()]
 
-    # Moving an earlier run aside.
+    # Moving an earlier run.
 
     def move_aside(self) -> Path:
-        """Move all entries into a new folder of ``earlier_runs``; returns it."""
+        """Move all entries into a new folder in ``earlier_runs``; return it."""
         shelf = self.folder / EARLIER_RUNS
         numbers = [int(name) for name in _names_in(shelf) if re.fullmatch(r"[0-9]{1,9}", name)]
         place = f"{EARLIER_RUNS}/{1 + max(numbers, default=0):03d}"
@@ -110,11 +110,11 @@ class RunFiles:
         return self.folder / place
 
     def is_moving(self) -> bool:
-        """Whether a move aside has begun and did not come to its end."""
+        """Whether a move was interrupted."""
         return "moving" in self._read()
 
     def complete_move(self) -> None:
-        """Finish a move that has begun: each entry is at its old place or at its new one."""
+        """Finish a move: each entry is at its source or at its target."""
         content = self._read()
         moving = content.get("moving")
         if not isinstance(moving, dict):
@@ -122,11 +122,11 @@ class RunFiles:
         place = self.folder / moving["to"]
         touched = {self.folder}
         for name in moving["entries"]:
-            old, new = self.folder / name, place / name
-            if os.path.lexists(old) and not os.path.lexists(new):
-                new.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(old, new)  # links among them are relative, so they keep pointing at their neighbors
-                touched |= {old.parent, new.parent}
+            source, target = self.folder / name, place / name
+            if os.path.lexists(source) and not os.path.lexists(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(source, target)  # links among them are relative, so they stay valid
+                touched |= {source.parent, target.parent}
         for folder in touched:
             sync_folder(folder)
         for folder in sorted(touched - {self.folder}, reverse=True):
@@ -140,7 +140,7 @@ class RunFiles:
     # The list.
 
     def _read(self) -> dict[str, Any]:
-        """The list's content; empty where there is none, or where it is no list of ours."""
+        """The list's content; empty if there is none, or if the file is not such a list."""
         content = _head(self.folder / LIST_NAME, limit=1 << 26)
         try:
             read = json.loads(content) if content else {}
@@ -163,15 +163,15 @@ class RunFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write(self.folder / LIST_NAME, _encode(content))
 
-    # What is there.
+    # Files in the folder.
 
     def _candidates(self) -> Iterator[str]:
-        """Files whose names a run may have given them."""
+        """Files with names that a run may write."""
         layout = self.layout
         stem, _, suffix = layout.config.partition(".")
         exact = [*layout.tables, layout.pointer, *([layout.card] if layout.card else [])]
         shapes = [
-            rf"{re.escape(stem)}(\.\d+)?\.{re.escape(suffix)}",  # .1, .2 …: of other starts of a run
+            rf"{re.escape(stem)}(\.\d+)?\.{re.escape(suffix)}",  # .1, .2 …: other starts of a run
             r"log\.txt(\.rank\d+)?",
             *map(re.escape, exact),
             *(re.escape(_join(folder, "events.out.tfevents.")) + ".+" for folder in layout.event_folders),
@@ -212,7 +212,7 @@ class RunFiles:
                 yield _join(folder, name)
 
     def _links(self) -> Iterator[str]:
-        """Links to checkpoints: those in the output folder, and those beside the checkpoints."""
+        """Links to checkpoints: in the output folder, and in the folder of checkpoints."""
         places = dict.fromkeys([(".", self.layout.link_name), (self.layout.checkpoints, self.layout.checkpoint_name)])
         for folder, shape in places:
             for name in _names_in(self.folder / folder):
@@ -220,11 +220,11 @@ class RunFiles:
                     yield _join(folder, name)
 
     def is_own_link(self, name: str) -> bool:
-        """Whether ``name`` is a link to something in the folder of checkpoints, there or deleted."""
+        """Whether ``name`` is a link into the folder of checkpoints; its target may be deleted."""
         path = self.folder / name
         if not path.is_symlink() or os.path.isabs(os.readlink(path)):
             return False
-        # No Path.resolve, which raises where links lead in a circle.
+        # Not Path.resolve, which raises for circular links.
         return os.path.dirname(os.path.realpath(path)) == os.path.realpath(self.folder / self.layout.checkpoints)
 
     def _traces(self) -> Iterator[str]:
@@ -242,7 +242,7 @@ def _is_in(name: str, listed: Iterable[str]) -> bool:
 
 
 def _are_names(names: Any) -> bool:
-    """Whether these are paths that stay inside the folder."""
+    """Whether these are paths inside the folder."""
     return isinstance(names, list) and all(
         isinstance(name, str) and name and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
         for name in names
@@ -262,7 +262,7 @@ def _names_in(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except OSError:  # links in a circle, a folder that may not be read: nothing of ours
+    except OSError:  # circular links, or a folder without read permission
         return []
 
 

@@ -1,4 +1,4 @@
-"""What a run says about itself before it starts."""
+"""What a run logs about itself before it starts."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ logger = logging.getLogger("trainwright.engine")
 def log_header(
     cfg: "DictConfig", model: nn.Module, device: torch.device, *, first_iter: int, num_samples: int | None
 ) -> None:
-    """Model, device and mode; iterations and batch sizes. ``num_samples`` of the training set, None if unknown."""
+    """Log model, device, mode, iterations and batch sizes. ``num_samples`` of the training set, None if unknown."""
     train, ranks = cfg.train, get_data_parallel_size()
     parameters = sum(p.numel() for p in model.parameters())
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -45,9 +45,9 @@ def log_header(
 
 
 def log_recomputed(names: Sequence[str]) -> None:
-    """Which blocks are computed again in the backward pass."""
+    """Log the blocks that are recomputed in the backward pass."""
     if names:
-        logger.info("The backward pass computes %d blocks again: %s.", len(names), ", ".join(names))
+        logger.info("The backward pass recomputes %d blocks: %s.", len(names), ", ".join(names))
     else:
         logger.warning(
             "train.activation_checkpoint: the model has no repeated blocks (children of nn.ModuleList or"
@@ -57,7 +57,7 @@ def log_recomputed(names: Sequence[str]) -> None:
 
 
 def training_info(rows: Mapping[str, object]) -> str:
-    """A block with one line for each row."""
+    """A block of text with one line per row."""
     width = max(len(name) for name in rows)
     lines = [f"  {name:<{width}}  {value:,}" if type(value) is int else f"  {name:<{width}}  {value}"
              for name, value in rows.items()]  # fmt: skip

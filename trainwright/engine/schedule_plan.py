@@ -1,4 +1,4 @@
-"""Which micro-batches make which update: epochs are finite, and no accumulation window runs across an epoch's end."""
+"""Which micro-batches form which update. No accumulation window crosses the end of an epoch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step is one micro-batch; an update is a window of ``accumulation`` steps, the last one of an epoch, and of the
-    run, shorter.
+    """A step is one micro-batch; an update is a window of ``accumulation`` steps. The last window of an epoch, and of
+    the run, may be shorter.
     """
 
     steps_per_epoch: int
@@ -24,23 +24,23 @@ class StepPlan:
 
     @property
     def num_updates(self) -> int:
-        """Updates of the whole run."""
+        """Updates of the complete run."""
         return self.updates(self.total_steps)
 
     def updates(self, steps: int) -> int:
-        """How many updates have been made when ``steps`` steps have been."""
+        """The number of updates after ``steps`` steps."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         return epochs * self._updates_per_epoch + -(-rest // self.accumulation)
 
     def steps(self, updates: int) -> int:
-        """How many steps have been made when ``updates`` updates have been."""
+        """The number of steps after ``updates`` updates."""
         if self.accumulation == 1:
             return min(self.total_steps, updates)
         epochs, rest = divmod(updates, self._updates_per_epoch)
         return min(self.total_steps, epochs * self.steps_per_epoch + rest * self.accumulation)
 
     def samples(self, steps: int) -> int:
-        """How many samples ``steps`` steps have taken; 0 where nobody knows."""
+        """The number of samples of ``steps`` steps; 0 if unknown."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         return epochs * self.samples_per_epoch + min(rest * self.batch_size, self.samples_per_epoch)
 
@@ -50,17 +50,17 @@ class StepPlan:
 
 
 def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int) -> StepPlan:
-    """The plan of ``num_epochs`` rounds of ``loader``, or of ``max_steps`` steps if these are fewer.
+    """The plan of ``num_epochs`` passes over ``loader``, or of ``max_steps`` steps if these are fewer.
 
     Raises:
-        ConfigError: the loader has no length, or gives no batch, or not as many on each process.
+        ConfigError: the loader has no length, yields no batch, or its length differs between processes.
     """
     steps_per_epoch = _num_batches(loader)
     lengths = all_gather_object(steps_per_epoch)
     if len(set(lengths)) > 1:
         raise ConfigError(
             f"Trainer.train_dataloader: its lengths are {', '.join(map(str, lengths))} on the {len(lengths)} processes;"
-            " they must be equal, since all take each step together."
+            " they must be equal, because all processes make each step together."
         )
     total = num_epochs * steps_per_epoch
     sampler = getattr(loader, "batch_sampler", None)
@@ -84,15 +84,14 @@ def _num_batches(loader: Any) -> int:
             " counts its batches."
         ) from error
     if length == 0:
-        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must give a batch at least.")
+        raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
     return length
 
 
 def batches_from(loader: Any, steps_done: int, length: int) -> Iterator[Any]:
-    """The batches of ``loader`` from step ``steps_done`` on, over and over, ``length`` of them in each epoch.
+    """The batches of ``loader`` from step ``steps_done`` on, repeated, ``length`` of them in each epoch.
 
-    A sampler with ``set_epoch`` is told the epoch. To come to the middle of an epoch the batches before are drawn and
-    left out.
+    Calls ``set_epoch`` of a sampler that has it. To start within an epoch, its earlier batches are read and dropped.
     """
     tell_if_workers_start_anew(loader)
     first_epoch, skipped = divmod(steps_done, length)

@@ -1,4 +1,4 @@
-"""Where a run of the objects door is, and what its checkpoints hold of it."""
+"""The training state of a run, and what its checkpoints store of it."""
 
 import logging
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from trainwright.parallel.dist import all_gather_object, get_rank
 
 logger = logging.getLogger("trainwright.engine")
 
-# Settings that a resume may find changed, and what becomes of that.
+# Settings that may change at a resume, and the effect of that.
 _CHANGES = {
-    "lr": "without effect, the optimizer goes on as it was; a run begun anew with the weights alone takes the new one",
-    "seed": "from here on samples come in another order, and some of this epoch may come twice or not at all",
-    "num_samples": "from here on samples come in another order, and some of this epoch may come twice or not at all",
+    "lr": "without effect, the optimizer keeps its own; a new run from the weights only uses the new value",
+    "seed": "from now on the order of samples differs, and some of this epoch may repeat or be missing",
+    "num_samples": "from now on the order of samples differs, and some of this epoch may repeat or be missing",
 }
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Something with a state that a resume must bring back."""
+    """An object with a state that a resume restores."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -36,30 +36,30 @@ class Stateful(Protocol):
 
 
 class TrainingProgress:
-    """The trainer's position, every rank's randomness, the hooks' memory and the metrics' windows, as one state.
+    """The trainer's position, every rank's random state, the state of hooks and the metrics' windows, as one state.
 
-    Loading sets ``trainer.start_iter`` at once; randomness, hooks and metrics are set by :meth:`restore`, which the
-    trainer calls when it is about to make the first step, since building its parts draws random numbers.
+    Loading sets ``trainer.start_iter`` at once. Random state, hooks and metrics are set by :meth:`restore`, which the
+    trainer calls right before the first step, since building its parts draws random numbers.
     """
 
     def __init__(self, trainer: TrainerBase, parts: Mapping[str, object], **settings: float | None) -> None:
-        """``parts``: the other things in the checkpoints, by name. A resume must find them of the same class.
+        """``parts``: the other parts of the checkpoints, by name. A resume requires the same classes.
 
-        ``settings``: the run's ``lr``, ``seed`` and ``num_samples``, as far as known. A resume with others is told what
-        that means.
+        ``settings``: the run's ``lr``, ``seed`` and ``num_samples``, as far as known. A resume with other values warns
+        about the effect.
         """
         self._trainer = trainer
         self._settings = settings
         self._classes = {name: type(part).__name__ for name, part in parts.items() if part is not None}
         self._loaded: dict[str, Any] | None = None
-        self._outside: dict[str, Any] | None = None  # loaded, and not yet copied
+        self._outside: dict[str, Any] | None = None  # loaded, but not copied yet
 
     def state_dict(self) -> dict[str, Any]:
         for hook in self._trainer._hooks:
             if isinstance(hook, FiniteCheck):
                 hook.check()
         return {
-            # Not the storage's iteration: when a due checkpoint is taken, that is the coming one already.
+            # Not the storage's iteration, which is the next one already when a checkpoint is saved.
             "iterations_done": self._trainer.iterations_done,
             "is_ended": self._trainer.is_ended,
             "consumed_samples": self._trainer.samples_done,
@@ -80,29 +80,29 @@ class TrainingProgress:
         for name, there in state["classes"].items():
             if (here := self._classes.get(name)) not in (None, there):
                 raise ConfigError(
-                    f"The checkpoint holds the state of {name} {there}; this run has {here}, which cannot take it over."
-                    f" Go on with {there}, or begin anew with its weights alone."
+                    f"The checkpoint has the state of {name} {there}; this run has {here}, which cannot load it."
+                    f" Use {there}, or start a new run with the weights only."
                 )
         for name, before in state.get("settings", {}).items():
             if None not in (before, now := self._settings.get(name)) and before != now:
-                logger.warning("Resumed with %s %s, begun with %s: %s.", name, now, before, _CHANGES[name])
-                if name == "lr":  # the next resume finds what the optimizer has
+                logger.warning("Resumed with %s %s, started with %s: %s.", name, now, before, _CHANGES[name])
+                if name == "lr":  # the next resume compares with the value of the optimizer
                     self._settings = {**self._settings, name: before}
         self._loaded, self._outside = state, state.get("outside", {})
-        with suppress(ConfigError):  # of an optimizer or a loss that is set later; restore() raises it
+        with suppress(ConfigError):  # the optimizer or loss may be set later; restore() raises it
             self._load_outside()
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
         self._trainer.samples_done = state["consumed_samples"]
 
     @property
-    def has_end_to_do(self) -> bool:
-        """Whether a state waits for :meth:`restore` that was saved before the end of its run was done."""
+    def is_end_pending(self) -> bool:
+        """Whether the loaded state was saved before the end of its run was complete."""
         return self._loaded is not None and not self._loaded.get("is_ended", False)
 
     def restore(self, *, in_place: bool = True) -> None:
-        """Bring back, for a resumed training, what only counts from its first step on.
+        """Restore, for a resumed training, the state that only applies from its first step on.
 
-        ``in_place``: the run goes on in its own folder, whose files of metrics are completed.
+        ``in_place``: the run continues in its own folder, whose metrics files are completed.
         """
         state, self._loaded = self._loaded, None
         if state is None:
@@ -116,12 +116,12 @@ class TrainingProgress:
             for hook in self._trainer._hooks:
                 if isinstance(hook, PeriodicWriter) and in_place:
                     hook.complete_last_row(is_evaluated=is_evaluated)
-        # A rank that the checkpoint does not know keeps the seed it has.
+        # A rank that the checkpoint does not include keeps its seed.
         if get_rank() < len(state["random"]):
             set_random_state(state["random"][get_rank()])
 
     def _trained(self) -> tuple[Any, Any, Any]:
-        """Model, optimizer and loss of the trainer as they are now."""
+        """The trainer's current model, optimizer and loss."""
         trainer: Any = self._trainer
         return trainer.model, trainer.optimizer, getattr(trainer, "loss", None)
 
@@ -131,9 +131,9 @@ class TrainingProgress:
             self._outside = None
 
     def _move_final_values(self) -> bool:
-        """Make the values of a shorter run's end, of its final evaluation above all, those of its last iteration.
+        """Move the values of a shorter run's end, such as its final evaluation, to its last iteration.
 
-        That is where a run that does not end there puts them. Returns whether there were any.
+        A longer run records them there. Returns whether there were any.
         """
         storage = self._trainer.storage
         first = self._trainer.start_iter
@@ -143,7 +143,7 @@ class TrainingProgress:
         return any(moved)
 
     def _restore_hooks(self, saved: list[dict[str, Any]]) -> None:
-        """Give each hook its state: the n-th of a class gets the n-th that was saved of it."""
+        """Load each hook's state: the n-th hook of a class gets the n-th saved state of that class."""
         unused, fresh = list(saved), []
         for hook in self._trainer._hooks:
             if not isinstance(hook, Stateful):
@@ -157,15 +157,15 @@ class TrainingProgress:
             hook.load_state_dict(entry["state"])
         if unused or fresh:
             logger.warning(
-                "Resumed with other hooks than the checkpoint's. Saved state that is not used: %s. Hooks that start"
-                " fresh: %s.", ", ".join(entry["class"] for entry in unused) or "none", ", ".join(fresh) or "none",
+                "Resumed with other hooks than the checkpoint's. Saved state that is not used: %s. Hooks without saved"
+                " state: %s.", ", ".join(entry["class"] for entry in unused) or "none", ", ".join(fresh) or "none",
             )  # fmt: skip
 
 
 class TrainerState(TrainingProgress):
-    """The run's position in steps: ``global_step`` of the whole run, ``epoch`` (from 1 on), ``epoch_step`` within it.
+    """The run's position in steps: ``global_step`` of the run, ``epoch`` (from 1), ``epoch_step`` in the epoch.
 
-    While a step runs it is counted already. A checkpoint also holds what the base class does.
+    A running step is already counted. A checkpoint also stores the state of the base class.
     """
 
     def __init__(
@@ -175,19 +175,19 @@ class TrainerState(TrainingProgress):
         self._plan = plan
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
-        self.step_before = 0  # what global_step was before the newest update
+        self.step_before = 0  # global_step before the latest update
 
     def set_parts(self, parts: Mapping[str, object]) -> None:
-        """The other things in the checkpoints, by name."""
+        """Set the other parts of the checkpoints, by name."""
         self._classes = {name: type(part).__name__ for name, part in parts.items()}
 
     def mean_loss(self) -> float:
-        """The mean of the updates' losses since the run began; NaN before the first."""
+        """The mean of the updates' losses since the run started; NaN before the first."""
         return self._mean_loss.read(self._trainer.storage)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the newest step; 1 before the first."""
+        """The epoch of the latest step; 1 before the first."""
         return max(0, self.global_step - 1) // self._plan.steps_per_epoch + 1
 
     @property
@@ -197,15 +197,15 @@ class TrainerState(TrainingProgress):
 
     @property
     def updates_done(self) -> int:
-        """How many updates of the weights these steps are."""
+        """The number of updates in ``global_step`` steps."""
         return self._plan.updates(self.global_step)
 
     def has_passed(self, period: int) -> bool:
-        """Whether the newest update has come to, or over, a multiple of ``period`` steps."""
+        """Whether the latest update has reached or crossed a multiple of ``period`` steps."""
         return self.global_step // period > self.step_before // period
 
     def is_epoch_end(self) -> bool:
-        """Whether the newest step is the last of its epoch."""
+        """Whether the latest step is the last of its epoch."""
         return self.global_step % self._plan.steps_per_epoch == 0
 
     def __repr__(self) -> str:
@@ -231,15 +231,15 @@ class TrainerState(TrainingProgress):
             f"{name} was {state[name]} and is {value} now" for name, value in here.items() if state[name] != value
         ]
         if not faults and step < plan.total_steps and plan.steps(plan.updates(step)) != step:
-            faults.append(f"max_steps had ended it inside an accumulation window, at step {step}")
+            faults.append(f"max_steps ended it within an accumulation window, at step {step}")
         samples = state["consumed_samples"], plan.samples(step)
         if not faults and samples[0] != samples[1]:
-            faults.append(f"its {step} steps took {samples[0]} samples, and would have taken {samples[1]} now")
+            faults.append(f"its {step} steps took {samples[0]} samples, but would take {samples[1]} now")
         if faults:
             raise ConfigError(
-                f"The run cannot be resumed: {'; '.join(faults)}. Give the same data,"
-                " gradient_accumulation_steps and batch_size (with another number of processes, one that"
-                " makes as large a batch of all together), or begin anew with TrainingConfig.init_weights_from."
+                f"The run cannot be resumed: {'; '.join(faults)}. Use the same data, gradient_accumulation_steps and"
+                " batch_size (with another number of processes, the same total batch size),"
+                " or start a new run with TrainingConfig.init_weights_from."
             )
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])

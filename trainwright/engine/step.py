@@ -1,4 +1,4 @@
-"""One update of the weights: fetch, forward, loss, backward, and at the window's end clip, step, zero."""
+"""One update of the weights: fetch, forward, loss, backward, and at the end of the window clip, step, zero_grad."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,20 +30,20 @@ from trainwright.parallel.dist import get_world_size
 class EagerTrainer(TrainerBase):
     """Steps in plain PyTorch.
 
-    ``model`` is called with the fields of a batch and returns its losses by name; ``data_loader`` is begun again
-    when it ends. Gradients are clipped by global norm when the optimizer's groups carry ``clip_grad_max_norm`` and
+    ``model`` is called with the fields of a batch and returns its losses by name; ``data_loader`` is restarted
+    when it ends. Gradients are clipped by global norm if the optimizer's groups have ``clip_grad_max_norm`` and
     ``clip_grad_norm_type`` (as :func:`~trainwright.optim.get_default_optimizer_params` writes them). Their norm before
-    that is put as ``grad_norm``. ``skip_non_finite``: an update whose loss or gradients are not finite is left out.
+    clipping is stored as ``grad_norm``. ``skip_non_finite``: skip updates whose loss or gradients are not finite.
 
-    The loss of an update is the mean over the samples of its micro-batches; where the model's outputs hold
-    ``num_tokens``, over how many tokens its losses are means, it is the mean over the tokens of all ranks.
+    The loss of an update is the mean over the samples of its micro-batches, or, if the model's outputs have
+    ``num_tokens`` (the number of tokens that its losses average), the mean over the tokens of all ranks.
 
     To change the step, override ``run_step`` and use ``self.model``, ``self.optimizer``, ``self.grad_acc_steps``,
     ``next(self._data_loader_iter)``, ``self.write_metrics(loss_dict, data_time)`` and ``self.update()``.
 
     Attributes:
-        reads_ahead: whether batches come on an accelerator already, copied during the step before; False by default,
-            as a ``get_batch`` of one's own may want what the loader gave.
+        reads_ahead: whether batches are copied to the accelerator during the previous step; False by default, since a
+            user's ``get_batch`` may expect the loader's own batches.
     """
 
     reads_ahead = False
@@ -64,7 +64,7 @@ class EagerTrainer(TrainerBase):
         self.data_loader = data_loader
         self.optimizer = optimizer
         self.grad_acc_steps = grad_acc_steps
-        # Everything that depends on the configuration is settled here: the step has no question to ask.
+        # Everything that depends on the configuration is decided here, not in the step.
         self._window = accumulation_window(model, grad_acc_steps)
         self._mean = WindowMean(optimizer)
         self._loss_of: Callable[[Any, Any], Tensor] = sum_losses
@@ -76,16 +76,16 @@ class EagerTrainer(TrainerBase):
             self._finish_gradients = self._mean.finish
         if get_world_size() > 1:
             self._finish_gradients = synchronized(model, optimizer, self._finish_gradients)
-        self._settle_update(grad_scaler, skip_non_finite=skip_non_finite)
+        self._build_update(grad_scaler, skip_non_finite=skip_non_finite)
 
-    def _settle_update(self, grad_scaler: torch.amp.GradScaler | None, *, skip_non_finite: bool) -> None:
-        """How gradients come to be and what is done with them."""
+    def _build_update(self, grad_scaler: torch.amp.GradScaler | None, *, skip_non_finite: bool) -> None:
+        """Compose the calls of an update: backward, clipping and the optimizer's step."""
         optimizer, is_scaled = self.optimizer, grad_scaler is not None
         self._updater = updater = direct(optimizer)
-        # Changes the weights; takes the norm of the gradients, where it is known.
+        # Changes the weights; called with the norm of the gradients, if known.
         self._step_optimizer: Callable[[Any], object] = lambda norm: updater.step()
         self._grad_scaler = grad_scaler
-        self._note_loss: Callable[[Any], object] = _nothing
+        self._record_loss: Callable[[Any], object] = _nothing
         self._clip_gradients = recorded_norm(gradient_clipper(optimizer), is_scaled=is_scaled)
         self._differentiate: Callable[[Tensor], None] = plain_backward
         if grad_scaler is not None:
@@ -95,13 +95,13 @@ class EagerTrainer(TrainerBase):
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, self.model.buffers(), grad_scaler=grad_scaler)
             self._window = AnnouncedWindow(self._window, skip.begin)
-            self._note_loss = skip.record_loss
+            self._record_loss = skip.record_loss
             self._clip_gradients = recorded_norm(gradient_norm(optimizer), is_scaled=is_scaled)
             self._step_optimizer = recorded_step(skip)
 
     @cached_property
     def _data_loader_iter(self) -> Iterator[Any]:
-        # Made on first use: a resume sets the loader's position before it.
+        # Created on first use: a resume sets the loader's position before.
         batches = endless(self.data_loader)
         return ahead(batches, self._device) if self.reads_ahead else batches
 
@@ -110,7 +110,7 @@ class EagerTrainer(TrainerBase):
     ) -> None:
         """One update over ``grad_acc_steps`` micro-batches.
 
-        ``get_batch(data, device)`` turns what the loader gives into the arguments of the model; by default
+        ``get_batch(data, device)`` turns an item of the loader into the arguments of the model; by default
         :func:`trainwright.data.to_batch` on the model's device.
         """
         get_batch = get_batch or to_batch
@@ -143,20 +143,20 @@ class EagerTrainer(TrainerBase):
         phases.data += data_time
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of ``loss``."""
+        """Backward pass: add the gradients of ``loss``."""
         self._differentiate(loss)
 
     def update(self) -> None:
-        """Use the gradients: clip them, step the optimizer, and set them to None."""
+        """Clip the gradients, step the optimizer, and set the gradients to None."""
         self._finish_gradients()
         self._step_optimizer(self._clip_gradients())
         self._updater.zero_grad()
 
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
-        """Put ``total_loss`` (the sum of what is named "loss"), each entry if there are several, and ``data_time``.
+        """Store ``total_loss`` (the sum of entries named "loss"), each entry if there are several, and ``data_time``.
 
-        Losses are means over the ranks, or over all their tokens where ``loss_dict`` holds ``num_tokens``. Nothing is
-        read from the device here.
+        Losses are means over the ranks, weighted by tokens if ``loss_dict`` has ``num_tokens``. Does not synchronize
+        with the device.
         """
         storage = get_event_storage()
         storage.put_scalar("data_time", data_time)
@@ -166,7 +166,7 @@ class EagerTrainer(TrainerBase):
         scalars = self._average_over_ranks(scalars)
         losses = [value for name, value in scalars.items() if "loss" in name]
         total_loss = losses[0] if len(losses) == 1 else sum(losses)
-        self._note_loss(total_loss)
+        self._record_loss(total_loss)
         storage.put_scalar(f"{prefix}total_loss", total_loss)
         if len(scalars) > 1:
             for name, value in scalars.items():
@@ -174,7 +174,7 @@ class EagerTrainer(TrainerBase):
 
     @property
     def _plain_model(self) -> nn.Module:
-        """The user's model, without what is wrapped around it."""
+        """The user's model, unwrapped."""
         return unwrap_model(self.model)
 
     @cached_property
@@ -184,7 +184,7 @@ class EagerTrainer(TrainerBase):
 
 
 def _nothing(*_: object) -> None:
-    """Where there is nothing to do."""
+    """Does nothing."""
 
 
 def _unchanged(scalars: dict[str, Any]) -> dict[str, Any]:

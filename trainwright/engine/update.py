@@ -1,4 +1,4 @@
-"""One update of the weights, settled before the first: how losses become gradients, and what is done with them."""
+"""One update of the weights, composed before the first step: how losses become gradients, and how these are used."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,31 +12,38 @@ from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.engine.accumulation import AllGroups, WindowMean, weighted_mean
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import RankMean, Replica, SkipTogether, mean_over_ranks
-from trainwright.engine.gradients import noted, recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled
+from trainwright.engine.gradients import (
+    record_for_skip,
+    recorded_norm,
+    recorded_step,
+    scaled_backward,
+    scaled_step,
+    unscaled,
+)
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.skip import SkipNonFinite
 
 
 class Update:
-    """``begin`` a window, ``backward`` each of its micro-batches, and ``finish``: clip, step, no gradients left.
+    """``begin`` a window, ``backward`` for each micro-batch, and ``finish``: clip, step, set gradients to None.
 
     Args:
-        step, zero_grad: what makes the optimizer's step, and what sets its gradients to None.
+        step, zero_grad: the calls that step the optimizer and set its gradients to None.
         accumulates: whether windows have more than one micro-batch.
-        max_norm: to which the gradients of groups are clipped that say no norm by themselves; None: they are not.
-        skip_non_finite: leave an update out whose loss or gradients are not finite.
-        grad_scaler: for gradients in float16.
-        count: the samples of a batch, where somebody knows better than its tensors.
-        differentiate: the backward pass, where it is not torch's own.
-        replica: the model of this process, where it is one of several.
-        count_all: with ``replica``: the samples of all processes in the window that begins; 0: nobody knows.
+        max_norm: the clipping norm of groups that set none themselves; None: no clipping.
+        skip_non_finite: skip updates whose loss or gradients are not finite.
+        grad_scaler: the gradient scaler of float16.
+        count: the number of samples of a batch, if it is not the size of its tensors.
+        differentiate: the backward pass, if it is not torch's own.
+        replica: the model of this process, if there are several processes.
+        count_all: with ``replica``: the samples of all processes in the window that starts; 0: unknown.
 
     Attributes:
-        begin: to be called with the length of the window that begins; None: not needed.
+        begin: called with the length of the window that starts; None: not needed.
         finish: uses the gradients and sets them to None.
-        groups: those of all optimizers that step in an update; at first the one's.
-        is_prepared, is_stepping: whether ``prepare`` is done for the ``finish`` that comes, and whether it steps now.
-        note: to be shown what the model returns for a batch before its ``backward``; None: not needed.
+        groups: the parameter groups of all optimizers that step in an update.
+        is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
+        record: called with the model's outputs for a batch before its ``backward``; None: not needed.
     """
 
     def __init__(
@@ -82,7 +89,7 @@ class Update:
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
             together = skip if replica is None else SkipTogether(skip)
-            self.begin, self.backward = noted(together, self.begin, self.backward)
+            self.begin, self.backward = record_for_skip(together, self.begin, self.backward)
             self._clip = recorded_norm(gradient_norm(optimizer, max_norm), is_scaled=is_scaled)
             self._step = recorded_step(skip)
         is_simple = clipper is None and replica is None and grad_scaler is None and not skip_non_finite
@@ -90,11 +97,11 @@ class Update:
 
     @property
     def mean(self) -> WindowMean:
-        """What weighs the micro-batches of a window."""
+        """Weights the micro-batches of a window."""
         return self._mean
 
     def mean_of(self, losses: Sequence[Any]) -> Any:
-        """The mean of the losses of this window's micro-batches, of all processes, by their samples or tokens."""
+        """The mean of this window's losses over its micro-batches and all processes, weighted by samples or tokens."""
         if self._device is None:
             if len(losses) == 1 and not self._mean.weights:
                 return losses[0]
@@ -106,7 +113,7 @@ class Update:
         self._zero_grad()
 
     def prepare(self) -> None:
-        """Make the gradients those of all processes, not scaled; ``finish`` does so, unless it is done."""
+        """Average the gradients over all processes and unscale them; ``finish`` does this unless it is already done."""
         if not self.is_prepared:
             self.is_prepared = True
             self._prepare()
@@ -124,4 +131,4 @@ def _unknown() -> int:
 
 
 def _nothing(*_: object) -> None:
-    """Where there is nothing to begin, or to prepare."""
+    """Does nothing."""

@@ -1,4 +1,4 @@
-"""Hooks: what happens around the steps of a training."""
+"""Hooks: code that runs around the steps of a training."""
 
 from trainwright.hooks.base import CallbackHook, HookBase
 from trainwright.hooks.callbacks import (

@@ -1,4 +1,4 @@
-"""What a hook is: code that runs at five moments of a training."""
+"""The base class of hooks: code that runs at five moments of a training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,11 @@ from trainwright.hooks.overrides import overridable
 
 @overridable
 class HookBase:
-    """Override the moments you need; a moment that a hook leaves alone costs nothing.
+    """Override the methods you need; a method that is not overridden costs nothing.
 
     ``self.trainer`` is the trainer, set when the hook is registered: ``trainer.iter, start_iter, max_iter, storage,
-    …``. Hooks run in the order in which they were registered. A hook with memory that must survive a resume has
-    ``state_dict()`` and ``load_state_dict(state)``.
+    …``. Hooks run in the order of registration. A hook whose state must survive a resume has ``state_dict()`` and
+    ``load_state_dict(state)``.
 
     The order of calls::
 
@@ -25,31 +25,30 @@ class HookBase:
         after_end()
     """
 
-    trainer: Any = None  # any trainer: hooks lie below the engine and may not import it
+    trainer: Any = None  # any trainer: hooks must not import the engine
 
     def before_train(self) -> None:
         """Called once, before the first iteration."""
 
     def after_train(self) -> None:
-        """Called once at the end, also when training failed: ``trainer.iter < trainer.max_iter`` then."""
+        """Called once at the end, also after a failure: then ``trainer.iter < trainer.max_iter``."""
 
     def after_end(self) -> None:
-        """Called once, last of all: every hook's ``after_train`` has been, and ``trainer.has_failed`` says how it went.
+        """Called once, after every hook's ``after_train``; ``trainer.has_failed`` is final.
 
-        The final checkpoint, which a longer run goes on from, has been saved again by then, with what the final
-        evaluation has changed in the memory of hooks. What is for the end alone belongs here: a longer run does not
-        see it.
+        The final checkpoint, from which a longer run continues, has been saved again with the state of hooks that the
+        final evaluation has changed. Override this method for work that a longer run must not see.
         """
 
     def before_step(self) -> None:
-        """Called before each iteration, when every hook has finished the one before."""
+        """Called before each iteration, after every hook has finished the previous one."""
 
     def after_step(self) -> None:
         """Called after each iteration."""
 
 
 class CallbackHook(HookBase):
-    """Call functions of the trainer at the four moments of a hook.
+    """Calls functions of the trainer at four moments of a hook.
 
     >>> hook = CallbackHook(after_step=lambda trainer: print(trainer.iter))
     """

@@ -1,8 +1,8 @@
-"""Save checkpoints while training.
+"""Save checkpoints during training.
 
-A checkpoint is due *after* an iteration and taken *between* iterations, when every hook has finished that one: in
-the next ``before_step``, or in ``after_train``. So what the hooks know (the best metric, say) is in it, whatever
-their order. It is written beside the training; ``after_train`` waits for the last ones.
+A checkpoint is due *after* an iteration and saved *between* iterations, when every hook has finished that one: in the
+next ``before_step``, or in ``after_train``. So it includes the state of hooks (for example the best metric), whatever
+their order. It is written asynchronously; ``after_train`` waits for the last ones.
 """
 
 import logging
@@ -28,10 +28,10 @@ def has_failed(trainer: Any) -> bool:
 
 
 def check_prefix(prefix: str, where: str) -> None:
-    """Refuse, before the training, what no checkpoint can be called.
+    """Check before the training that a checkpoint can have this name.
 
     Raises:
-        ConfigError: ``where`` names the argument.
+        ConfigError: it cannot; ``where`` names the argument.
     """
     try:
         check_name(prefix)
@@ -40,7 +40,7 @@ def check_prefix(prefix: str, where: str) -> None:
 
 
 class Saver(Protocol):
-    """What these hooks need of a :class:`~trainwright.checkpoint.Checkpointer`."""
+    """The methods of a :class:`~trainwright.checkpoint.Checkpointer` that these hooks use."""
 
     save_dir: Any
     save_to_disk: bool
@@ -55,8 +55,8 @@ class Saver(Protocol):
 class PeriodicCheckpointer(HookBase):
     """Save ``{file_prefix}_{iter:07d}`` every ``period`` iterations and ``{file_prefix}_final`` after the last one.
 
-    ``iter`` in the name is the 0-based last iteration done. ``max_to_keep`` bounds how many of the numbered
-    checkpoints stay; the newest stay, and whatever ``model_best`` or ``last_checkpoint`` points at. ``max_iter`` is
+    ``iter`` in the name is the 0-based last completed iteration. ``max_to_keep`` limits the number of numbered
+    checkpoints; the newest are kept, and those that ``model_best`` or ``last_checkpoint`` point at. ``max_iter`` is
     the trainer's by default.
     """
 
@@ -76,13 +76,13 @@ class PeriodicCheckpointer(HookBase):
         self._max_to_keep = max_to_keep
         check_prefix(file_prefix, "PeriodicCheckpointer.file_prefix")
         self._prefix = file_prefix
-        self._due: int | None = None  # the iteration to be saved
+        self._due: int | None = None  # the iteration to save
         self._is_prepared = False
 
     def after_step(self) -> None:
         if self._period > 0 and (self.trainer.iter + 1) % self._period == 0:
             self._due = self.trainer.iter
-        if not self._is_prepared:  # here, since an optimizer has its state after its first step
+        if not self._is_prepared:  # an optimizer has its state after its first step
             self._is_prepared = True
             with self.trainer.phases.counting("save"):
                 self._checkpointer.prepare(reserve=self._saves_before_end())
@@ -94,10 +94,10 @@ class PeriodicCheckpointer(HookBase):
     def after_train(self) -> None:
         failed = has_failed(self.trainer)
         try:
-            # A failure inside iteration `due` leaves trainer.iter there: the hooks after us have not finished it.
+            # After a failure inside iteration `due`, trainer.iter == due: later hooks have not finished it.
             if self._due is not None and self.trainer.iter == self._due + 1 and not (failed and get_world_size() > 1):
                 self._save_due()
-            # Before the final evaluation, which may take long: a kill in it loses no training.
+            # Before the final evaluation, which may take long: a kill during it loses no training.
             if self._is_last():
                 self._save(f"{self._prefix}_final", self.trainer.iter - 1)
         finally:
@@ -105,7 +105,7 @@ class PeriodicCheckpointer(HookBase):
                 self._checkpointer.wait(alone=failed)
 
     def after_end(self) -> None:
-        """Save the final checkpoint again, with what the final evaluation has changed in the memory of hooks."""
+        """Save the final checkpoint again, with the state of hooks that the final evaluation has changed."""
         if self._is_last() and not self.trainer.has_failed:
             self._save(f"{self._prefix}_final", self.trainer.iter - 1, keep_trained=True)
             with self.trainer.phases.counting("save"):
@@ -123,7 +123,7 @@ class PeriodicCheckpointer(HookBase):
         self._save(f"{self._prefix}_{iteration:07d}", iteration)
 
     def _save(self, name: str, iteration: int | None, **settings: Any) -> None:
-        delete_older = None  # behind the final one too: a kill may have come between the last save and its deletions
+        delete_older = None  # after the final one too: a kill may have prevented earlier deletions
         if self._max_to_keep is not None and self._checkpointer.save_to_disk:
             delete_older = partial(_delete_older, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
         with self.trainer.phases.counting("save"):
@@ -133,16 +133,16 @@ class PeriodicCheckpointer(HookBase):
 def _delete_older(save_dir: str, prefix: str, max_to_keep: int) -> None:
     try:
         keep_newest(save_dir, prefix, max_to_keep)
-    except OSError as error:  # the next save tries again; what is there too long does no harm
+    except OSError as error:  # the next save tries again; an extra checkpoint does no harm
         logger.warning("%s: an older checkpoint could not be deleted (%s).", save_dir, error)
 
 
 class BestCheckpointer(HookBase):
-    """Save ``file_prefix`` whenever ``val_metric`` is better than ever before.
+    """Save ``file_prefix`` whenever ``val_metric`` is the best so far.
 
-    Better is larger for mode "max", smaller for "min".
+    Higher is better for mode "max", lower for "min".
 
-    Looks at the metric after each evaluation, so it stands after the :class:`EvalHook`. NaN and infinity are never
+    Checks the metric after each evaluation, so register it after the :class:`EvalHook`. NaN and infinity are never
     best. The best value so far survives a resume.
     """
 
@@ -169,19 +169,21 @@ class BestCheckpointer(HookBase):
         self._warned = False
 
     def state_dict(self) -> dict[str, Any]:
-        # A checkpoint that is saved first knows of the new best and may be the last that a killed run has written.
+        # A checkpoint that is saved first has the new best value, and may be the last one that a killed run writes.
         return {"metric": self._metric, "best": self.best, "best_iter": self.best_iter, "due": self._due}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("metric", self._metric) != self._metric:  # the two cannot be compared
-            logger.warning("The best was by %s, now by %s: it starts fresh.", state["metric"], self._metric)
+            logger.warning(
+                "The best checkpoint was chosen by %s, now by %s: it restarts.", state["metric"], self._metric
+            )
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
 
     def after_step(self) -> None:
         iteration = self.trainer.iter + 1
         if self._period > 0 and iteration % self._period == 0 and iteration != self.trainer.max_iter:
-            self._look(self.trainer.iter)
+            self._check_metric(self.trainer.iter)
 
     def before_step(self) -> None:
         if self._due is not None:
@@ -191,26 +193,26 @@ class BestCheckpointer(HookBase):
         failed = has_failed(self.trainer)
         try:
             if not failed:
-                self._look(self.trainer.iter)
+                self._check_metric(self.trainer.iter)
                 if self._due is not None:
                     self._save_due()
         finally:
             with self.trainer.phases.counting("save"):
                 self._checkpointer.wait(alone=failed)
 
-    def _look(self, evaluated_at: int) -> None:
-        """Note a new best. ``evaluated_at`` is the storage's iteration of the evaluation."""
+    def _check_metric(self, evaluated_at: int) -> None:
+        """Record a new best value. ``evaluated_at`` is the storage's iteration of the evaluation."""
         value, put_at = self.trainer.storage.latest().get(self._metric, (math.nan, None))
         if put_at != evaluated_at:
             self._warn_missing()
         elif math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
-            # The final evaluation counts as iteration max_iter, one past the last iteration done.
+            # The final evaluation counts as iteration max_iter, one more than the last completed iteration.
             self._due = min(evaluated_at, self.trainer.max_iter - 1)
             self.best, self.best_iter = value, self._due
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
-        assert iteration is not None, "called where one is due"
+        assert iteration is not None, "called only if a save is due"
         with self.trainer.phases.counting("save"):
             self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
         logger.info(
@@ -228,7 +230,7 @@ class BestCheckpointer(HookBase):
             return
         self._warned = True
         logger.warning(
-            "The evaluation did not give %r, by which the best checkpoint is chosen; it gave: %s. No %s is saved.",
+            "The evaluation did not compute %r, which selects the best checkpoint; it computed: %s. No %s is saved.",
             self._metric,
             ", ".join(sorted(self.trainer.last_eval_results)) or "nothing",
             self._file_prefix,

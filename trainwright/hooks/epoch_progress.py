@@ -1,4 +1,4 @@
-"""Lines about the progress of an epoch, for where there is no terminal to show a bar on."""
+"""Progress lines of an epoch, for outputs without a terminal."""
 
 import logging
 import time
@@ -13,10 +13,10 @@ _PERIOD_S = 30.0
 
 
 class EpochProgress(HookBase):
-    """Log a line every half minute: epoch, step, loss, rate. Epochs that are shorter get none.
+    """Log a line every 30 seconds: epoch, step, loss, remaining time. Shorter epochs log none.
 
-    ``position()`` returns the epoch, the steps done in it, and the steps that it has. Between two lines an iteration
-    costs one comparison: the iteration of the next line comes from the rate so far.
+    ``position()`` returns the epoch, the steps done in it, and its number of steps. Between two lines an iteration
+    costs one comparison: the iteration of the next line is estimated from the rate so far.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ class EpochProgress(HookBase):
 
     def after_step(self) -> None:
         if self.trainer.iter >= self._next:
-            self._look()
+            self._check_time()
 
-    def _look(self) -> None:
+    def _check_time(self) -> None:
         now, done = time.monotonic(), self.trainer.iter + 1
         seconds, iterations = now - self._last_time, done - self._last
         if seconds >= _PERIOD_S:
             self._log(seconds / iterations)
             self._last, self._last_time = done, now
         left_s = _PERIOD_S - seconds if seconds < _PERIOD_S else _PERIOD_S
-        # Not more than twice as many as so far: the first iterations are slower than the rest.
+        # At most twice as many as so far: the first iterations are slower than the rest.
         self._next = done + max(1, min(iterations, int(left_s * iterations / max(seconds, 1e-6))))
 
     def _log(self, seconds_each: float) -> None:
         epoch, step, num_steps = self._position()
-        if step >= num_steps:  # the line of the epoch follows
+        if step >= num_steps:  # the line of the completed epoch follows
             return
         logger.info(
             "[epoch %d/%d] step %d/%d (%.0f %%)%s, %s left in the epoch.",

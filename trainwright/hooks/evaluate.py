@@ -1,4 +1,4 @@
-"""Evaluate while training."""
+"""Evaluate during training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,8 +13,8 @@ from trainwright.hooks.signals import stopped_by_signals
 class EvalHook(HookBase):
     """Run ``eval_function`` every ``eval_period`` iterations (0: never) and once after the last one.
 
-    Its result, a dict of numbers that may be nested, is put into the storage under flattened names (``"a/b"``);
-    None and an empty dict put nothing. The final evaluation counts as iteration ``max_iter``.
+    Stores the result, a dict of numbers that may be nested, under flattened names (``"a/b"``). None and an empty dict
+    store nothing. The final evaluation counts as iteration ``max_iter``.
 
     Raises:
         ConfigError: a result is not a number.
@@ -31,7 +31,7 @@ class EvalHook(HookBase):
 
     def after_train(self) -> None:
         if not has_failed(self.trainer):
-            with stopped_by_signals():  # the training is saved, and a resume evaluates
+            with stopped_by_signals():  # the training is saved; a resume evaluates
                 self._evaluate()
 
     def _evaluate(self) -> None:

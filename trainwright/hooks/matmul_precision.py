@@ -1,4 +1,4 @@
-"""How exactly matrices of float32 are multiplied while a training runs."""
+"""The precision of float32 matrix multiplications during a training."""
 
 from typing import Literal, TypeAlias
 
@@ -11,14 +11,14 @@ MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 
 
 class Float32MatmulPrecision(HookBase):
-    """``torch.set_float32_matmul_precision`` for the time of a training.
+    """Sets ``torch.set_float32_matmul_precision`` during the training.
 
-    "highest": in float32. "high": numbers rounded to 10 bits (TensorFloat-32) where the device has that. "medium": to 7
-    bits (bfloat16), which CPUs have too. Sums, weights, gradients and the optimizer stay in float32, so nothing else
-    changes: no autocast, no scaler.
+    "highest": float32. "high": inputs rounded to 10 bits (TensorFloat-32) if the device supports it. "medium": to 7
+    bits (bfloat16), which CPUs support too. Sums, weights, gradients and the optimizer stay in float32: no autocast, no
+    scaler.
 
     Raises:
-        ConfigError: the process has chosen by torch's newer ``fp32_precision``, beside which this cannot be set.
+        ConfigError: the program uses torch's newer ``fp32_precision``, which excludes this setting.
     """
 
     def __init__(self, precision: MatmulPrecision) -> None:

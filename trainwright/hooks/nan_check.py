@@ -1,4 +1,4 @@
-"""Losses, gradients and weights that are NaN or infinite are found before anything is saved."""
+"""Detect losses, gradients and weights that are NaN or infinite before anything is saved."""
 
 import logging
 import math
@@ -20,35 +20,35 @@ NonFinitePolicy: TypeAlias = Literal["stop", "skip", "warn"]
 Found: TypeAlias = dict[int, dict[str, float]]  # by iteration, then by name
 
 _HELP = (
-    "A smaller learning rate, clipped gradients or a look at the data of that iteration may help; non_finite='skip'"
-    " leaves such updates out. Every checkpoint so far was looked at before it was saved: the newest one is good."
+    "Try a smaller learning rate or gradient clipping, and check the data of that iteration; non_finite='skip'"
+    " skips such updates. Every checkpoint was checked before it was saved: the newest one is valid."
 )
 
 
 class NonFiniteError(UserError, FloatingPointError):
-    """A loss, the gradients or a weight is NaN or infinite. The command line ends with 1."""
+    """A loss, a gradient or a weight is NaN or infinite. The exit code of the command line is 1."""
 
     exit_code = 1
 
 
 class FiniteCheck(HookBase):
-    """Look at every training loss and gradient norm since the last look, for values that are not finite.
+    """Check every training loss and gradient norm since the last check for non-finite values.
 
-    It looks every ``period`` iterations, after the last one, and whenever :meth:`check` is called, which a trainer does
-    before it gives its state to a checkpoint. The values are those in the storage that were put as noisy (so not the
-    results of evaluations) with "loss" in their name or as ``grad_norm``. Reading them is the one transfer of a log
-    period that the writers need anyway. All ranks look, and what one finds all have found.
+    Checks every ``period`` iterations, after the last one, and when :meth:`check` is called, which a trainer does
+    before it saves its state. Checks the stored values with ``smoothing_hint=True`` (so not the results of
+    evaluations) whose name contains "loss" or is ``grad_norm``. Reading them is the one transfer per log period that
+    the writers need anyway. All ranks check, and share what they find.
 
     ``policy``:
 
-    * "stop": raise :class:`NonFiniteError`, on every rank alike. Before a save the trainable parameters are looked at
-      too; buffers are not, since some rightly hold infinity.
-    * "skip": tell which updates the trainer has left out (``skipped_update``). Parameters are looked at as above.
-    * "warn": a warning where a row of such iterations begins.
+    * "stop": raise :class:`NonFiniteError` on every rank. Before a save the trainable parameters are checked too;
+      buffers are not, since some may hold infinity.
+    * "skip": report the updates that the trainer has skipped (``skipped_update``). Parameters are checked as above.
+    * "warn": warn at the start of a sequence of such iterations.
 
-    Where it looks after an iteration, it also warns of a model that is in evaluation mode.
+    Checks after an iteration also warn if the model is in evaluation mode.
 
-    Stands before the hooks that save and write.
+    Register it before the hooks that save and write.
     """
 
     def __init__(
@@ -58,39 +58,39 @@ class FiniteCheck(HookBase):
         *,
         is_due: Callable[[], bool] | None = None,
     ) -> None:
-        """``is_due``, asked after an iteration, stands in place of ``period``."""
+        """``is_due``, called after an iteration, replaces ``period``."""
         if policy not in get_args(NonFinitePolicy):
             raise ConfigError(f"FiniteCheck.policy: got {policy!r}; it must be 'stop', 'skip' or 'warn'.")
         self._period = period
         self._policy = policy
         self._is_due = is_due or self._is_period_over
-        self._next = 0  # the first iteration that has not been looked at
+        self._next = 0  # the first unchecked iteration
         self._last_bad = -2
-        self._look_at_mode = TrainingMode()
+        self._check_mode = TrainingMode()
 
     def before_train(self) -> None:
         self._next = self.trainer.start_iter
 
     def after_step(self) -> None:
         if self._is_due() or self.trainer.iter + 1 == self.trainer.max_iter:
-            self._look_at_metrics()
-            self._look_at_mode(self.trainer)
+            self._check_metrics()
+            self._check_mode(self.trainer)
 
     def check(self) -> None:
-        """Look now, on all ranks.
+        """Check now, on all ranks.
 
         Raises:
-            NonFiniteError: something is not finite, and the policy is "stop"; or a parameter is not, and it is not
-                "warn".
+            NonFiniteError: a value is not finite and the policy is "stop", or a parameter is not finite and the policy
+                is not "warn".
         """
-        self._look_at_metrics()
+        self._check_metrics()
         if self._policy != "warn":
-            self._look_at_parameters()
+            self._check_parameters()
 
     def _is_period_over(self) -> bool:
         return bool((self.trainer.iter + 1) % self._period == 0)
 
-    def _look_at_metrics(self) -> None:
+    def _check_metrics(self) -> None:
         found = self._found_on_any_rank()
         if found and self._policy == "stop":
             first = min(found)
@@ -99,8 +99,8 @@ class FiniteCheck(HookBase):
             )
         if found:
             skipped = {iteration for value, iteration in self._values_of("skipped_update") if value}
-            self._tell({iteration: found[iteration] for iteration in found if iteration in skipped}, is_skipped=True)
-            self._tell({iteration: found[iteration] for iteration in found if iteration not in skipped})
+            self._warn({iteration: found[iteration] for iteration in found if iteration in skipped}, is_skipped=True)
+            self._warn({iteration: found[iteration] for iteration in found if iteration not in skipped})
             self._last_bad = max(found)
         self._next = self.trainer.iterations_done
 
@@ -122,30 +122,30 @@ class FiniteCheck(HookBase):
         history = self.trainer.storage.histories().get(name)
         return [] if history is None else history.values_since(self._next)
 
-    def _tell(self, found: Found, *, is_skipped: bool = False) -> None:
+    def _warn(self, found: Found, *, is_skipped: bool = False) -> None:
         if is_skipped and found:
-            logger.warning("%s: %s%s. Left out: no weight was changed.", *_told(found))
-        elif {iteration - 1 for iteration in found} - found.keys() - {self._last_bad}:  # a row of them begins
-            logger.warning("%s: %s%s. The training goes on, with weights that may be spoilt.", *_told(found))
+            logger.warning("%s: %s%s. Skipped: no weight was changed.", *_message_parts(found))
+        elif {iteration - 1 for iteration in found} - found.keys() - {self._last_bad}:  # a sequence of them starts
+            logger.warning("%s: %s%s. Training continues, with weights that may be invalid.", *_message_parts(found))
 
-    def _look_at_parameters(self) -> None:
+    def _check_parameters(self) -> None:
         names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []
         everywhere = sorted({name for names in all_gather_object(names) for name in names})
         if everywhere:
             raise NonFiniteError(
                 f"After iteration {self.trainer.iterations_done}: {_listed(everywhere)} not finite, though every"
-                f" loss seen was. Nothing was saved. {_HELP}"
+                f" checked loss was. Nothing was saved. {_HELP}"
             )
 
     def _about_parameters(self) -> str:
         names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []
-        return f"By now {_listed(names)} not finite." if names else "All parameters are finite still."
+        return f"Now {_listed(names)} not finite." if names else "All parameters are still finite."
 
 
 def _non_finite_parameters(model: nn.Module) -> list[str]:
-    """The names of the trainable parameters with NaN or infinity in them.
+    """The names of the trainable parameters that contain NaN or infinity.
 
-    Costs a read of the parameters and one transfer per device; only if that gives cause, one per parameter.
+    Costs one read of the parameters and one transfer per device; one per parameter only if a value is not finite.
     """
     trainable = [(name, parameter.detach()) for name, parameter in model.named_parameters() if parameter.requires_grad]
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -153,18 +153,18 @@ def _non_finite_parameters(model: nn.Module) -> list[str]:
         by_kind.setdefault((parameter.device, parameter.dtype), []).append(parameter)
     if all(_have_finite_norms(tensors, dtype) for (_, dtype), tensors in by_kind.items()):
         return []
-    # A norm may also overflow, so each of them is asked.
+    # A norm may also overflow, so each parameter is checked.
     return [name for name, parameter in trainable if not parameter.isfinite().all()]
 
 
 def _have_finite_norms(tensors: list[Tensor], dtype: torch.dtype) -> bool:
-    # On a CPU as fast as memory is read (10 ms for 100 million); isfinite().all() takes 16 times as long.
+    # On a CPU as fast as a memory read (10 ms for 100 million values); isfinite().all() takes 16 times as long.
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
     norms = [torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]
     return bool(torch.stack(norms).isfinite().all())
 
 
-def _told(found: Found) -> tuple[str, str, str]:
+def _message_parts(found: Found) -> tuple[str, str, str]:
     return _iterations(found), _values(found[min(found)]), _more(found)
 
 

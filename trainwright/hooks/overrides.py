@@ -1,24 +1,24 @@
-"""Which methods of an object the user has overridden: found by identity, in every way that Python has for it."""
+"""Which methods of an object the user has overridden, compared by identity."""
 
 from inspect import getattr_static
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type)
 
-# What each class that users extend defines itself, as it was when the class was made: a method that is replaced on the
-# class later differs from it. Static: looked up without binding, so that class methods and partial methods compare.
+# Methods of each extensible class when it was defined: a method replaced on the class later differs.
+# Looked up statically, without binding, so that class methods and partial methods compare equal.
 _DEFINED: dict[type, dict[str, Any]] = {}
 _MISSING = object()
 
 
 def overridable(kind: Kind) -> Kind:
-    """Class decorator: :func:`is_overridden` compares with the methods that ``kind`` has now."""
+    """Class decorator: :func:`is_overridden` compares with the current methods of ``kind``."""
     _DEFINED[kind] = {name: getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
     return kind
 
 
 def is_overridden(owner: object, name: str) -> bool:
-    """Whether ``owner.name`` is the user's and not that of the nearest :func:`overridable` class.
+    """Whether ``owner.name`` is the user's instead of that of the nearest :func:`overridable` class.
 
     It is the user's if a subclass or a mixin defines it (decorated, a ``functools.partialmethod`` …), or if it was
     assigned to the object or to one of its classes.
@@ -33,7 +33,7 @@ def is_overridden(owner: object, name: str) -> bool:
 
 
 def install(owner: object, name: str, call: Any) -> None:
-    """Let ``owner.name`` be ``call``, which does not count as an override, until :func:`uninstall`."""
+    """Set ``owner.name`` to ``call``, which does not count as an override, until :func:`uninstall`."""
     uninstall(owner, name)
     own = vars(owner)
     own.setdefault("_installed", {})[name] = (call, own.get(name, _MISSING))
@@ -41,7 +41,7 @@ def install(owner: object, name: str, call: Any) -> None:
 
 
 def uninstall(owner: object, *names: str) -> None:
-    """Undo :func:`install`: what the user assigned before, or since, is there again."""
+    """Undo :func:`install`: restore what the user assigned before or since."""
     own = vars(owner)
     for name in names:
         call, replaced = own.get("_installed", {}).pop(name, (_MISSING, _MISSING))

@@ -1,6 +1,6 @@
-"""A few iterations looked at closely: every operation on host and device, as a trace to be opened in a browser.
+"""Profile a few iterations: every operation on host and device, as a trace for a browser.
 
-The files are in Chrome's trace format, named as TensorBoard's profiler plugin looks for them.
+The files have Chrome's trace format and the names that TensorBoard's profiler plugin expects.
 """
 
 import contextlib
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.hooks")
 
-FOLDER = "profile"  # of traces, in the run's folder
+FOLDER = "profile"  # for traces, in the run folder
 _NEVER = 1 << 62  # iterations
 _NAME_WIDTH = 70
 
 
 class ProfileHook(HookBase):
-    """Record some iterations with ``torch.profiler`` into ``folder``, and log the operations that took longest.
+    """Record some iterations with ``torch.profiler`` into ``folder``, and log the slowest operations.
 
-    ``wait`` iterations of this training pass, ``warmup`` more get the profiler going, ``active`` are recorded, and all
-    this ``repeat`` times (0: to the end). Outside of that the hook counts iterations, nothing else; recorded ones are
-    slower than others, with ``with_stack`` several times as slow. A training that ends while it records leaves a
-    trace of what was recorded. Where the profiler fails, a warning says so and the training goes on.
+    Skips ``wait`` iterations of this training, warms the profiler up for ``warmup`` more, records ``active``, and
+    repeats this ``repeat`` times (0: to the end). Otherwise the hook only counts iterations. Recorded iterations are
+    slower than others, with ``with_stack`` several times as slow. A training that ends while it records writes a trace
+    of what was recorded. If the profiler fails, the hook warns and the training continues.
 
     Args:
-        record_shapes, profile_memory, with_stack, with_flops: as ``torch.profiler.profile`` takes them.
-        num_rows: operations in the table that is logged.
-        all_ranks: let every process record, each into a file of its own; by default only the main one does.
+        record_shapes, profile_memory, with_stack, with_flops: as in ``torch.profiler.profile``.
+        num_rows: operations in the logged table.
+        all_ranks: record every process, each into its own file; by default only the main process.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ProfileHook(HookBase):
         }
         self._windows_left: float = repeat or math.inf
         self._is_on = all_ranks or get_rank() == 0
-        self._countdown = wait if self._is_on else _NEVER  # iterations until there is something to do
+        self._countdown = wait if self._is_on else _NEVER  # iterations until the next action
         self._first = 0  # iteration of the window
         self._has_recorded = False
         self._profiler: Profiler | None = None
@@ -94,11 +94,11 @@ class ProfileHook(HookBase):
         if self._profiler is not None:
             self._end(self._profiler)
         if self._is_on and not self._has_recorded:
-            self._is_on = False  # say it once
+            self._is_on = False  # warn once
             first = self.trainer.start_iter + self._wait + self._warmup
             logger.warning(
-                "Nothing was profiled: recording was to begin with iteration %d, and the training ended after"
-                " %d. Let it wait for fewer iterations (wait=%d now).",
+                "Nothing was profiled: recording starts with iteration %d, but the training ended after"
+                " iteration %d. Use a smaller wait (now wait=%d).",
                 first + 1, self.trainer.iter, self._wait,
             )  # fmt: skip
 
@@ -116,9 +116,9 @@ class ProfileHook(HookBase):
                 on_trace_ready=self._write,
                 **self._options,
             )
-            profiler.step_num = iteration  # so that the steps in the trace are numbered as those of the training
+            profiler.step_num = iteration  # the trace numbers steps as the training does
             profiler.start()
-        except Exception as error:  # what measures a training must not end it
+        except Exception as error:  # profiling must not end the training
             self._give_up(profiler, error)
         else:
             self._profiler = profiler
@@ -133,7 +133,7 @@ class ProfileHook(HookBase):
                 self._end(profiler)
 
     def _end(self, profiler: "Profiler") -> None:
-        """End a window; one that has not come to its end writes what it has."""
+        """End a window; an incomplete one writes what it has recorded."""
         self._profiler = None
         self._windows_left -= 1
         self._countdown = max(1, self._wait) if self._windows_left > 0 else _NEVER
@@ -147,10 +147,10 @@ class ProfileHook(HookBase):
         if profiler is not None:
             with contextlib.suppress(Exception):  # it may not have been started
                 profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        logger.warning("The profiler failed, and nothing more is profiled: %s: %s", type(error).__name__, error)
+        logger.warning("The profiler failed, so profiling stops: %s: %s", type(error).__name__, error)
 
     def _action_at(self, step: int) -> "ProfilerAction":
-        """What the profiler does in iteration ``step``; it asks for 0 before it knows where it begins."""
+        """What the profiler does in iteration ``step``; it asks for step 0 before its start is known."""
         from torch.profiler import ProfilerAction
 
         number = max(0, step - self._first) - self._warmup
@@ -161,7 +161,7 @@ class ProfileHook(HookBase):
         return ProfilerAction.RECORD_AND_SAVE if number == self._active - 1 else ProfilerAction.NONE
 
     def _write(self, profiler: "Profiler") -> None:
-        """Write what was recorded, and log a table of it."""
+        """Write the trace, and log a table of it."""
         self._has_recorded = True
         first = self._first + self._warmup
         path = self._folder / f"rank{get_rank()}.{first}.pt.trace.json"
@@ -178,19 +178,19 @@ class ProfileHook(HookBase):
             return
         last = max(first, min(first + self._active, self.trainer.iterations_done) - 1)
         logger.info(
-            "Profile of the iterations %d to %d: %s (for https://ui.perfetto.dev).%s", first + 1, last + 1, path, table
+            "Profile of iterations %d to %d: %s (for https://ui.perfetto.dev).%s", first + 1, last + 1, path, table
         )
 
 
 def profile_hook(asked: bool | Mapping[str, Any] | None, output_dir: str | Path) -> ProfileHook | None:
-    """What a setting asks for: True, or arguments by name; None and False: no hook. Traces go into ``output_dir``."""
+    """The hook for a setting: True, or arguments by name; None and False: no hook. Writes to ``output_dir``."""
     if asked is None or asked is False:
         return None
     return ProfileHook(Path(output_dir) / FOLDER, **({} if asked is True else asked))
 
 
 def _activities(device: Any) -> "list[ProfilerActivity] | None":
-    """Of the host and of the device that trains; None, which is all that torch can, where nobody knows the device."""
+    """Activities of the host and the training device; None (all that torch supports) if the device is unknown."""
     from torch.profiler import ProfilerActivity, supported_activities
 
     if device is None:
@@ -201,7 +201,7 @@ def _activities(device: Any) -> "list[ProfilerActivity] | None":
 
 
 def _table(profiler: "Profiler", num_rows: int) -> str:
-    """The operations that took longest by themselves: kernels where there is a device that runs some."""
+    """The operations with the longest self time: kernels, if a device runs some."""
     averages = [row for row in profiler.key_averages() if not row.key.startswith("ProfilerStep")]
     kernels = [row for row in averages if row.device_type.name != "CPU" and not row.is_user_annotation]
     place, rows = ("device", kernels) if kernels else ("host", averages)

@@ -9,16 +9,16 @@ from trainwright.hooks.base import HookBase
 
 
 class LRScheduler(HookBase):
-    """Record the rate that the iteration used, as ``lr``, and step the schedule.
+    """Record the learning rate of each iteration as ``lr``, and step the schedule.
 
-    With several parameter groups it is the rate of the largest one. Without arguments the hook takes the trainer's
-    ``optimizer`` and ``lr_scheduler``.
+    With several parameter groups, records the rate of the largest one. Uses the trainer's ``optimizer`` and
+    ``lr_scheduler`` by default.
 
     Raises:
-        ConfigError: before the training: the schedule is a ReduceLROnPlateau.
+        ConfigError: before the training, if the schedule is a ReduceLROnPlateau.
     """
 
-    _leaves_plateaus = False  # to another hook
+    _leaves_plateaus = False  # steps of ReduceLROnPlateau are made by another hook
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class LRScheduler(HookBase):
         self._scheduler = self._scheduler or self.trainer.lr_scheduler
         if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and not self._leaves_plateaus:
             raise ConfigError(
-                "LRScheduler: ReduceLROnPlateau is stepped with a metric, and this hook steps a schedule after each"
-                " iteration. Give another schedule, or leave this hook out and step it in a hook of your own."
+                "LRScheduler: got a ReduceLROnPlateau, which is stepped with a metric; this hook steps a schedule after"
+                " each iteration. Use another schedule, or remove this hook and step the schedule in your own hook."
             )
-        self._group = _telling_group(optimizer)
+        self._group = _representative_group(optimizer)
 
     def after_step(self) -> None:
         assert self._scheduler is not None  # set in before_train
@@ -45,8 +45,8 @@ class LRScheduler(HookBase):
         self._scheduler.step()
 
 
-def _telling_group(optimizer: torch.optim.Optimizer) -> int:
-    """The group whose rate stands for all: the largest; the commonest rate where every group is one parameter."""
+def _representative_group(optimizer: torch.optim.Optimizer) -> int:
+    """The group whose rate is recorded: the largest; the most common rate if every group has one parameter."""
     groups = optimizer.param_groups
     largest = max(len(group["params"]) for group in groups)
     if largest > 1:

@@ -1,4 +1,4 @@
-"""Signals, and saves that failed beside the training: acted on between two iterations, by all ranks at the same one."""
+"""Handle signals and failed background saves between two iterations, on all ranks at the same one."""
 
 import logging
 import os
@@ -18,23 +18,23 @@ logger = logging.getLogger("trainwright.hooks")
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING: tuple[signal.Signals, ...] = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 _MAX_ITERATIONS_APART = 1000
-_active: list["Interruptions"] = []  # of the trainings that run, the innermost last
+_active: list["Interruptions"] = []  # hooks of the running trainings, the innermost last
 
 
 class TrainingTerminated(SystemExit):
-    """SIGTERM came, and what was trained is saved. Ends the process with 143, what shells give for SIGTERM."""
+    """SIGTERM was received, and the training is saved. Exit code 143, the shells' code for SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
 
 
 def stopped_by_signals() -> AbstractContextManager[None]:
-    """What runs inside is ended by SIGTERM and SIGINT at once, where a training of one process looks at signals."""
+    """A context that SIGTERM and SIGINT end at once, in a single-process training that handles signals."""
     return _active[-1].stopping_at_once() if _active and get_world_size() == 1 else nullcontext()
 
 
 class Saver(Protocol):
-    """What this hook needs of a :class:`~trainwright.checkpoint.Checkpointer`."""
+    """The methods of a :class:`~trainwright.checkpoint.Checkpointer` that this hook uses."""
 
     def has_failed(self) -> bool: ...
 
@@ -42,58 +42,55 @@ class Saver(Protocol):
 
 
 class Interruptions(HookBase):
-    """SIGTERM and SIGINT: finish the iteration, save, and stop. SIGUSR1: save, and go on.
+    """SIGTERM and SIGINT: finish the iteration, save, and stop. SIGUSR1: save, and continue.
 
-    SIGTERM ends the training by :class:`TrainingTerminated`, SIGINT (Ctrl-C) by KeyboardInterrupt. A second SIGINT ends
-    the process at once, as it would without this hook; checkpoints are whole at every moment. Signals that the program
-    was started to ignore stay ignored, and outside of the main thread, where Python lets nobody handle signals, all are
-    left alone.
+    SIGTERM ends the training with :class:`TrainingTerminated`, SIGINT (Ctrl-C) with KeyboardInterrupt. A second SIGINT
+    ends the process at once, as it would without this hook; checkpoints are complete at every moment. Signals that the
+    program ignores stay ignored. Outside the main thread, where Python allows no signal handlers, none are handled.
 
-    After the last iteration the final evaluation of an :class:`~trainwright.hooks.EvalHook` is stopped at once, in a
-    training of one process: the training is saved, and a resume evaluates. Everything else is finished, and so is the
-    final evaluation of several processes.
+    After the last iteration, signals stop the final evaluation of an :class:`~trainwright.hooks.EvalHook` at once in a
+    training of one process: the training is saved, and a resume evaluates. Everything else, and the final evaluation of
+    several processes, is finished.
 
-    A save that has failed in the background is made once more, with the state of now; if that fails too, it ends the
-    training.
+    A save that has failed in the background is repeated with the current state; if that fails too, the training ends.
 
-    It stands last in the list, behind what saves by itself. One process looks at every iteration. Several agree: each
-    ``period_s`` seconds they tell each other what has come, at an iteration that all know beforehand, so that a signal
-    to one of them is enough.
+    Register it last, after the hooks that save. One process checks every iteration. Several processes exchange their
+    signals every ``period_s`` seconds, at an iteration that all know in advance, so a signal to one process suffices.
 
     Args:
-        save: saves what was trained so far, under the name of the last iteration done.
+        save: saves the current training state, named by the last completed iteration.
     """
 
     def __init__(self, checkpointer: Saver, save: Callable[[], None], *, period_s: float = 1.0) -> None:
         self._checkpointer = checkpointer
         self._save = save
         self._period_s = period_s
-        self._came: set[int] = set()
+        self._received: set[int] = set()
         self._previous: dict[int, Any] = {}
         self._stops_at_once = False
-        # Functions of the class: a bound method would make a circle that outlives the training.
-        self._look: Callable[[Interruptions], None] = Interruptions._look_alone
-        self._next_look = 0  # iteration
-        self._last_look: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
+        # Functions of the class: a bound method would make a reference cycle that outlives the training.
+        self._check: Callable[[Interruptions], None] = Interruptions._check_alone
+        self._next_check = 0  # iteration
+        self._last_check: tuple[int, float] = (0, 0.0)  # iteration, time in seconds
 
     def before_train(self) -> None:
-        self._came.clear()
+        self._received.clear()
         _active.append(self)
         if threading.current_thread() is threading.main_thread():
             for number in (*_STOPPING, *_SAVING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous[number] = signal.signal(number, self._note)
+                    self._previous[number] = signal.signal(number, self._handle)
         if get_world_size() > 1:
-            self._look = Interruptions._look_together
-            self._next_look = self.trainer.start_iter + 1
-            self._last_look = (self.trainer.start_iter, time.perf_counter())
+            self._check = Interruptions._check_together
+            self._next_check = self.trainer.start_iter + 1
+            self._last_check = (self.trainer.start_iter, time.perf_counter())
 
     def before_step(self) -> None:
-        self._look(self)
+        self._check(self)
 
-    def _look_alone(self) -> None:
-        if self._came or self._checkpointer.has_failed():
-            self._act(self._came)
+    def _check_alone(self) -> None:
+        if self._received or self._checkpointer.has_failed():
+            self._act(self._received)
 
     def after_end(self) -> None:
         if self in _active:
@@ -103,7 +100,7 @@ class Interruptions(HookBase):
 
     @contextmanager
     def stopping_at_once(self) -> Iterator[None]:
-        """What runs inside is ended by SIGTERM and SIGINT at once, also by one that came before."""
+        """The context is ended by SIGTERM and SIGINT at once, also by one received before."""
         self._stops_at_once = True
         try:
             self._stop()
@@ -116,56 +113,56 @@ class Interruptions(HookBase):
             self._stops_at_once = False
 
     def _stop(self) -> None:
-        if self._came.intersection(_STOPPING):
-            raise TrainingTerminated if signal.SIGTERM in self._came else KeyboardInterrupt
+        if self._received.intersection(_STOPPING):
+            raise TrainingTerminated if signal.SIGTERM in self._received else KeyboardInterrupt
 
-    def _look_together(self) -> None:
+    def _check_together(self) -> None:
         iteration = self.trainer.iter
-        if iteration < self._next_look:
+        if iteration < self._next_check:
             return
-        before, then = self._last_look
+        before, then = self._last_check
         now = time.perf_counter()
         apart = round(self._period_s * (iteration - before) / max(now - then, 1e-6))
         apart = min(max(1, apart), 2 * max(1, iteration - before), _MAX_ITERATIONS_APART)
-        seen = all_gather_object((self._came.copy(), self._checkpointer.has_failed(), apart))
-        self._last_look, self._next_look = (iteration, now), iteration + seen[0][2]
-        came = set[int]().union(*(signals for signals, _, _ in seen))
-        if came or any(has_failed for _, has_failed, _ in seen):
-            self._act(came)
+        seen = all_gather_object((self._received.copy(), self._checkpointer.has_failed(), apart))
+        self._last_check, self._next_check = (iteration, now), iteration + seen[0][2]
+        received = set[int]().union(*(signals for signals, _, _ in seen))
+        if received or any(has_failed for _, has_failed, _ in seen):
+            self._act(received)
 
-    def _act(self, came: set[int]) -> None:
-        """``came``: the signals that all ranks have agreed on."""
-        came = set(came)
-        self._came -= came
-        self._settle()
-        if not came:
+    def _act(self, received: set[int]) -> None:
+        """``received``: the signals of all ranks."""
+        received = set(received)
+        self._received -= received
+        self._wait_for_saves()
+        if not received:
             return
         is_trained = self.trainer.iterations_done > self.trainer.start_iter
-        if is_trained:  # else the checkpoint that this run has come from says it all
+        if is_trained:  # otherwise the checkpoint that this run resumed from is current
             self._save()
             self._checkpointer.wait()
-        stopping = [number for number in _STOPPING if number in came]
-        names = ", ".join(signal.Signals(number).name for number in sorted(came))
+        stopping = [number for number in _STOPPING if number in received]
+        names = ", ".join(signal.Signals(number).name for number in sorted(received))
         what = f"saved after iteration {self.trainer.iterations_done}" if is_trained else "nothing was trained yet"
-        logger.info("%s: %s; %s.", names, what, "stopping, a resume goes on from there" if stopping else "going on")
+        logger.info("%s: %s; %s.", names, what, "stopping; a resume continues from there" if stopping else "continuing")
         if stopping:
             raise TrainingTerminated if stopping[0] == signal.SIGTERM else KeyboardInterrupt
 
-    def _settle(self) -> None:
-        """Wait for the saves in flight. Where one has failed, save what there is now; failing again is raised."""
+    def _wait_for_saves(self) -> None:
+        """Wait for pending saves. If one has failed, save the current state; a second failure is raised."""
         try:
             self._checkpointer.wait()
         except OSError as error:
-            logger.warning("%s. Trying once more, with the state of now.", error)
+            logger.warning("%s. Retrying with the current state.", error)
             self._save()
             self._checkpointer.wait()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._stops_at_once:
-            self._came.add(number)
+            self._received.add(number)
             self._stop()
             return
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.write(2, b"\nStopping after this iteration; Ctrl-C again ends at once.\n")  # all that a handler may do
-        self._came.add(number)
+            os.write(2, b"\nStopping after this iteration; press Ctrl-C again to end at once.\n")  # async-signal-safe
+        self._received.add(number)

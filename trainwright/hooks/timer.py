@@ -1,4 +1,4 @@
-"""How long iterations take, and where the time goes."""
+"""Time iterations and phases."""
 
 import dataclasses
 import logging
@@ -14,17 +14,17 @@ from trainwright.parallel.dist import is_main_process
 
 logger = logging.getLogger("trainwright.hooks")
 
-_MIN_SHOWN = 1.0  # seconds: a shorter training shows no phases
+_MIN_SHOWN = 1.0  # seconds: a shorter training logs no phases
 
 
 class IterationTimer(HookBase):
-    """Record the seconds of each iteration as ``time``; at the end log where the time went, and what would help.
+    """Record the seconds of each iteration as ``time``; at the end log the time of each phase, and advice.
 
-    The ``warmup_iter``-th iteration of a run is the first one recorded: those before are slower. A resumed run leaves
-    out the same iterations as an uninterrupted one. Hooks do not count as part of an iteration. The shares at the end
-    are those of the time behind the first iteration, in which libraries are imported.
+    The ``warmup_iter``-th iteration of a run is the first one recorded, since earlier ones are slower. A resumed run
+    skips the same iterations as an uninterrupted one. Hooks do not count as part of an iteration. The shares at the end
+    cover the time after the first iteration, in which libraries are imported.
 
-    ``facts(trainer)`` returns what the advice has to know of a training; without it the advice is in general words.
+    ``facts(trainer)`` returns the facts that the advice needs; without it the advice uses general words.
     """
 
     def __init__(self, warmup_iter: int = 3, facts: Callable[[Any], Facts] | None = None) -> None:
@@ -32,10 +32,10 @@ class IterationTimer(HookBase):
         self._facts = facts
         self._train_start = 0.0
         self._steps_total = self._first_step = 0.0
-        self._before = PhaseTimes()  # those when the training began
+        self._before = PhaseTimes()  # at the start of the training
         self._timed_from: float | None = None  # the end of the first iteration, and
-        self._phases_of_first = PhaseTimes()  # what was counted by then: imports, the first use of a device
-        self._advised = ""  # each advice is given once, also where each epoch is a training of its own
+        self._phases_of_first = PhaseTimes()  # until then: imports, the first use of a device
+        self._advised = ""  # each advice is logged once, also if each epoch is a separate training
 
     def before_train(self) -> None:
         self._train_start = time.perf_counter()
@@ -58,11 +58,11 @@ class IterationTimer(HookBase):
         total = time.perf_counter() - self._train_start
         first = self._slow_first_iteration(iterations)
         compiling = self.trainer.phases.compile - self._before.compile
-        without = f", behind a first one of {_clock(first)}" if first else ""
+        without = f", after a first one of {_clock(first)}" if first else ""
         if compiling:
             first, without = 0.0, f", without {_clock(compiling)} of compiling"
         logger.info(
-            "Trained %d iterations in %s (%s each%s); %s in all, %s of it outside the steps.",
+            "Trained %d iterations in %s (%s each%s); %s in total, %s of it outside the steps.",
             iterations,
             _clock(self._steps_total),
             duration(max(0.0, self._steps_total - compiling - first) / (iterations - bool(first))),
@@ -78,7 +78,7 @@ class IterationTimer(HookBase):
         self._phases_of_first = dataclasses.replace(self.trainer.phases)
 
     def _slow_first_iteration(self, iterations: int) -> float:
-        """The seconds of the first iteration, if they would spoil the mean; else 0."""
+        """The seconds of the first iteration, if it would distort the mean; else 0."""
         rest = (self._steps_total - self._first_step) / max(1, iterations - 1)
         return self._first_step if iterations > 1 and self._first_step > max(1.0, 10 * rest) else 0.0
 

@@ -1,4 +1,4 @@
-"""A model that is trained in evaluation mode: without dropout, and with running statistics that stay as they are."""
+"""Warn about training in evaluation mode: without dropout, and with fixed running statistics."""
 
 import logging
 from typing import Any
@@ -9,8 +9,8 @@ logger = logging.getLogger("trainwright.hooks")
 class TrainingMode:
     """Called with a trainer after some of its steps, it warns once if the model is in evaluation mode.
 
-    A trainer sets training mode before its first step, and evaluations restore the mode. What remains is a step or a
-    callback of the user's own that called ``model.eval()``, and models that own steps use as they come.
+    A trainer sets training mode before its first step, and evaluations restore the mode. So this finds a user's step or
+    callback that calls ``model.eval()``, and models of a user's own loop.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class TrainingMode:
             return
         self._is_logged = True
         logger.warning(
-            "After iteration %d: %s is in evaluation mode while it is trained (no dropout, running statistics as they"
-            " are). Call model.train() before the training, and after every model.eval() of your own.",
+            "After iteration %d: %s is trained in evaluation mode (no dropout, fixed running statistics)."
+            " Call model.train() before the training, and after every model.eval() of your own.",
             trainer.iter + 1, type(model).__name__,
         )  # fmt: skip

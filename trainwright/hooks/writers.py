@@ -1,4 +1,4 @@
-"""Hand the run's metrics to the writers, now and then."""
+"""Pass the run's metrics to the writers periodically."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from trainwright.hooks.base import HookBase
 
 
 class PeriodicWriter(HookBase):
-    """Write every ``period`` iterations, after the last one, and at the end of training, whatever ended it.
+    """Write every ``period`` iterations, after the last one, and at the end of training, also after a failure.
 
-    The writers are called beside the training, which waits for none of them until its end. What one of them raises
-    ends the training at the next time that something is written.
+    The writers run asynchronously; the training waits for them only at its end. An exception of a writer ends the
+    training at the next write.
 
-    Stands last in the list of hooks, so that it writes what the others have put.
+    Register it last, so that it writes the values of other hooks.
     """
 
-    _writes_evaluations = False  # whenever there is one
+    _writes_evaluations = False  # whenever there is an evaluation
 
     def __init__(self, writers: Sequence[EventWriter], period: int = 20) -> None:
         self._period = period
@@ -38,9 +38,9 @@ class PeriodicWriter(HookBase):
             self._write()
 
     def complete_last_row(self, *, is_evaluated: bool) -> None:
-        """A run goes on after the end of a shorter one: the row of that one's last iteration is written again.
+        """For a run that continues after the end of a shorter one: rewrite the row of that run's last iteration.
 
-        With its final evaluation, as a run that did not end there has written it; not where that one has no such row.
+        With its final evaluation, as a longer run writes it; without, if the longer run has no such row.
         """
         storage, last = self.trainer.storage, self.trainer.start_iter - 1
         if storage.written == last or (is_evaluated and self._writes_evaluations):

@@ -88,7 +88,7 @@ def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(
 
 def test_a_schedule_that_needs_a_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
     cfg = config(tmp_path, scheduler=LazyCall(torch.optim.lr_scheduler.ReduceLROnPlateau)())
-    with pytest.raises(ConfigError, match="ReduceLROnPlateau is stepped with a metric"):
+    with pytest.raises(ConfigError, match="ReduceLROnPlateau, which is stepped with a metric"):
         DefaultTrainer(cfg).train()
 
 
@@ -267,7 +267,7 @@ def test_a_resume_with_other_hooks_goes_on_and_lists_what_is_not_used(
     assert [hook.steps for hook in counting] == [8, 2]  # the second one is new
     (line,) = [r.getMessage() for r in caplog.records if "other hooks" in r.getMessage()]
     assert "not used: BestCheckpointer" in line
-    assert "start fresh: Counting" in line
+    assert "Hooks without saved state: Counting" in line
 
 
 def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(

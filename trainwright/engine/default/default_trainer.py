@@ -298,8 +298,8 @@ class DefaultTrainer(TrainerBase):
         stepper, step = bind_step(self._trainer, self._get_batch, self.device)
         return stepper, self.run_step if has_own_step else step
 
-    def _has_end_to_do(self) -> bool:
-        return self._progress.has_end_to_do
+    def _is_end_pending(self) -> bool:
+        return self._progress.is_end_pending
 
     def _before_first_step(self) -> None:
         self._progress.restore()

@@ -185,12 +185,12 @@ class SaveBest(BestCheckpointer):
 
     def after_step(self) -> None:
         if self._is_check_due() and self.trainer.iter + 1 != self.trainer.max_iter:
-            self._look(self.trainer.iter)
+            self._check_metric(self.trainer.iter)
 
-    def _look(self, evaluated_at: int) -> None:
+    def _check_metric(self, evaluated_at: int) -> None:
         # A training metric belongs to the last update also at the end, where evaluations count one more.
         is_of_training = not self._metric.startswith("evaluation/")
-        super()._look(min(evaluated_at, self.trainer.max_iter - 1) if is_of_training else evaluated_at)
+        super()._check_metric(min(evaluated_at, self.trainer.max_iter - 1) if is_of_training else evaluated_at)
 
     def _warn_missing(self) -> None:
         if not self._is_needed:

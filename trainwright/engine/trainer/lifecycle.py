@@ -376,8 +376,8 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         for callback in self._built_in_callbacks:
             self.callbacks.add_callback(callback, singleton=False)
 
-    def _has_end_to_do(self) -> bool:
-        return self.state.has_end_to_do
+    def _is_end_pending(self) -> bool:
+        return self.state.is_end_pending
 
 
 def _length(dataset: Any) -> int | None:

@@ -10,7 +10,7 @@ from trainwright.hooks.callbacks.progress_bar import PrintCallback, ProgressBarC
 from trainwright.hooks.callbacks.sequence import CallbackList
 from trainwright.hooks.callbacks.tensorboard import TensorBoardCallback
 
-# As Towhee spells them.
+# Towhee's spelling.
 TensorBoardCallBack = TensorBoardCallback
 PrintCallBack = PrintCallback
 ProgressBarCallBack = ProgressBarCallback

@@ -1,4 +1,4 @@
-"""What a callback is: code that is called around epochs, batches and evaluations."""
+"""The base class of callbacks: code that is called around epochs, batches and evaluations."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from trainwright.hooks.overrides import overridable
 
 @overridable
 class Callback:
-    """Override the methods you need; one that is left alone costs nothing.
+    """Override the methods you need; a method that is not overridden costs nothing.
 
-    ``logs`` holds the newest values by name: ``global_step`` (batches trained on, over all resumes), ``epoch`` (from 1
-    on), ``epoch_step``, ``eval_global_step``, ``lr``, ``step_loss``, ``epoch_loss`` …; in an evaluation
+    ``logs`` holds the latest values by name: ``global_step`` (batches trained on, over all resumes), ``epoch`` (from
+    1), ``epoch_step``, ``eval_global_step``, ``lr``, ``step_loss``, ``epoch_loss`` …; in an evaluation
     ``eval_step_loss`` and, over its batches so far, ``eval_epoch_loss`` and ``eval_epoch_metric`` (the latter with one
     process); after it these over all batches and each result under ``eval_<name>``. Values read as floats.
 
@@ -34,12 +34,12 @@ class Callback:
             on_epoch_end(epochs, logs)
         on_train_end(logs)
 
-    A callback with memory that must survive a resume has ``state_dict()`` and ``load_state_dict(state)``; the second is
+    A callback whose state must survive a resume has ``state_dict()`` and ``load_state_dict(state)``; the latter is
     called after ``on_train_begin``.
 
     Attributes:
-        model, optimizer: what is trained and by what; set before ``on_train_begin``.
-        trainercontrol: flags for what the training shall do.
+        model, optimizer: the trained model and its optimizer; set before ``on_train_begin``.
+        trainercontrol: flags that request actions of the training.
     """
 
     model: Any = None
@@ -56,16 +56,16 @@ class Callback:
         self.trainercontrol = trainercontrol
 
     def on_train_begin(self, logs: Logs) -> None:
-        """Called before the first batch, also of a training that goes on from a checkpoint."""
+        """Called before the first batch, also of a training that continues from a checkpoint."""
 
     def on_train_end(self, logs: Logs) -> None:
-        """Called once at the end, also when training failed: ``trainercontrol.has_failed`` is True then."""
+        """Called once at the end, also after a failure: then ``trainercontrol.has_failed`` is True."""
 
     def on_epoch_begin(self, epochs: int, logs: Logs) -> None:
-        """Called before an epoch, and where a resume goes on inside one: ``logs["epoch_step"]`` is more than 0 then."""
+        """Called before an epoch, and when a resume continues within one: then ``logs["epoch_step"]`` is above 0."""
 
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:
-        """Called when an epoch has been trained and evaluated."""
+        """Called after an epoch is trained and evaluated."""
 
     def on_batch_begin(self, batch: Any, logs: Logs) -> None:
         """Called before a batch, of training or of evaluation."""
@@ -93,5 +93,5 @@ class Callback:
 
 
 def shown(logs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Those of the names that ``logs`` has, with their values."""
+    """The entries of ``logs`` with these names, as far as they exist."""
     return {name: logs[name] for name in names if name in logs}

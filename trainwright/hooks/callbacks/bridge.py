@@ -1,4 +1,4 @@
-"""Callbacks on a training: which moment of the loop calls which of their methods, and what becomes of their wishes."""
+"""Calls callbacks at the moments of a training, and applies their requests."""
 
 import logging
 import math
@@ -11,7 +11,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.evaluation.report import flatten_results_dict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.callbacks.control_requests import TrainerControl, Wishes
+from trainwright.hooks.callbacks.control_requests import ControlRequests, TrainerControl
 from trainwright.hooks.callbacks.logs import EpochMean, Logs
 from trainwright.hooks.callbacks.sequence import CallbackList
 from trainwright.hooks.checkpoint import has_failed
@@ -23,7 +23,7 @@ _Results = Mapping[str, Any] | None
 
 
 class RunCallbacks(HookBase):
-    """Call a :class:`CallbackList` from a training.
+    """Calls a :class:`CallbackList` from a training.
 
     | moment | calls |
     |---|---|
@@ -36,22 +36,22 @@ class RunCallbacks(HookBase):
     | ``after_step``, ``after_train`` | at the end of an epoch ``on_epoch_end`` |
     | ``after_end`` | ``on_train_end`` |
 
-    It stands behind the hooks that evaluate and step the schedule, and before those that save at the end of training.
+    Register it after the hooks that evaluate and step the schedule, and before those that save at the end of training.
     Without :meth:`train_batches` an iteration is one batch, and callbacks get ``()`` for it.
 
-    With several processes each calls its own callbacks. A wish of one of them is everybody's, and granted after an
-    evaluation or at the end of an epoch; a save between these must be wished by all of them alike.
+    With several processes each calls its own callbacks. A request of one process applies to all, after an evaluation or
+    at the end of an epoch; to save between these, all of them must request it.
 
     Args:
-        steps_per_epoch: in batches; None: the whole training is one epoch.
-        save: what ``should_save`` calls, with the Checkpointer to save by. By default ``model_{iter:07d}`` is saved.
-        evaluate, log, end_epoch: what ``should_evaluate``, ``should_log`` and ``should_epoch_stop`` call; without,
-            such a wish is an error.
-        metric: which result of an evaluation is ``eval_epoch_metric``; by default the first that is not the loss.
-        loss_name: the metric in the storage that is ``step_loss``, where :meth:`record` gets no other.
+        steps_per_epoch: in batches; None: the complete training is one epoch.
+        save: called for ``should_save``, with the Checkpointer to use. By default ``model_{iter:07d}`` is saved.
+        evaluate, log, end_epoch: called for ``should_evaluate``, ``should_log`` and ``should_epoch_stop``; without
+            them, such a request is an error.
+        metric: the evaluation result that is ``eval_epoch_metric``; by default the first one that is not the loss.
+        loss_name: the stored metric that is ``step_loss``, unless :meth:`record` gets another.
 
     Attributes:
-        callbacks, control, logs: what they are given.
+        callbacks, control, logs: the passed callbacks, their control and their logs.
     """
 
     def __init__(
@@ -74,29 +74,29 @@ class RunCallbacks(HookBase):
         self.logs = Logs()
         self._steps_per_epoch = steps_per_epoch
         actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
-        self._wishes = Wishes(self.control, self._save_iteration if save is None else save, actions)
+        self._requests = ControlRequests(self.control, self._save_iteration if save is None else save, actions)
         self._metric = metric
         self._mean_loss = EpochMean(loss_name)
-        self._epoch: int | None = None  # the one that has begun and not ended
-        self._is_entered = False  # whether on_epoch_begin was called for it, in this process
+        self._epoch: int | None = None  # the epoch that has started and not ended
+        self._is_entered = False  # whether this process has called on_epoch_begin for it
         self._is_train_begun = False
-        self._is_shown = False  # the storage's loss, which is there after the first update
+        self._is_shown = False  # whether logs reads the stored loss, which exists after the first update
         self._is_alone = True  # the only process
         self._is_fed = False  # by train_batches
-        self._batch: tuple[Any, ...] = ()  # a training batch that has begun, and
-        self._eval_batch: tuple[Any, ...] = ()  # one of evaluation
-        self._evaluated_at: int | None = None  # iterations done then
+        self._batch: tuple[Any, ...] = ()  # the current training batch, and
+        self._eval_batch: tuple[Any, ...] = ()  # the current evaluation batch
+        self._evaluated_at: int | None = None  # iterations_done at the last evaluation
         self._results: _Results = None
 
-    # What a trainer hands in.
+    # Called by a trainer.
 
     def train_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """``batches``, each with its callbacks around it."""
+        """``batches``, with callbacks around each."""
         self._is_fed = True
         return self._watched(batches)
 
     def eval_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches of an evaluation, each with its callbacks around it."""
+        """The batches of an evaluation, with callbacks around each."""
         for batch in batches:
             self._eval_batch = (batch,)
             self.callbacks.on_eval_batch_begin(batch, self.logs)
@@ -104,14 +104,14 @@ class RunCallbacks(HookBase):
             self._end_eval_batch()
 
     def evaluating(self, evaluate: Callable[[], _Results]) -> Callable[[], _Results]:
-        """``evaluate``, with its callbacks around it: what an :class:`~trainwright.hooks.EvalHook` takes.
+        """``evaluate`` with callbacks around it: the function for an :class:`~trainwright.hooks.EvalHook`.
 
-        The evaluation at the end of a training that has just been stopped after one is that one, and not run again.
+        If an evaluation has just stopped the training, its results are used for the final evaluation.
         """
         return partial(self._evaluate, evaluate)
 
     def record(self, step_logs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Show callbacks what a step has given (``step_loss``, ``epoch_loss`` …; tensors are waited for when read)."""
+        """Update the logs with a step's values (``step_loss``, ``epoch_loss`` …); reading a tensor synchronizes."""
         self.logs.update(step_logs)
         return step_logs
 
@@ -120,10 +120,10 @@ class RunCallbacks(HookBase):
         return self._mean_loss.read(self.trainer.storage)
 
     def epoch_loss_with(self, step_loss: float) -> float:
-        """The mean loss of the epoch so far, with that of a step which is not over."""
+        """The mean loss of the epoch so far, including a running step."""
         return self._mean_loss.read_with(self.trainer.storage, step_loss)
 
-    # The moments.
+    # Hook methods.
 
     def before_train(self) -> None:
         trainer, control = self.trainer, self.control
@@ -136,7 +136,7 @@ class RunCallbacks(HookBase):
         self.logs["epoch"] = self._epoch_of(max(0, steps_done - 1))
         self._mean_loss.begin(trainer.start_iter)
         optimizer = getattr(trainer, "optimizer", None)
-        if optimizer is not None:  # asked for anew each time: a callback may set another one
+        if optimizer is not None:  # read each time: a callback may set another one
             self.logs.defer("lr", lambda: float(trainer.optimizer.param_groups[0]["lr"]))
         self.callbacks.set_model(getattr(trainer, "model", None))
         self.callbacks.set_optimizer(optimizer)
@@ -148,7 +148,7 @@ class RunCallbacks(HookBase):
 
     def before_step(self) -> None:
         if self.control.should_save:
-            self._wishes.save(self._checkpointer())
+            self._requests.save(self._checkpointer())
         if not self._is_entered:
             self._enter_epoch()
         if not self._is_fed:
@@ -158,19 +158,19 @@ class RunCallbacks(HookBase):
         self._end_batch()
         is_over = self._epoch is not None and self._epoch_of(self.logs["global_step"]) > self._epoch
         is_last = is_over and self.trainer.iter + 1 >= self.trainer.max_iter
-        if is_over and not is_last:  # the last epoch is over when the final evaluation has been
+        if is_over and not is_last:  # the last epoch ends after the final evaluation
             self._leave_epoch()
         if self._is_alone:
-            self._wishes.grant(self.trainer)
+            self._requests.apply(self.trainer)
         elif is_over or self._evaluated_at == self.trainer.iterations_done:
-            self._wishes.agree()
-            self._wishes.grant(self.trainer)
+            self._requests.synchronize()
+            self._requests.apply(self.trainer)
 
     def after_train(self) -> None:
         if self._is_train_begun and not has_failed(self.trainer):
             if self._epoch is not None:
                 self._leave_epoch()
-            self._wishes.agree()
+            self._requests.synchronize()
 
     def after_end(self) -> None:
         if not self._is_train_begun:
@@ -179,14 +179,14 @@ class RunCallbacks(HookBase):
         self.control.has_failed = has_failed(self.trainer)
         try:
             if not self.control.has_failed:
-                self._wishes.save(self._checkpointer())
+                self._requests.save(self._checkpointer())
         finally:
             try:
                 self.callbacks.on_train_end(self.logs)
             finally:
-                self._wishes.wait(alone=self.control.has_failed)
+                self._requests.wait(alone=self.control.has_failed)
 
-    # What a resume brings back.
+    # State of a resume.
 
     def state_dict(self) -> dict[str, Any]:
         mean_loss = self._mean_loss.state_dict(self.trainer.storage)
@@ -198,7 +198,7 @@ class RunCallbacks(HookBase):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also ends a training that its callbacks had stopped, and still want stopped, before the first step."""
+        """Also ends a training before the first step if its callbacks have stopped it and still request that."""
         self._epoch = state["epoch"]
         self.logs.update(state["logs"])
         self._mean_loss.load_state_dict(state["mean_loss"])
@@ -216,7 +216,7 @@ class RunCallbacks(HookBase):
         for batch in batches:
             self._begin_batch(batch)
             yield batch
-            self._end_batch()  # of a micro-batch inside a window; the last one of a window has been ended
+            self._end_batch()  # only within a window: after_step ends its last micro-batch
 
     def _begin_batch(self, batch: Any) -> None:
         self._batch = (batch,)
@@ -244,7 +244,7 @@ class RunCallbacks(HookBase):
     def _enter_epoch(self) -> None:
         self._is_entered = True
         epoch = self._epoch_of(self.logs["global_step"])
-        # A checkpoint from before the last evaluation has the last epoch open; a longer run that resumes it goes on.
+        # A checkpoint from before the last evaluation has the last epoch open; a longer run continues it.
         if self._epoch is None or self._epoch < epoch:
             self._epoch = epoch
             self.logs["epoch_step"] = self.logs["global_step"] - (epoch - 1) * (self._steps_per_epoch or 0)
@@ -266,13 +266,13 @@ class RunCallbacks(HookBase):
         self._results = evaluate()
         self._end_eval_batch()
         self._evaluated_at = done
-        if isinstance(self._results, Mapping):  # anything else the hook that asked for it refuses
+        if isinstance(self._results, Mapping):  # the hook raises for anything else
             self.logs.update(self._named(flatten_results_dict(self._results)))
         self.callbacks.on_eval_end(self.logs)
         return self._results
 
     def _named(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """An evaluation's results, by the names that callbacks know."""
+        """An evaluation's results under the names of callbacks."""
         named = {f"eval_{name}": value for name, value in results.items()}
         if "loss" in results:
             named["eval_epoch_loss"] = results["loss"]
@@ -285,7 +285,7 @@ class RunCallbacks(HookBase):
         return getattr(self.trainer, "checkpointer", None)
 
     def _show_storage(self) -> None:
-        """Let callbacks read the loss that the trainer puts."""
+        """Make the stored loss readable in the logs."""
         self._is_shown = True
         storage, name = self.trainer.storage, self._mean_loss.name
         if name in storage.smoothing_hints():
@@ -294,7 +294,7 @@ class RunCallbacks(HookBase):
 
     def _epoch_loss(self, storage: EventStorage) -> float:
         mean = self._mean_loss.read(storage)
-        is_first_window = math.isnan(mean) and "step_loss" in self.logs  # no update of this epoch is done
+        is_first_window = math.isnan(mean) and "step_loss" in self.logs  # no update of this epoch is complete
         return float(self.logs["step_loss"]) if is_first_window else mean
 
     def _save_iteration(self, checkpointer: Checkpointer) -> None:

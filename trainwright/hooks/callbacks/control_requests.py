@@ -1,4 +1,4 @@
-"""What callbacks wish of a training, and how it is granted."""
+"""Requests of callbacks to a training, and how they are applied."""
 
 import logging
 from collections.abc import Callable
@@ -15,13 +15,13 @@ class TrainerControl:
     """A callback sets a flag; the training acts on it at the end of the iteration, and clears it.
 
     Attributes:
-        should_training_stop: this iteration is the last one. What belongs to the end of a training follows.
-        should_epoch_stop: the rest of the epoch is left out, where the trainer can do that.
+        should_training_stop: this iteration is the last one. The end of the training follows.
+        should_epoch_stop: skip the rest of the epoch, if the trainer supports it.
         should_save: save a checkpoint, between this iteration and the next.
         should_evaluate: evaluate now.
         should_log: write the metrics now.
-        save_dir: the folder of what ``should_save`` saves; None: where the run's own checkpoints are.
-        has_failed: not a wish: in ``on_train_end``, whether the training has ended before its last iteration was done.
+        save_dir: the folder for ``should_save``; None: the run's own checkpoints.
+        has_failed: not a request: in ``on_train_end``, whether the training ended before its last iteration.
     """
 
     should_training_stop: bool = False
@@ -33,7 +33,7 @@ class TrainerControl:
     has_failed: bool = False
 
     def reset(self) -> None:
-        """As new, for a training that begins."""
+        """Reset all flags for a new training."""
         self.should_training_stop = self.should_epoch_stop = False
         self.should_save = self.should_evaluate = self.should_log = self.has_failed = False
         self.save_dir = None
@@ -41,13 +41,13 @@ class TrainerControl:
 
 logger = logging.getLogger("trainwright.hooks")
 
-_WISHES = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+_REQUESTS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 
-class Wishes:
-    """Acts on the flags of ``control`` and clears them.
+class ControlRequests:
+    """Applies the flags of ``control`` and clears them.
 
-    ``actions``: what is called for a flag, by the flag's name; None: the training has no way to do that.
+    ``actions``: the function for each flag; None: the training does not support it.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Wishes:
         self._control = control
         self._save_by = save
         self._actions = actions
-        self._checkpointers: dict[str, Checkpointer] = {}  # of folders that are not the run's own
+        self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
 
-    def agree(self) -> None:
-        """Make a wish of one process that of all."""
+    def synchronize(self) -> None:
+        """Apply a request of one process to all."""
         if get_world_size() == 1:
             return
-        everybody = all_gather_object([getattr(self._control, wish) for wish in _WISHES])
-        for wish, wished in zip(_WISHES, zip(*everybody, strict=True), strict=True):
-            setattr(self._control, wish, any(wished))
+        all_requests = all_gather_object([getattr(self._control, name) for name in _REQUESTS])
+        for name, requested in zip(_REQUESTS, zip(*all_requests, strict=True), strict=True):
+            setattr(self._control, name, any(requested))
 
-    def grant(self, trainer: Any) -> None:
-        """Everything but a save, which is for :meth:`save`, between two iterations."""
+    def apply(self, trainer: Any) -> None:
+        """Apply every request except a save, which :meth:`save` handles between two iterations."""
         control = self._control
         if control.should_epoch_stop or control.should_evaluate or control.should_log:
             self._act()
@@ -79,15 +79,15 @@ class Wishes:
             logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
 
     def _act(self) -> None:
-        for wish, action in self._actions.items():
-            if getattr(self._control, wish):
-                setattr(self._control, wish, False)
+        for name, action in self._actions.items():
+            if getattr(self._control, name):
+                setattr(self._control, name, False)
                 if action is None:
-                    raise ConfigError(f"A callback has set trainercontrol.{wish}; this training has no way to do that.")
+                    raise ConfigError(f"A callback has set trainercontrol.{name}; this training does not support it.")
                 action()
 
     def save(self, own: Checkpointer | None) -> None:
-        """Save if that is wished; ``own`` is the trainer's Checkpointer."""
+        """Save if requested; ``own`` is the trainer's Checkpointer."""
         if not self._control.should_save:
             return
         folder, self._control.should_save, self._control.save_dir = self._control.save_dir, False, None
@@ -108,6 +108,6 @@ class Wishes:
         self._save_by(self._checkpointers[folder])
 
     def wait(self, *, alone: bool) -> None:
-        """Until what was saved in other folders than the run's own is on disk."""
+        """Wait for saves in folders other than the run's own."""
         for checkpointer in self._checkpointers.values():
             checkpointer.wait(alone=alone)

@@ -1,4 +1,4 @@
-"""Stop a training whose metric gets no better."""
+"""Stop a training whose metric does not improve."""
 
 import logging
 import math
@@ -12,37 +12,37 @@ from trainwright.hooks.callbacks.logs import Logs
 
 logger = logging.getLogger("trainwright.hooks")
 
-# What trainers call the first metric of an evaluation, and what is watched where a run has no metric.
+# Trainers' name of the first metric of an evaluation, and the monitor of a run without a metric.
 _FIRST_METRIC, _LOSS = "eval_epoch_metric", "eval_epoch_loss"
 
 
 class EarlyStoppingCallback(Callback):
-    """Stop after ``patience`` epochs in a row whose ``monitor`` was no better than the best before.
+    """Stop after ``patience`` consecutive epochs whose ``monitor`` was no better than the best before.
 
-    Looks at the end of each epoch. NaN and infinity are never better. An epoch without a new evaluation does not count
-    if ``monitor`` is a result of evaluation (``eval_…``). The best value and the count of epochs survive a resume: a
-    stopped run that is resumed stays stopped unless ``patience`` is larger now. In a run without a metric
-    ``"eval_epoch_metric"`` is ``"eval_epoch_loss"``, of which less is better.
+    Checks at the end of each epoch. NaN and infinity are never better. An epoch without a new evaluation does not count
+    if ``monitor`` is an evaluation result (``eval_…``). The best value and the count of epochs survive a resume: a
+    stopped run stays stopped when it is resumed, unless ``patience`` is larger now. In a run without a metric,
+    ``"eval_epoch_metric"`` means ``"eval_epoch_loss"``, where lower is better.
 
     Args:
         monitor: a name in ``logs``, such as ``"eval_epoch_metric"`` or ``"epoch_loss"``.
-        min_delta: by how much a value must be better to be better.
-        patience: in epochs; 0 is as 1.
-        mode: "max" or "min", or "auto": by the name of ``monitor``, as far as it is known ("…loss": min, "…accuracy":
+        min_delta: the smallest difference that counts as better.
+        patience: in epochs; 0 means 1.
+        mode: "max" or "min", or "auto": by the name of ``monitor``, if it is known ("…loss": min, "…accuracy":
             max, and the metrics of torchmetrics).
-        baseline: epochs count as better only when they are better than this, too.
+        baseline: epochs count as better only if they are better than this, too.
 
     Raises:
-        ConfigError: an argument cannot be. At the first evaluation, if ``logs`` has no ``monitor``.
+        ConfigError: an argument is invalid. At the first evaluation, if ``logs`` has no ``monitor``.
 
     Attributes:
         best: the best value so far, None before the first.
-        wait: epochs in a row that were no better.
+        wait: consecutive epochs that were no better.
         stopped_epoch: the epoch after which it stopped, None if it has not.
-        turned_off_by: what messages say about turning it off.
+        turned_off_by: how to turn it off, for messages.
     """
 
-    turned_off_by = "without this callback no epoch is too many"
+    turned_off_by = "remove this callback to turn it off"
 
     best: float | None
     wait: int
@@ -64,10 +64,10 @@ class EarlyStoppingCallback(Callback):
         if not isinstance(patience, int) or isinstance(patience, bool) or patience < 0:
             raise ConfigError(f"EarlyStoppingCallback.patience: got {patience!r}; it must be a whole number >= 0.")
         self.trainercontrol = trainercontrol
-        self.monitor = self._asked_for = monitor
+        self.monitor = self._requested = monitor
         self.min_delta = min_delta
         self.patience = patience
-        self.mode = _settled_mode(mode, monitor)
+        self.mode = _resolve_mode(mode, monitor)
         self.baseline = baseline
         self._reset()
 
@@ -80,8 +80,8 @@ class EarlyStoppingCallback(Callback):
     def on_train_begin(self, logs: Logs) -> None:
         self._reset()
         logger.info(
-            "Early stopping: after %d epochs without a better %s (%s); %s.",
-            max(1, self.patience), self.monitor, "larger" if self.mode == "max" else "smaller", self.turned_off_by,
+            "Early stopping: stops after %d epochs without a better %s (%s); %s.",
+            max(1, self.patience), self.monitor, "higher" if self.mode == "max" else "lower", self.turned_off_by,
         )  # fmt: skip
 
     def on_eval_end(self, logs: Logs) -> None:
@@ -113,13 +113,11 @@ class EarlyStoppingCallback(Callback):
     def on_train_end(self, logs: Logs) -> None:
         has_failed = self.trainercontrol is not None and self.trainercontrol.has_failed
         if not has_failed and self.best is None and self.wait == 0 and self.monitor.startswith("eval"):
-            logger.warning(
-                "Early stopping had nothing to look at: there was no evaluation that gives %s.", self.monitor
-            )
+            logger.warning("Early stopping had no values: no evaluation computed %s.", self.monitor)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "monitor": self._asked_for,
+            "monitor": self._requested,
             "watched": self.monitor,
             "best": self.best,
             "wait": self.wait,
@@ -128,8 +126,8 @@ class EarlyStoppingCallback(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["monitor"] not in (self._asked_for, self.monitor):
-            logger.warning("Early stopping watched %s, now %s: it begins anew.", state["monitor"], self.monitor)
+        if state["monitor"] not in (self._requested, self.monitor):
+            logger.warning("Early stopping watched %s, now %s: it restarts.", state["monitor"], self.monitor)
             return
         self._watch(state.get("watched", self.monitor))
         self.best, self.wait, self._is_evaluated = state["best"], state["wait"], state["is_evaluated"]
@@ -151,7 +149,7 @@ class EarlyStoppingCallback(Callback):
 
     def _stop(self) -> None:
         if self.trainercontrol is None:
-            raise ConfigError("EarlyStoppingCallback.trainercontrol: got None; give the trainer's trainercontrol.")
+            raise ConfigError("EarlyStoppingCallback.trainercontrol: got None; pass the trainer's trainercontrol.")
         self.trainercontrol.should_training_stop = True
 
     def _watch(self, monitor: str) -> None:
@@ -160,26 +158,26 @@ class EarlyStoppingCallback(Callback):
         self.monitor = monitor
 
     def _find_monitor(self, logs: Logs) -> bool:
-        """Whether there is something to look at.
+        """Whether the logs have the monitor.
 
         Raises:
             ConfigKeyError: there is no such metric.
         """
         if self.monitor not in logs and f"eval_{self.monitor}" in logs:
-            self._watch(f"eval_{self.monitor}")  # as metric_for_best_model calls it
+            self._watch(f"eval_{self.monitor}")  # the name without prefix, as in metric_for_best_model
         if self.monitor == _FIRST_METRIC and self.monitor not in logs and _LOSS in logs:
-            logger.info("Early stopping: this run has no metric, so %s counts (smaller is better).", _LOSS)
+            logger.info("Early stopping: this run has no metric, so it watches %s (lower is better).", _LOSS)
             self._watch(_LOSS)
         if self.monitor not in logs:
             near = did_you_mean(self.monitor, list(logs))
             raise ConfigKeyError(
                 f"EarlyStoppingCallback.monitor: there is no metric {self.monitor!r}. {near}"
-                f" There are: {', '.join(sorted(logs))}."
+                f" Allowed: {', '.join(sorted(logs))}."
             )
         return True
 
 
-def _settled_mode(mode: str, monitor: str) -> str:
+def _resolve_mode(mode: str, monitor: str) -> str:
     if mode in ("max", "min"):
         return mode
     if mode != "auto":
@@ -188,6 +186,6 @@ def _settled_mode(mode: str, monitor: str) -> str:
     if objective is not None:
         return "min" if objective == "minimize" else "max"
     raise ConfigError(
-        f"EarlyStoppingCallback.mode: 'auto' cannot tell from the name {monitor!r} which way is better; "
-        "give mode='max' or mode='min'."
+        f"EarlyStoppingCallback.mode: got 'auto', but the name {monitor!r} does not show whether higher is better; "
+        "set mode='max' or mode='min'."
     )

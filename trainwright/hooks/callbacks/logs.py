@@ -1,4 +1,4 @@
-"""What callbacks are shown of a training: values by name that are waited for only when somebody reads them."""
+"""The values that callbacks see: a mapping whose tensors are synchronized only when they are read."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -9,7 +9,7 @@ from trainwright.events.storage import EventStorage
 
 
 class EpochMean:
-    """The mean of what was put under ``name`` since ``begin``; every value is added once, however often it is read."""
+    """The mean of the values stored under ``name`` since ``begin``; each value is added once."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -18,11 +18,11 @@ class EpochMean:
         self._count = 0
 
     def begin(self, iteration: int) -> None:
-        """An epoch begins, and ``iteration`` is its first."""
+        """Start an epoch with ``iteration``."""
         self._next, self._total, self._count = iteration, 0.0, 0
 
     def read(self, storage: EventStorage) -> float:
-        """NaN before the first value of the epoch."""
+        """The mean so far; NaN before the first value of the epoch."""
         history = storage.histories().get(self.name)
         for value, iteration in history.values_since(self._next) if history else ():
             self._total += value
@@ -31,12 +31,12 @@ class EpochMean:
         return self._total / self._count if self._count else float("nan")
 
     def read_with(self, storage: EventStorage, value: float) -> float:
-        """The mean with one more value, which has not been put yet."""
+        """The mean with one more value, which is not stored yet."""
         self.read(storage)
         return (self._total + value) / (self._count + 1)
 
     def state_dict(self, storage: EventStorage) -> dict[str, Any]:
-        """All that was put so far is in it: the storage's own state holds recent values only."""
+        """Includes all values so far: the storage's own state holds recent values only."""
         self.read(storage)
         return {"next": self._next, "total": self._total, "count": self._count}
 
@@ -45,10 +45,10 @@ class EpochMean:
 
 
 class Logs(MutableMapping[str, Any]):
-    """A mapping as a dict is one, whose tensors read as floats.
+    """A mapping like a dict, whose tensors read as floats.
 
-    A tensor of one element is kept on its device; reading it waits for the device, ``name in logs`` and ``len`` do not.
-    It always holds the newest values: keep ``dict(logs)``, plain numbers, to remember them.
+    A tensor of one element stays on its device; reading it synchronizes, ``name in logs`` and ``len`` do not.
+    The values are always the latest ones: copy them with ``dict(logs)`` to keep them.
 
     >>> import torch
     >>> logs = Logs(global_step=1)
@@ -70,7 +70,7 @@ class Logs(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and value.numel() == 1:
-            value = value.detach().clone()  # the step may go on to write into its own
+            value = value.detach().clone()  # the step may write to its tensor later
         self._values[name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -92,28 +92,28 @@ class Logs(MutableMapping[str, Any]):
         return f"Logs({dict(self)})"
 
     def copy(self) -> dict[str, Any]:
-        """What it holds now, as a plain dict of numbers."""
+        """The current values, as a plain dict of numbers."""
         return dict(self)
 
     def numbers(self) -> dict[str, int | float]:
-        """The numbers that were set; not what is deferred."""
+        """The numbers that were set; deferred values are excluded."""
         return {name: value for name in self._values if isinstance(value := self[name], int | float)}
 
     def count(self, *names: str) -> None:
-        """Add one to counters, which begin at 0."""
+        """Add one to counters, which start at 0."""
         values = self._values
         for name in names:
             values[name] = values.get(name, 0) + 1
 
     def defer(self, name: str, read: Callable[[], Any]) -> None:
-        """From now on ``name`` is what ``read`` gives, asked at each reading; a value that is set comes before it."""
+        """Read ``name`` by calling ``read`` each time; a value that is set takes precedence."""
         self._readers[name] = read
 
     def unread(self, name: str) -> Any:
-        """The value as it stands, perhaps a tensor that nobody has waited for.
+        """The value without synchronization; it may be a tensor.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such value.
         """
         if name in self._values:
             return self._values[name]

@@ -1,4 +1,4 @@
-"""Save a checkpoint each so many epochs or batches."""
+"""Save a checkpoint every n epochs or batches."""
 
 import os
 from typing import Any
@@ -10,16 +10,16 @@ from trainwright.hooks.callbacks.logs import Logs
 
 
 class ModelCheckpointCallback(Callback):
-    """Ask for a checkpoint after each ``every_n_epoch`` epochs, or after each ``every_n_iteration`` batches.
+    """Request a checkpoint every ``every_n_epoch`` epochs, or every ``every_n_iteration`` batches.
 
-    The trainer's own Checkpointer takes it, before the next iteration: the run's whole state, to be resumed from.
+    The trainer's Checkpointer saves the complete training state before the next iteration.
 
     Args:
-        filepath: the folder of the checkpoints; ``"./"`` stands for that of the run.
+        filepath: the folder of the checkpoints; ``"./"`` means the run's own.
         every_n_epoch, every_n_iteration: one of the two, a whole number >= 1; the other is -1.
 
     Raises:
-        ConfigError: neither is given, or both.
+        ConfigError: neither is set, or both.
     """
 
     def __init__(
@@ -57,6 +57,6 @@ class ModelCheckpointCallback(Callback):
 
     def _save(self) -> None:
         if self.trainercontrol is None:
-            raise ConfigError("ModelCheckpointCallback.trainercontrol: got None; give the trainer's trainercontrol.")
+            raise ConfigError("ModelCheckpointCallback.trainercontrol: got None; pass the trainer's trainercontrol.")
         self.trainercontrol.should_save = True
         self.trainercontrol.save_dir = None if self.filepath in ("", ".", "./") else self.filepath

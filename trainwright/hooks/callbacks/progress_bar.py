@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class PrintCallback(Callback):
-    """Print a line every ``step_frequency`` batches, and one after each evaluation, of the process with rank 0.
+    """Print a line every ``step_frequency`` batches, and one after each evaluation, on rank 0.
 
     ``epoch=1/2, global_step=1, epoch_loss=6.65, epoch_metric=0.0`` and
     ``epoch=1/2, eval_global_step=0, eval_epoch_loss=6.46, eval_epoch_metric=0.0``, where ``eval_global_step`` is the
-    last batch of that evaluation, counted from 0 over all evaluations. What there is no value of is left out.
+    last batch of that evaluation, counted from 0 over all evaluations. Names without a value are omitted.
     """
 
     def __init__(self, total_epoch_num: int, step_frequency: int = 16) -> None:
@@ -44,13 +44,13 @@ class PrintCallback(Callback):
             print_line(", ".join([f"epoch={logs['epoch']}/{self.total_epoch_num}", *fields]))
 
 
-_REFRESH_S = 0.1  # losses are read for the bar no more often: reading one waits for the device
+_REFRESH_S = 0.1  # the shortest period of reading losses for the bar: reading one synchronizes
 
 
 class ProgressBarCallback(Callback):
     """``[epoch 1/2] loss=0.500, metric=0.250: 80%|████  |``; after an evaluation also ``eval_loss``, ``eval_metric``.
 
-    A step is a batch of ``train_dataloader``. Only the process with rank 0 shows it, on stderr.
+    A step is a batch of ``train_dataloader``. Shown on stderr, only on rank 0.
     """
 
     def __init__(self, total_epoch_num: int, train_dataloader: Sized) -> None:

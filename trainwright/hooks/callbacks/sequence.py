@@ -1,4 +1,4 @@
-"""Several callbacks as one, called in the order of their list."""
+"""A list of callbacks that are called in order."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ from trainwright.hooks.overrides import is_overridden
 
 logger = logging.getLogger("trainwright.hooks")
 
-# Each moment with the methods that are called then, of one callback after the other.
+# The methods that are called at each moment, callback by callback.
 _METHODS = {
     "on_train_begin": ("on_train_begin",),
     "on_train_end": ("on_train_end",),
@@ -30,14 +30,14 @@ _METHODS = {
 
 
 class CallbackList:
-    """Its twelve ``on_*`` methods call those of its callbacks, first in, first called.
+    """Each of its twelve ``on_*`` methods calls the same method of its callbacks, in order.
 
-    Callbacks may be added and taken out at any time, also by a callback: that counts from the next call on.
+    Callbacks may be added and removed at any time, also by a callback; this applies from the next call.
     """
 
     def __init__(self, callbacks: Iterable[Callback] | None = None) -> None:
         self._callbacks: list[Callback] = []
-        self._given: dict[str, Any] = {}  # what set_* has given, for callbacks that come later
+        self._given: dict[str, Any] = {}  # arguments of set_*, for callbacks added later
         for callback in callbacks or ():
             self.add_callback(callback, singleton=False)
         self.collect()
@@ -55,10 +55,10 @@ class CallbackList:
         return f"CallbackList([{', '.join(map(_name, self._callbacks))}])"
 
     def add_callback(self, callback: Callback, singleton: bool = True) -> None:
-        """Add at the end. ``singleton``: in place of those of the same class that are there.
+        """Append a callback. ``singleton``: replaces those of the same class.
 
         Raises:
-            ConfigTypeError: it is no callback.
+            ConfigTypeError: it is not a Callback.
         """
         if not isinstance(callback, Callback):
             is_class = isinstance(callback, type) and issubclass(callback, Callback)
@@ -69,7 +69,7 @@ class CallbackList:
             logger.warning(
                 "%s.%s is never called: callbacks have %s.", _name(callback), ", ".join(unknown), ", ".join(_METHODS)
             )
-        if singleton:  # by name: a class that a notebook has defined anew is the same one
+        if singleton:  # by name: a notebook may define the same class again
             self._callbacks = [other for other in self._callbacks if _full_name(other) != _full_name(callback)]
         for setter, value in self._given.items():
             getattr(callback, setter)(value)
@@ -77,10 +77,10 @@ class CallbackList:
         self.collect()
 
     def pop_callback(self, callback: Callback | type[Callback]) -> Callback:
-        """Take out a callback, or the first one of a class, and return it.
+        """Remove a callback, or the first one of a class, and return it.
 
         Raises:
-            ConfigKeyError: it is not there.
+            ConfigKeyError: it is not in the list.
         """
         for place, other in enumerate(self._callbacks):
             if other is callback or (isinstance(callback, type) and isinstance(other, callback)):
@@ -89,11 +89,11 @@ class CallbackList:
                 return other
         there = ", ".join(map(_name, self._callbacks)) or "none"
         name = callback.__name__ if isinstance(callback, type) else repr(callback)
-        raise ConfigKeyError(f"pop_callback: {name:.80} is not in the list. There: {there}.")
+        raise ConfigKeyError(f"pop_callback: {name:.80} is not in the list, which has: {there}.")
 
     def collect(self) -> None:
-        """Note what is called at each moment: only methods that are overridden, by now also on the callback itself."""
-        # New tuples: a callback that changes the list while it is called leaves this round as it is.
+        """Collect the calls of each moment: only methods that are overridden on the class or the object."""
+        # New tuples: a change of the list during a call applies from the next one.
         self._calls = {
             moment: tuple(call for callback in self._callbacks for call in _overridden(callback, methods))
             for moment, methods in _METHODS.items()
@@ -113,7 +113,7 @@ class CallbackList:
             call(logs)
 
     def on_train_end(self, logs: Logs) -> None:
-        """Each callback's, even if one fails; then the first failure is raised."""
+        """Call all callbacks, even if one fails; then raise the first failure."""
         first_error: Exception | None = None
         for call in self._calls["on_train_end"]:
             try:
@@ -171,18 +171,18 @@ class CallbackList:
         return {"callbacks": [{"class": _name(c), "state": c.state_dict()} for c in self._with_state()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give each callback its state: the n-th of a class gets the n-th that was saved of it."""
+        """Load each callback's state: the n-th of a class gets the n-th saved state of that class."""
         saved = list(state["callbacks"])
         for callback in self._with_state():
             entry = next((entry for entry in saved if entry["class"] == _name(callback)), None)
             if entry is None:
-                logger.warning("The checkpoint holds no state of %s, which begins anew.", _name(callback))
+                logger.warning("The checkpoint has no state of %s, which restarts.", _name(callback))
                 continue
             saved.remove(entry)
             callback.load_state_dict(entry["state"])
         if saved:
             names = ", ".join(entry["class"] for entry in saved)
-            logger.warning("The checkpoint holds the state of callbacks that are not here now: %s.", names)
+            logger.warning("The checkpoint has the state of callbacks that this run does not have: %s.", names)
 
     def _with_state(self) -> list[Any]:
         return [c for c in self._callbacks if hasattr(c, "state_dict") and hasattr(c, "load_state_dict")]

@@ -1,4 +1,4 @@
-"""Losses, metrics and the learning rate for TensorBoard, step by step."""
+"""TensorBoard events of losses, metrics and the learning rate at each step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,17 +8,17 @@ from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import is_main_process
 
-_FLUSH_STEPS = 100  # so many batches are kept before their values are waited for
+_FLUSH_STEPS = 100  # batches between two synchronizations
 
 
 class TensorBoardCallback(Callback):
-    """Write ``lr, epoch_loss, step_loss, epoch_metric`` at ``global_step``, and the same of evaluations at
-    ``eval_global_step``: ``eval_step_loss`` of each batch, ``eval_epoch_loss`` and ``eval_epoch_metric`` of the whole.
+    """Write ``lr, epoch_loss, step_loss, epoch_metric`` at ``global_step``, and evaluations at
+    ``eval_global_step``: ``eval_step_loss`` of each batch, then ``eval_epoch_loss`` and ``eval_epoch_metric``.
 
     Args:
-        summary_writer_constructor: ``torch.utils.tensorboard.SummaryWriter``, or what is called like it.
-        log_dir: the folder; None: one in ``./runs`` that the writer names by itself.
-        comment: the end of that name.
+        summary_writer_constructor: ``torch.utils.tensorboard.SummaryWriter``, or a function with its signature.
+        log_dir: the folder; None: one in ``./runs`` that the writer names.
+        comment: the suffix of that name.
     """
 
     def __init__(
@@ -29,20 +29,20 @@ class TensorBoardCallback(Callback):
         self.comment = comment
         self._writer: Any = None
         self._first_step = 1
-        self._waiting = EventStorage()  # values that nobody has waited for yet
+        self._waiting = EventStorage()  # values that are not synchronized yet
         self._num_waiting = 0
 
     def on_train_begin(self, logs: Logs) -> None:
         self._first_step = logs["global_step"] + 1
 
     def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
-        self._note(logs, logs["global_step"], "lr", "epoch_loss", "step_loss", "epoch_metric")
+        self._record(logs, logs["global_step"], "lr", "epoch_loss", "step_loss", "epoch_metric")
 
     def on_eval_batch_end(self, batch: Any, logs: Logs) -> None:
-        self._note(logs, logs["eval_global_step"], "eval_step_loss")
+        self._record(logs, logs["eval_global_step"], "eval_step_loss")
 
     def on_eval_end(self, logs: Logs) -> None:
-        self._note(logs, max(0, logs["eval_global_step"] - 1), "eval_epoch_loss", "eval_epoch_metric")
+        self._record(logs, max(0, logs["eval_global_step"] - 1), "eval_epoch_loss", "eval_epoch_metric")
         self._write()
 
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:
@@ -54,7 +54,7 @@ class TensorBoardCallback(Callback):
             self._writer.close()
             self._writer = None
 
-    def _note(self, logs: Logs, step: int, *names: str) -> None:
+    def _record(self, logs: Logs, step: int, *names: str) -> None:
         if not is_main_process():
             return
         self._waiting.iter = step
@@ -68,7 +68,7 @@ class TensorBoardCallback(Callback):
     def _write(self) -> None:
         waiting, self._waiting, self._num_waiting = self._waiting.histories(), EventStorage(), 0
         if waiting and self._writer is None:
-            # A resumed run hides what a killed one has written beyond the checkpoint.
+            # A resumed run hides the events of a killed one after the checkpoint.
             resumed = {"purge_step": self._first_step} if self._first_step > 1 else {}
             self._writer = self.summary_writer_constructor(log_dir=self.log_dir, comment=self.comment, **resumed)
         for name, history in waiting.items():
