@@ -95,10 +95,10 @@ def test_all_damaged_is_an_error_that_lists_why_and_changes_nothing(run):
         truncate(run / f"model_{iteration:07d}" / "model.safetensors")
     model = nn.Linear(1, 1)
     before = model.weight.clone()
-    with pytest.raises(CheckpointError, match="none is good") as raised:
+    with pytest.raises(CheckpointError, match="none of the checkpoints is valid") as raised:
         Checkpointer(model, run).resume_or_load("")
     for iteration in (9, 19, 29):
-        assert f"model_{iteration:07d}: not what was saved" in str(raised.value)
+        assert f"model_{iteration:07d}: is damaged" in str(raised.value)
     assert torch.equal(model.weight, before)
 
 
@@ -107,14 +107,14 @@ def test_a_pointer_to_a_folder_that_is_gone_falls_back(run, caplog):
     checkpointer = Checkpointer(nn.Linear(1, 1), run)
     assert checkpointer.get_checkpoint_file() == str(run / "model_0000019")
     assert resume(run) == 19
-    assert "last_checkpoint names it, but it is not there" in caplog.text
+    assert "last_checkpoint names it, but it does not exist" in caplog.text
 
 
 def test_a_pointer_alone_is_an_error_and_not_a_fresh_start(tmp_path):
     (tmp_path / "last_checkpoint").write_text("model_0000009")
     checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path)
     assert checkpointer.has_checkpoint()
-    with pytest.raises(CheckpointError, match=r"none is good(.|\n)*model_0000009.*not there"):
+    with pytest.raises(CheckpointError, match=r"none of the checkpoints is valid(.|\n)*model_0000009.*does not exist"):
         checkpointer.resume_or_load("")
 
 
@@ -122,7 +122,7 @@ def test_a_pointer_alone_is_an_error_and_not_a_fresh_start(tmp_path):
 def test_a_damaged_pointer_falls_back_to_the_newest(run, caplog, content):
     (run / "last_checkpoint").write_bytes(content)
     assert resume(run) == 29
-    says = "names it, but it is not there" if content == b"\xff\xfe" else "which is no checkpoint name"
+    says = "names it, but it does not exist" if content == b"\xff\xfe" else "which is not a checkpoint name"
     assert says in caplog.text
 
 

@@ -222,10 +222,10 @@ def test_all_bad_is_an_error_that_gives_each_reason_and_changes_nothing(run: Pat
     with pytest.raises(CheckpointError) as raised:
         resume(run)
     lines = str(raised.value).splitlines()
-    assert "none is good" in lines[0]
+    assert "none of the checkpoints is valid" in lines[0]
     assert any(str(run / "06" / "manifest.json") in line for line in lines)
-    twelfth = lines.index(f"{run / '12'}: not what was saved.")
+    twelfth = lines.index(f"{run / '12'}: is damaged.")
     assert lines[twelfth + 1].strip() == "trainer.safetensors is missing"
-    eighteenth = lines.index(f"{run / '18'}: not what was saved.")
+    eighteenth = lines.index(f"{run / '18'}: is damaged.")
     assert lines[eighteenth + 1].strip().startswith("model.safetensors has checksum")
     assert states(run.parent) == before

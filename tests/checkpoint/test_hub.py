@@ -116,7 +116,7 @@ def test_a_path_is_never_asked_for_at_the_hub(path: Any, hub: HubServer) -> None
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     write(tmp_path, weights="w")
-    with pytest.raises(MissingFileError, match=r"this is a file.*Give the folder"):
+    with pytest.raises(MissingFileError, match=r"this is a file.*Use the folder"):
         local_folder(tmp_path / "weights")
 
 

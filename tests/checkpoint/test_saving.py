@@ -271,7 +271,7 @@ def test_a_failed_save_is_raised_once_and_by_whatever_comes_next(tmp_path, monke
     }
     with pytest.raises(OSError, match=r"No space left on device.*model_0000019") as raised:
         questions[ask]()
-    assert "earlier checkpoints are as they were" in "".join(raised.value.__notes__)
+    assert "earlier checkpoints are unchanged" in "".join(raised.value.__notes__)
     assert not called
     assert not checkpointer.has_failed()
     monkeypatch.undo()
@@ -386,7 +386,7 @@ def test_what_fails_after_a_commit_says_that_it_is_saved(tmp_path):
     checkpointer.save("model_0000009", iteration=9, on_commit=lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         checkpointer.wait()
-    assert "model_0000009 is saved; what failed is on_commit" in "".join(raised.value.__notes__)
+    assert "model_0000009 is saved; on_commit, which is called after that, failed" in "".join(raised.value.__notes__)
     verify(tmp_path / "model_0000009")
 
 

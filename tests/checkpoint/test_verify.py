@@ -83,7 +83,7 @@ def test_all_faults_are_said_at_once(checkpoint):
 
 def test_no_manifest_is_an_error_that_says_what_to_do(checkpoint):
     (checkpoint / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no manifest\.json.*For its weights alone"):
+    with pytest.raises(CheckpointError, match=r"no manifest\.json.*To load only its weights"):
         verify(checkpoint)
 
 

@@ -182,7 +182,7 @@ def test_resume_from_nothing_but_damaged_checkpoints_is_an_error(
         weights.write_bytes(b"damaged")
     before = contents(folder)
     done = train(finished.config, *short, f"train.output_dir={folder}", "--resume", cwd=tmp_path, code=2)
-    for fact in ("none is good", "model_final", "model_0000044", "model.safetensors"):
+    for fact in ("none of the checkpoints is valid", "model_final", "model_0000044", "model.safetensors"):
         assert fact in done.stderr
     assert "Traceback" not in done.stderr
     assert contents(folder) == before

@@ -182,7 +182,7 @@ def test_a_link_to_nothing_is_bad_and_named(checkpoint: Command, run: Path) -> N
     shutil.rmtree((run / "model_best").resolve())
     said, _ = checkpoint("list", run, code=1)
     assert " NO" in line_of(said, "model_best")
-    assert "is not there" in said
+    assert "does not exist" in said
     assert "model_best: BAD: .model_best-" in checkpoint("verify", run / "model_best", code=1)[0]
     checkpoint("show", run / "model_best", code=1)
 
@@ -476,14 +476,14 @@ def test_resume_lists_why_none_is_good_and_changes_nothing(
     before = contents(run)
     done = train(finished.config, *short, f"train.output_dir={run}", "--resume", cwd=run.parent, code=2)
     for fact in (
-        "none is good",
+        "none of the checkpoints is valid",
         f"{run / 'model_0000029'}: no manifest.json",
-        f"{run / 'model_0000044'}: not what was saved",
+        f"{run / 'model_0000044'}: is damaged",
         "trainer.json has checksum",
-        f"{run / 'model_final'}: not what was saved",
+        f"{run / 'model_final'}: is damaged",
         "optimizer.safetensors has 0 bytes",
         "lr_scheduler.json is missing",
-        "give another folder",
+        "use another folder",
     ):
         assert fact in done.stderr, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
@@ -498,5 +498,5 @@ def test_resume_goes_back_to_the_one_before_with_one_warning(
     done = train(finished.config, *short, f"train.output_dir={run}", "--resume", cwd=run.parent)
     warnings = [line for line in done.stdout.splitlines() if " WARNING]" in line]
     assert len(warnings) == 1
-    assert "model_final: not what was saved" in warnings[0]
+    assert "model_final: is damaged" in warnings[0]
     assert f"Resuming from {run / 'model_0000044'} instead." in done.stdout

@@ -293,7 +293,7 @@ def test_a_weight_of_another_shape_is_left_as_it_was(base: Bert, tmp_path: Path)
 
 
 def test_weights_of_which_none_fits_are_an_error(tmp_path: Path, tiny: Model) -> None:
-    with pytest.raises(CheckpointError, match="none of its weights fits"):
+    with pytest.raises(CheckpointError, match="none of the weights fits"):
         init_weights(classifier(), tiny.save(tmp_path / "tiny"))
 
 

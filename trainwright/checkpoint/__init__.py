@@ -1,4 +1,4 @@
-"""Checkpoints are folders that are complete or absent: write beside, sync, list and hash, rename. Never pickle."""
+"""Checkpoints are folders, committed atomically: write a temporary folder, hash, sync, rename. Never pickle."""
 
 from typing import TYPE_CHECKING
 
@@ -21,5 +21,5 @@ __all__ = [
     "upload_folder",
 ]
 
-# The one name that needs torch, which a look at a checkpoint does not.
+# The only name that needs torch: inspecting a checkpoint does not import it.
 __getattr__ = on_first_use(__name__, {"checkpointer": "Checkpointer"})

@@ -1,4 +1,4 @@
-"""Which checkpoint a resume goes on from: the newest that is good, and never a silent fresh start."""
+"""Which checkpoint a resume loads: the newest valid one, and never a silent fresh start."""
 
 import logging
 from collections.abc import Callable
@@ -15,15 +15,15 @@ logger = logging.getLogger("trainwright.checkpoint")
 
 
 def resume_candidates(save_dir: Path) -> list[Path]:
-    """What a resume tries, in this order: the newest complete one, then from the latest saved to the first.
+    """The checkpoints that a resume tries, in order: the newest complete one, then the others, latest first.
 
-    The newest is what ``last_checkpoint`` names, or one that a killed run has completed and not named there any more.
-    A pointer that names nothing is listed too: where there was a checkpoint, a fresh start needs the user's word.
+    The newest is the one that ``last_checkpoint`` names, or a later one that a killed run completed but did not name
+    there. A pointer to a missing checkpoint is listed too: the user has to request a fresh start explicitly.
     """
     try:
         name = read_pointer(save_dir)
         Path(save_dir, name or "").is_dir()
-    except (CheckpointError, OSError):  # the second: it is a folder, may not be read, or has a name too long for any
+    except (CheckpointError, OSError):  # OSError: it is a folder, is not readable, or holds a name that is too long
         return [save_dir / POINTER_NAME, *(entry.path for entry in order_of(save_dir))]
     return [entry.path for entry in order_of(save_dir)] if name is None else resume_order(save_dir, name)
 
@@ -31,10 +31,10 @@ def resume_candidates(save_dir: Path) -> list[Path]:
 def first_good(
     save_dir: Path, candidates: list[Path], read: Callable[[Path], T], *, warn: bool = True
 ) -> tuple[Path, T]:
-    """The first candidate that ``read`` reads; one warning, if ``warn``, says what was wrong with those before it.
+    """The first candidate that ``read`` accepts; with ``warn``, one warning lists the errors of the earlier ones.
 
     Raises:
-        CheckpointError: there is none. The message says why for each.
+        CheckpointError: ``read`` accepts none. The message gives the reason for each.
     """
     faults = []
     for path in candidates:
@@ -47,13 +47,13 @@ def first_good(
         if faults and warn:
             logger.warning("%s", "\n".join([*faults, f"Resuming from {path} instead."]))
         return path, content
-    advice = "To start anew, give another folder or move these away."
-    raise CheckpointError("\n".join([f"{save_dir}: there are checkpoints, but none is good.", *faults, advice]))
+    advice = "To start from the beginning, use another folder or move these checkpoints away."
+    raise CheckpointError("\n".join([f"{save_dir}: none of the checkpoints is valid.", *faults, advice]))
 
 
 def _check_candidate(path: Path) -> None:
     if path.name == POINTER_NAME:
-        name = read_pointer(path.parent)  # raises what is wrong with the pointer, mostly
-        raise CheckpointError(f"{path}: holds {(name or '')[:100]!r}, which no file can be called.")
+        name = read_pointer(path.parent)  # usually raises the error of the pointer
+        raise CheckpointError(f"{path}: contains {(name or '')[:100]!r}, which is not a possible file name.")
     if not path.is_dir():
-        raise CheckpointError(f"{path}: {POINTER_NAME} names it, but it is not there.")
+        raise CheckpointError(f"{path}: {POINTER_NAME} names it, but it does not exist.")

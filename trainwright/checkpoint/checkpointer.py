@@ -1,8 +1,8 @@
-"""The Checkpointer: save a run's whole state under a name, and bring it back, bit for bit.
+"""The Checkpointer: save the complete state of a run under a name, and restore it bit for bit.
 
-Saving is three steps: `serialize` turns objects into named files without touching the disk, staging copies their
-tensors, and `write_checkpoint` commits them as one folder, in a thread of its own while training goes on. Loading
-verifies, reads everything, and only then changes the first object.
+Saving has three steps: `serialize` turns objects into named files without touching the disk, staging copies their
+tensors, and `write_checkpoint` commits them as one folder, in a background thread while training continues. Loading
+verifies and reads everything before it changes the first object.
 """
 
 import logging
@@ -45,20 +45,20 @@ logger = logging.getLogger("trainwright.checkpoint")
 
 
 class Checkpointer:
-    """Saves and loads a model and everything else with a state.
+    """Saves and loads a model and other objects with a state.
 
-    All ranks call its methods alike; only rank 0 writes, and what fails on one rank is raised on all.
+    All ranks must call its methods; only rank 0 writes, and an error on one rank is raised on all.
 
     Args:
         save_dir: the folder of the checkpoints; "" if nothing will be saved.
-        save_to_disk: False makes `save` collect the state and write nothing.
-        attachments: gives files that are no state, such as a ``README.md``, to lie in each checkpoint, by name.
-        asynchronous: `save` returns when the state is copied in memory, and the copy is written beside the training;
-            False returns when it is on disk, and takes no memory for a copy.
-        checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is left out.
+        save_to_disk: with False, `save` collects the state and writes nothing.
+        attachments: returns additional files by name, such as a ``README.md``, to store in each checkpoint.
+        asynchronous: `save` returns when the state is copied in memory; a background thread writes the copy. With
+            False it returns when the state is on disk, and needs no memory for a copy.
+        checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is ignored.
 
     Raises:
-        CheckpointTypeError: one has no state.
+        CheckpointTypeError: an object has no ``state_dict`` or ``load_state_dict``.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Checkpointer:
         return f"Checkpointer({type(self.model).__name__}, {self.save_dir!r}, save_to_disk={self.save_to_disk}{names})"
 
     def add_checkpointable(self, name: str, checkpointable: Stateful) -> None:
-        """Save and load one more object from now on.
+        """Add an object to all later saves and loads.
 
         Raises:
-            CheckpointTypeError: it has no state.
+            CheckpointTypeError: it has no ``state_dict`` or ``load_state_dict``.
             CheckpointError: the name is taken.
         """
         check_name(name)
@@ -116,30 +116,30 @@ class Checkpointer:
         keep_trained: bool = False,
         **extra: Any,
     ) -> None:
-        """Save everything under ``name`` in ``save_dir``; the checkpoint is whole or, after an error, absent.
+        """Save everything under ``name`` in ``save_dir``. After an error no partial checkpoint remains.
 
-        It holds what the objects are now, whatever they become while it is written. One save is in flight at a time:
-        the next one waits for it, unless nothing has changed since (a second name of the same iteration). If it fails,
-        the next `save`, `wait` or `load` raises that. ``model_best``, ``model_final`` and the like are links, swapped
-        when they are saved again.
+        It holds the state at the time of the call, even if objects change while it is written. One save is in flight
+        at a time: the next one waits for it, unless no tensor has changed since (a second name of the same iteration).
+        If it fails, the next `save`, `wait` or `load` raises its error. ``model_best``, ``model_final`` and names that
+        end like them are links, which later saves replace.
 
         Args:
-            tag_last: make it the one to resume from. ``model_best`` never becomes that.
-            keep_trained: save again what has just been saved, with the model and the tensors of optimizers as they were
-                then, and everything else as it is now. Their files are linked, not written again.
-            on_commit: called when it is on disk, in the thread that writes: to delete older ones, for example.
-            extra: what `load` returns. ``iteration`` also goes into the manifest.
+            tag_last: resume from this checkpoint. ``model_best`` is never the one to resume from.
+            keep_trained: save the last checkpoint again with the same model and optimizer tensors; everything else has
+                its current state. The unchanged files are linked, not written again.
+            on_commit: called in the writer thread when the checkpoint is on disk, for example to delete older ones.
+            extra: values that `load` returns. ``iteration`` is also stored in the manifest.
 
         Raises:
             CheckpointError: the name is not allowed.
-            CheckpointTypeError: state of a type that a checkpoint cannot hold.
-            OSError: the disk is full, read-only ... Earlier checkpoints are untouched.
+            CheckpointTypeError: a state holds a type that a checkpoint cannot store.
+            OSError: the disk is full or read-only, for example. Earlier checkpoints are unchanged.
         """
         write: Callable[[], None] | None = None
         with raised_together():
             check_name(name)
             if not self.save_dir:
-                raise CheckpointError("Checkpointer.save: save_dir is empty; say where checkpoints go.")
+                raise CheckpointError("Checkpointer.save: save_dir is empty; set it to the folder for checkpoints.")
             _check_iteration(extra)
             attached = self.attachments() if self.attachments is not None and self._is_writer else {}
             files: Mapping[str, Writer] = serialize(self.model, self.checkpointables, extra, attached)
@@ -151,7 +151,7 @@ class Checkpointer:
                     files = self._writer.stage(files, iteration)
                 tag_last = tag_last and name != "model_best"
                 write = partial(self._writer.write, name, files, iteration, tag_last=tag_last, on_commit=on_commit)
-        # Nothing is written unless every rank has given its state.
+        # Nothing is written unless every rank has collected its state.
         if self.asynchronous:
             if write is not None:
                 self._writer.submit(write)
@@ -163,25 +163,26 @@ class Checkpointer:
     def load(
         self, path: PathLike, checkpointables: Iterable[str] | None = None, *, strict: bool = False
     ) -> dict[str, Any]:
-        """Verify a checkpoint and take the model and the checkpointables from it; returns the extras of `save`.
+        """Verify a checkpoint and load the model and the checkpointables from it; returns the extras of `save`.
 
         Args:
-            path: a checkpoint folder, or for weights alone a ``.safetensors``, ``.pt`` or ``.pth`` file; "" is none.
-            checkpointables: None loads all and everything must agree; [] loads the weights that fit, and no more.
-            strict: every weight must fit, also where weights alone are loaded.
+            path: a checkpoint folder, or for weights only a ``.safetensors``, ``.pt`` or ``.pth`` file; with ""
+                nothing is loaded.
+            checkpointables: None loads all, and everything must match; [] loads only the weights that fit.
+            strict: every weight must fit, even if only weights are loaded.
 
         Raises:
             MissingFileError: ``path`` does not exist.
-            CheckpointError: it is damaged, lacks a state, or its weights are those of another model.
+            CheckpointError: it is damaged, lacks a state, or its weights belong to another model.
         """
         if not str(path):
-            logger.debug("No checkpoint is given: the model stays as it is.")
+            logger.debug("Checkpointer.load: the path is empty, nothing is loaded.")
             return {}
         path = Path(path)
         wanted = list(self.checkpointables) if checkpointables is None else list(checkpointables)
         is_weights_only = checkpointables is not None and not wanted
         with raised_together():
-            self._writer.settle()
+            self._writer.finish()
             wait_for_saves()
             for name in wanted:
                 if name not in self.checkpointables:
@@ -192,30 +193,30 @@ class Checkpointer:
             if not is_folder and is_weights_only:
                 load_weights(self.model, read_weights(path), str(path), strict=strict)
             elif not is_folder:
-                raise CheckpointError(f"{path}: a file has weights and no other state; give checkpointables=[].")
+                raise CheckpointError(f"{path}: a file holds only weights and no other state; pass checkpointables=[].")
         if not dist.broadcast_object(is_folder):
             return {}
         return self._load_contents(path, self._read(path, wanted), wanted, strict=strict or not is_weights_only)
 
     def has_checkpoint(self) -> bool:
-        """Whether ``save_dir`` holds something to resume from, whole or not."""
+        """Whether ``save_dir`` holds a checkpoint to resume from, valid or not."""
         wait_for_saves()
         return bool(self.save_dir) and bool(resume_candidates(Path(self.save_dir)))
 
     def get_checkpoint_file(self) -> str:
-        """The folder where a resume looks first; "" if there is none."""
+        """The folder of the first checkpoint that a resume tries; "" if there is none."""
         wait_for_saves()
         if not self.save_dir:
             return ""
         return next((str(path) for path in resume_candidates(Path(self.save_dir)) if path.is_dir()), "")
 
     def resume_or_load(self, path: PathLike, *, resume: bool = True) -> dict[str, Any]:
-        """Go on from the newest good checkpoint in ``save_dir``; where there is none, take the weights from ``path``.
+        """Resume from the newest valid checkpoint in ``save_dir``; if there is none, load the weights from ``path``.
 
-        Returns the extras of the checkpoint that the run goes on from; {} for a run that starts anew.
+        Returns the extras of the checkpoint that the run resumes from; {} for a new run.
 
         Raises:
-            CheckpointError: there are checkpoints, and none of them is good.
+            CheckpointError: there are checkpoints, and none of them is valid.
         """
         if not dist.broadcast_object(resume and self.has_checkpoint()):
             self.load(path, checkpointables=[])
@@ -224,7 +225,7 @@ class Checkpointer:
             self._writer.remove_stale()
         folder, wanted = Path(self.save_dir), list(self.checkpointables)
         with raised_together():
-            self._writer.settle()
+            self._writer.finish()
             found = resume_candidates(folder) if dist.is_main_process() else []
         candidates, warn = dist.broadcast_object(found), dist.is_main_process()
         chosen, contents = first_good(folder, candidates, lambda path: self._read(path, wanted), warn=warn)
@@ -232,14 +233,14 @@ class Checkpointer:
         return self._load_contents(chosen, contents, wanted, strict=True)
 
     def tag_last_checkpoint(self, name: str) -> None:
-        """Make the saved checkpoint ``name`` the one to resume from. The next save supersedes what was saved after it.
+        """Make the saved checkpoint ``name`` the one to resume from. The next save supersedes later checkpoints.
 
         Raises:
-            MissingFileError: there is none of that name.
+            MissingFileError: there is no checkpoint of that name.
         """
         with raised_together():
             check_name(name)
-            self._writer.settle()
+            self._writer.finish()
             if self._is_writer:
                 _check_exists(Path(self.save_dir, name))
                 make_last(Path(self.save_dir), name)
@@ -250,32 +251,32 @@ class Checkpointer:
         ``alone``: this rank only, where the others may have failed and would not come.
         """
         if alone:
-            self._writer.settle()
+            self._writer.finish()
             return
         with raised_together():
-            self._writer.settle()
+            self._writer.finish()
 
     def close(self) -> None:
-        """Wait for the saves in flight, end their thread, and free the memory of the copy. Raises nothing: `wait` does.
+        """Wait for the saves in flight, end their thread, and free the memory of the copy.
 
-        A trainer does this at the end of a training. The checkpointer can be used again.
+        It raises no error of a save; `wait` does. A trainer calls it at the end. The checkpointer can be used again.
         """
         self._writer.release()
 
     def has_failed(self) -> bool:
-        """Whether a save in the background has failed, which the next `wait` raises. Asks nobody, waits for nothing."""
+        """Whether a background save of this rank has failed. Does not wait; the next `wait` raises the error."""
         return self._writer.has_failed()
 
     def prepare(self, *, reserve: bool = True) -> None:
-        """Find out now what a `save` would refuse, and get the memory that staging takes, in the background.
+        """Check that the state can be saved, and allocate the memory for staging in the background.
 
-        ``reserve=False``: not the memory, where nothing is to be saved before the training ends.
+        ``reserve=False`` does not allocate memory; use it if nothing is saved before the training ends.
 
-        Call it, on all ranks, when the optimizer has made its first step, and with it its state: a state that has no
-        place in a checkpoint is then no surprise after hours, and the first `save` is as short as the others.
+        Call it on all ranks after the first optimizer step, which creates the optimizer's state. A state that cannot
+        be saved is then reported at once, not after hours, and the first `save` takes no longer than later ones.
 
         Raises:
-            CheckpointTypeError: a state of a type that a checkpoint cannot hold.
+            CheckpointTypeError: a state holds a type that a checkpoint cannot store.
         """
         with raised_together():
             files = serialize(self.model, self.checkpointables, {})
@@ -283,7 +284,9 @@ class Checkpointer:
                 self._writer.reserve(files)
 
     def _trained_files(self) -> list[str]:
-        """Those of the model, and the tensors of optimizers: a schedule may have changed a rate after the last step."""
+        """The files of the model and the optimizers' tensors. An optimizer's JSON file holds learning rates, which a
+        scheduler may have changed after the last step.
+        """
         optimizers = [name for name, state in self.checkpointables.items() if isinstance(state, Optimizer)]
         return [*MODEL_FILES, *(f"{name}.safetensors" for name in optimizers)]
 
@@ -292,22 +295,22 @@ class Checkpointer:
         return self.save_to_disk and dist.is_main_process()
 
     def _read(self, path: Path, wanted: list[str]) -> "_Contents":
-        """Verify and read a checkpoint, all of it from one save. All ranks.
+        """Verify and read a checkpoint on all ranks, with all files from the same save.
 
-        A name may be given to another checkpoint at any moment, and the folder that it led to be deleted: the link is
-        followed once, and what was read is dropped and read again if the name leads elsewhere by then.
+        Another process may replace a link and delete its target at any moment. The link is resolved once; if it has
+        changed after reading, the checkpoint is read again.
         """
         for tries_left in reversed(range(TRIES)):
             folder, before = dist.broadcast_object(identity(path))
             try:
                 contents = self._read_once(folder, wanted)
-            except Exception as error:  # alike on all ranks
+            except Exception as error:  # the same error on all ranks
                 if not tries_left or dist.broadcast_object(identity(path)) == (folder, before):
                     raise in_terms_of(path, error, folder) from error.__cause__
             else:
                 if dist.broadcast_object(identity(path)) == (folder, before):
                     return contents
-        raise CheckpointError(f"{path}: is saved again more quickly than it can be read.")
+        raise CheckpointError(f"{path}: another process replaces it faster than it can be read.")
 
     def _read_once(self, folder: Path, wanted: list[str]) -> "_Contents":
         with raised_together():
@@ -330,11 +333,11 @@ class Checkpointer:
             if missing:
                 raise CheckpointError(
                     f"{path}: has no state of {', '.join(missing)}; it holds {', '.join(held) or 'only the model'}. "
-                    "For the weights alone, load it with checkpointables=[]."
+                    "To load only the weights, pass checkpointables=[]."
                 )
             if strict and len(held) > len(wanted) == len(self.checkpointables) > 0:
                 unused = ", ".join(name for name in held if name not in wanted)
-                logger.warning("%s: holds state that nothing here takes: %s.", path, unused)
+                logger.warning("%s: holds state that no checkpointable of this run loads: %s.", path, unused)
         with raised_together():
             load_weights(self.model, weights, str(path), strict=strict)
             for name in wanted:
@@ -352,7 +355,7 @@ class Checkpointer:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What was read of one checkpoint: the names of its states, its extras, weights, and the states asked for."""
+    """The content of one checkpoint: the names of its states, its extras, weights, and the requested states."""
 
     held: list[str]
     extra: dict[str, Any]

@@ -1,11 +1,11 @@
-"""What can be wrong with a checkpoint or with the state that should go into one."""
+"""Errors of checkpoints and of the state to save."""
 
 from trainwright.config.errors import UserError
 
 
 class CheckpointError(UserError, ValueError):
-    """A checkpoint that cannot be written, is not whole, or does not fit what it is loaded into."""
+    """A checkpoint that cannot be written, is incomplete, or does not match the objects that load it."""
 
 
 class CheckpointTypeError(CheckpointError, TypeError):
-    """State of a type that has no place in a checkpoint."""
+    """A state of a type that a checkpoint cannot store."""

@@ -1,7 +1,7 @@
-"""Files and folders that are complete or absent: write beside, sync, rename, sync the parent.
+"""Atomic writes of files and folders: write a temporary sibling, sync, rename, sync the parent folder.
 
-Imports nothing of ours, so every room may import it. All temporary entries are hidden siblings of what they will
-become, because a rename is atomic only within one filesystem: ``.tmp-<name>-<pid>-<host>-<start>-<count>``.
+It imports no other module of the package, so every module may import it. A rename is atomic only within one
+filesystem, so temporary entries are hidden siblings of their target: ``.tmp-<name>-<pid>-<host>-<start>-<count>``.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ Writer = Callable[[BinaryIO], object]  # writes its content into an open binary 
 
 _TEMPORARY = re.compile(r"\.tmp-.+-(?P<pid>\d+)-(?P<host>[0-9a-f]{8})-(?P<start>\d+)-\d+", re.DOTALL)
 _LOCK = "lock"  # a temporary file of a process that is writing
-_ABANDONED_S = 24 * 3600  # without a change: of a process on a machine that cannot be asked
+_ABANDONED_S = 24 * 3600  # age of an entry of another machine, whose processes are not visible here
 _counter = itertools.count()
 
 
 def temporary_sibling(path: PathLike) -> Path:
-    """A fresh hidden name beside ``path`` that says which process it belongs to. Creates nothing."""
+    """A new hidden name next to ``path`` that identifies the process. Creates nothing."""
     path = Path(path)
     pid = os.getpid()
     return path.with_name(f".tmp-{path.name}-{pid}-{_host()}-{_start_time(pid)}-{next(_counter)}")
@@ -41,7 +41,7 @@ def is_temporary(name: str) -> bool:
 
 
 def atomic_write(path: PathLike, content: bytes | Writer) -> None:
-    """Replace ``path`` by a synced file with ``content``: readers see the old file or the new one, never a part."""
+    """Replace ``path`` atomically by a synced file with ``content``: readers never see a partial file."""
     path = Path(path)
     temporary = temporary_sibling(path)
     try:
@@ -63,7 +63,7 @@ def atomic_write(path: PathLike, content: bytes | Writer) -> None:
 
 
 def commit_folder(temporary: PathLike, final: PathLike) -> None:
-    """Give a written folder its name, once all of it is on disk. ``final`` must not exist, or be an empty folder."""
+    """Sync a written folder and rename it to ``final``, which must not exist or must be an empty folder."""
     temporary, final = Path(temporary), Path(final)
     for folder, _, names in os.walk(temporary, topdown=False):
         for name in names:
@@ -73,35 +73,35 @@ def commit_folder(temporary: PathLike, final: PathLike) -> None:
     sync_folder(final.parent)
 
 
-def swap_folders(new: PathLike, old: PathLike) -> None:
-    """Exchange the names of two committed folders in one step, so that ``old`` names a whole folder at every moment.
+def swap_folders(new: PathLike, current: PathLike) -> None:
+    """Exchange the names of two committed folders atomically: ``current`` always names a complete folder.
 
-    Where the filesystem cannot exchange names (NFS, for one) it takes three renames; between two of them the name
-    is absent, and both folders are there under hidden names.
+    A filesystem that cannot exchange names (NFS, for example) needs three renames; between two of them the name does
+    not exist, and both folders have hidden names.
     """
-    new, old = Path(new), Path(old)
-    if not _exchange(new, old):
-        aside = temporary_sibling(old)
-        os.rename(old, aside)
+    new, current = Path(new), Path(current)
+    if not _exchange(new, current):
+        aside = temporary_sibling(current)
+        os.rename(current, aside)
         try:
-            os.rename(new, old)
+            os.rename(new, current)
             try:
                 os.rename(aside, new)
             except BaseException:
-                os.rename(old, new)
+                os.rename(current, new)
                 raise
         except BaseException:
-            os.rename(aside, old)
+            os.rename(aside, current)
             raise
-    sync_folder(old.parent)
+    sync_folder(current.parent)
 
 
 def replace_link(link: PathLike, target: PathLike) -> None:
-    """Point the symbolic link ``link`` at ``target`` atomically; it is stored relative, so the folders can move."""
+    """Point the symbolic link ``link`` at ``target`` atomically, with a relative path, so that folders can move."""
     link, target = Path(link), Path(target)
     temporary = temporary_sibling(link)
     try:
-        # Both as they really are: the way to the folder may lead over other links.
+        # Real paths, because the path to the folder may contain other links.
         os.symlink(os.path.relpath(real_path(target), real_path(link.parent)), temporary)
         os.replace(temporary, link)
     except BaseException as error:
@@ -114,24 +114,24 @@ def replace_link(link: PathLike, target: PathLike) -> None:
 
 
 def remove_folder(path: PathLike) -> None:
-    """Delete a folder. Its name goes first, in one step: a crash leaves no half folder under a good name."""
+    """Delete a folder. It is renamed first, so that a crash leaves no partial folder under its name."""
     temporary = temporary_sibling(path)
     os.rename(path, temporary)
     shutil.rmtree(temporary)
 
 
 def remove_stale(folder: PathLike) -> list[Path]:
-    """Delete the temporary entries that dead processes left in ``folder``; returns what was deleted.
+    """Delete the temporary entries that dead processes left in ``folder``; returns the deleted paths.
 
-    Those of this machine, whose processes are known. Of another one (each container has its own name) those of a
-    process that does not hold its lock any more, and what has not changed for a day.
+    For this machine, the process table shows which processes are dead. For another machine (each container has its
+    own host name), a process is dead if it no longer holds its lock; without a lock, entries expire after a day.
 
     Raises:
-        OSError: some could not be deleted. The others are.
+        OSError: an entry could not be deleted. The others are deleted.
     """
     removed, failure = [], None
     matches = [(entry, _TEMPORARY.fullmatch(entry.name)) for entry in _entries(folder)]
-    # All are found before the first is deleted: a lock tells of the others.
+    # Find all entries before deleting the first: a lock file shows the state of the others.
     for entry in [entry for entry, match in matches if match is not None and _is_abandoned(entry, match)]:
         try:
             if entry.is_dir() and not entry.is_symlink():
@@ -148,9 +148,9 @@ def remove_stale(folder: PathLike) -> list[Path]:
 
 @contextlib.contextmanager
 def locked(folder: PathLike) -> Iterator[None]:
-    """Show that the temporary entries of this process in ``folder`` are being written.
+    """Mark the temporary entries of this process in ``folder`` as in use.
 
-    By a lock, which the system frees with the process, however that ends, and which also other containers see.
+    It holds a file lock, which the system releases when the process ends and which other containers see.
     """
     lock = temporary_sibling(Path(folder, _LOCK))
     descriptor = os.open(lock, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
@@ -169,7 +169,7 @@ def locked(folder: PathLike) -> Iterator[None]:
 def _is_abandoned(entry: Path, match: re.Match[str]) -> bool:
     held = _holds_lock(entry.parent, match)
     if match["host"] == _host():
-        # Two containers may have one name, and a process of the other one looks dead from here.
+        # Two containers may have the same host name, and processes of the other one are not visible here.
         return _start_time(int(match["pid"])) != int(match["start"]) and not held
     if held is not None:
         return not held
@@ -180,7 +180,7 @@ def _is_abandoned(entry: Path, match: re.Match[str]) -> bool:
 
 
 def _holds_lock(folder: Path, match: re.Match[str]) -> bool | None:
-    """Whether the process of a temporary entry holds a lock; None where it made none, or locks do not work."""
+    """Whether the process of a temporary entry holds a lock; None if it has no lock file or locks are unsupported."""
     try:
         import fcntl
     except ImportError:
@@ -204,7 +204,7 @@ def _holds_lock(folder: Path, match: re.Match[str]) -> bool | None:
 
 
 def irregular(path: PathLike) -> str | None:
-    """What is in the place of a regular file, such as "a pipe"; None for a regular file, and where nothing is."""
+    """The kind of a path that is not a regular file, such as "a pipe"; None for a regular file or a missing path."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -218,17 +218,17 @@ def irregular(path: PathLike) -> str | None:
 
 
 def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, which may be created, and return its descriptor. A pipe is not waited for.
+    """Open a regular file, which may be created, and return its descriptor. Does not block on a pipe.
 
     Raises:
-        OSError: it cannot be opened, or is something else.
+        OSError: it cannot be opened, or is not a regular file.
     """
     if (kind := irregular(path)) is None:
         descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-        kind = "another kind of file"  # since the moment before
+        kind = "another kind of file"  # replaced after the check above
     raise OSError(errno.EINVAL, f"a regular file is needed here, and this is {kind}", str(path))
 
 
@@ -236,19 +236,19 @@ def read_regular(path: PathLike) -> bytes:
     """The content of a regular file.
 
     Raises:
-        OSError: it cannot be read, or is something else, such as a pipe, which would be waited for.
+        OSError: it cannot be read, or is not a regular file, such as a pipe, which would block.
     """
     with open(open_regular(path), "rb") as file:
         return file.read()
 
 
 def real_path(path: PathLike) -> Path:
-    """``path`` without links; of links in a loop as much as can be followed, where `Path.resolve` raises."""
+    """``path`` with links resolved; does not raise for a loop of links, unlike `Path.resolve`."""
     return Path(os.path.realpath(path))
 
 
 def named(error: OSError, path: PathLike) -> OSError:
-    """The same failure with the name that the user knows, where the system told the temporary one."""
+    """The same error with ``path``, the name that the user knows, instead of the temporary name."""
     return type(error)(error.errno, error.strerror, str(path)) if error.errno is not None else error
 
 
@@ -262,7 +262,7 @@ def sync_file(path: PathLike) -> None:
 
 
 def sync_folder(path: PathLike) -> None:
-    """Wait until a folder's list of names is on disk, where the system can do that."""
+    """Wait until a folder's entries are on disk, if the system supports that."""
     if os.name == "nt":  # a folder cannot be opened there
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -287,7 +287,7 @@ def _host() -> str:
 
 
 def _start_time(pid: int) -> int:
-    """When a process started, in clock ticks; -1 for a dead one. Tells a process from a later one with its number."""
+    """Start time of a process in clock ticks; -1 for a dead one. Distinguishes processes that reuse a pid."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -307,7 +307,7 @@ def _start_time_without_proc(pid: int) -> int:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Linux's atomic exchange of two names; False where system or filesystem has none."""
+    """Linux's atomic exchange of two names; False if the system or the filesystem does not support it."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     if renameat2 is None:
         return False

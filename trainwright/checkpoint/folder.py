@@ -40,7 +40,7 @@ _HIDDEN = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)  # .<name>-<iterat
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A checkpoint that this process has written: where, and what is in it."""
+    """A checkpoint that this process has written: its folder and its manifest."""
 
     folder: Path
     manifest: Manifest
@@ -48,7 +48,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class CommittedFile:
-    """A file of a checkpoint that is on disk, as a writer of the same file in another one."""
+    """A file of a committed checkpoint, as a writer that copies it into another checkpoint."""
 
     source: Committed
     name: str
@@ -60,10 +60,10 @@ class CommittedFile:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that leads out of the folder, or that could not be told from the folder's own entries.
+    """Check a checkpoint's name: it must stay inside the folder and differ from the folder's own entries.
 
     Raises:
-        CheckpointError: says what a name may be.
+        CheckpointError: the name is not allowed; the message says which names are.
     """
     if (
         not name
@@ -87,8 +87,8 @@ def _is_encodable(name: str) -> bool:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is, or was, a checkpoint: whole or not."""
-    # Not Path.exists, which raises where a folder may not be searched, such as lost+found.
+    """Whether a folder is a checkpoint, complete or not."""
+    # Not Path.exists, which raises for folders without permission, such as lost+found.
     return os.path.exists(path / MANIFEST_NAME) or os.path.exists(path / WEIGHTS_NAME)
 
 
@@ -108,7 +108,7 @@ def checkpoint_names(save_dir: Path) -> list[str]:
 
 
 def link_targets(folder: Path) -> set[Path]:
-    """What the links in ``folder`` point at, resolved."""
+    """The resolved targets of the links in ``folder``."""
     return {real_path(link) for link in _links(folder)}
 
 
@@ -116,7 +116,7 @@ def read_pointer(save_dir: Path) -> str | None:
     """The name in ``last_checkpoint``; None if there is no such file.
 
     Raises:
-        CheckpointError: the file holds something that is no name.
+        CheckpointError: the file does not hold a checkpoint name.
     """
     try:
         name = read_regular(save_dir / POINTER_NAME).decode(errors="replace").strip()
@@ -126,7 +126,7 @@ def read_pointer(save_dir: Path) -> str | None:
         check_name(name)
     except CheckpointError:
         raise CheckpointError(
-            f"{save_dir / POINTER_NAME}: holds {name[:100]!r}, which is no checkpoint name."
+            f"{save_dir / POINTER_NAME}: contains {name[:100]!r}, which is not a checkpoint name."
         ) from None
     return name
 
@@ -139,15 +139,15 @@ def write_pointer(save_dir: Path, name: str) -> None:
 def write_checkpoint(
     path: Path, writers: Mapping[str, Writer], manifest: Manifest, *, before: Committed | None
 ) -> Committed:
-    """Write a checkpoint and give it the name ``path``: at every moment that is a whole checkpoint or absent.
+    """Write a checkpoint to ``path`` atomically: readers never see a partial checkpoint.
 
     Args:
-        manifest: what is known of it besides its files.
-        before: a checkpoint of the same iteration; files that would be equal to its files become links to them.
+        manifest: the values of the manifest except for its files.
+        before: a checkpoint of the same iteration; files equal to its files become hard links to them.
 
     Raises:
-        CheckpointError: the name belongs to something that is no checkpoint.
-        OSError: as the system raised it; what was there before is unchanged.
+        CheckpointError: ``path`` exists and is not a checkpoint.
+        OSError: writing failed; existing checkpoints are unchanged.
     """
     if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
         raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
@@ -168,7 +168,7 @@ def write_checkpoint(
         elif is_real_folder:
             links = [link for link in _links(path.parent) if real_path(link) == real_path(path)]
             swap_folders(folder, path)
-            for link in links:  # model_best stays what it was when its step is saved again
+            for link in links:  # model_best keeps its content when its step is saved again
                 replace_link(link, folder)
     except BaseException:
         if folder != path:
@@ -178,12 +178,13 @@ def write_checkpoint(
 
 
 def remove_unlinked(save_dir: Path) -> None:
-    """Delete the hidden checkpoints that no link points at any more. A failure is said, and tried again next time."""
+    """Delete the hidden checkpoints that no link points to. A failure logs a warning; the next call retries."""
     if not save_dir.is_dir():
         return
     linked = link_targets(save_dir)
     for path in list(save_dir.iterdir()):
-        is_hidden = _HIDDEN.fullmatch(path.name) and not is_temporary(path.name)  # someone may still be writing that
+        # Another process may be writing a temporary entry.
+        is_hidden = _HIDDEN.fullmatch(path.name) and not is_temporary(path.name)
         if is_hidden and is_checkpoint(path) and real_path(path) not in linked:
             try:
                 remove_folder(path)
@@ -229,7 +230,7 @@ def _entry_of(writer: Writer) -> FileEntry:
 
 
 def _link(source: Path, target: Path, name: str) -> bool:
-    """Make a file of a committed checkpoint part of a new one too. False where that is not possible: then write it."""
+    """Hard-link a file of a committed checkpoint into a new one. Returns False if the filesystem cannot."""
     try:
         os.link(source / name, target / name)
     except OSError:

@@ -1,7 +1,7 @@
-"""The header of a safetensors file, read without torch: what tensors are in it, and whether its list of them holds.
+"""The header of a safetensors file, read and checked without torch.
 
 The file: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The safetensors library
-checks all of this too when it reads tensors, except that it takes the last of two tensors of one name.
+makes the same checks when it reads tensors, except that it silently uses the last of two tensors of one name.
 """
 
 import json
@@ -29,7 +29,7 @@ _BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What the header says of one tensor. ``dtype`` in the format's own words, such as ``BF16``."""
+    """The header's entry for one tensor. ``dtype`` is the name in the format, such as ``BF16``."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -51,27 +51,27 @@ def read_header(path: Path) -> Header:
     """The header of a safetensors file.
 
     Raises:
-        CheckpointError: it is no safetensors file, or its header contradicts itself or the file's length.
+        CheckpointError: it is not a safetensors file, or its header is inconsistent with itself or the file's length.
     """
     try:
         content, data_bytes = _read_json(path)
         metadata = content.pop(_METADATA, {})
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError(f"{_METADATA} is no mapping of texts")
-        tensors = {name: _entry(name, said) for name, said in content.items()}
+        tensors = {name: _entry(name, fields) for name, fields in content.items()}
         _check_places(tensors, data_bytes)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are of the first kind
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
     return Header(tensors, metadata)
 
 
 def tied_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The names that were written under another one; none where the metadata of the file does not say so."""
+    """Tied tensors: names that are not in the file, and the stored name with the same data. From the metadata."""
     return _names(metadata, TIED)
 
 
 def renamed_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The names of tensors in the file that stand for names which the format cannot hold."""
+    """Names in the file, and the original names, which the format cannot hold. From the metadata."""
     return _names(metadata, RENAMED)
 
 
@@ -106,9 +106,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(name: str, said: Any) -> TensorEntry:
+def _entry(name: str, fields: Any) -> TensorEntry:
     try:
-        shape, dtype, (begin, end) = said["shape"], said["dtype"], said["data_offsets"]
+        shape, dtype, (begin, end) = fields["shape"], fields["dtype"], fields["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name!r} has no shape, dtype and two data_offsets") from error
     numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
@@ -121,7 +121,7 @@ def _entry(name: str, said: Any) -> TensorEntry:
 
 
 def _check_places(tensors: dict[str, TensorEntry], data_bytes: int) -> None:
-    """Each tensor begins where the one before ends, and the last one ends with the file."""
+    """Check that each tensor begins at the end of the previous one, and that the last one ends with the file."""
     reached = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != reached or entry.end < entry.begin:

@@ -1,4 +1,4 @@
-"""Folders of files on a hub: one that is here is taken as it is, any other is fetched by huggingface_hub."""
+"""Folders of files on a hub: a local folder is used directly, any other is downloaded by huggingface_hub."""
 
 import os
 import re
@@ -12,9 +12,9 @@ PathLike = str | os.PathLike[str]
 RepoType = Literal["model", "dataset"]
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
-# What a hub calls a repository: an owner and a name, each beginning and ending with a letter, a digit or "_".
+# The id of a repository: an owner and a name, each beginning and ending with a letter, a digit or "_".
 _REPO_ID = re.compile(r"\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?", re.ASCII)
-_NOT_UPLOADED = [".tmp-*", "**/.tmp-*", "__pycache__", "**/__pycache__/**"]  # half-written files, and Python's own
+_NOT_UPLOADED = [".tmp-*", "**/.tmp-*", "__pycache__", "**/__pycache__/**"]  # temporary files, and Python's cache
 
 
 def local_folder(
@@ -26,23 +26,27 @@ def local_folder(
 ) -> Path:
     """The folder that ``path_or_id`` names, on this machine.
 
-    A folder that exists is taken as it is. Else an ``owner/name`` is fetched from the hub into huggingface_hub's cache,
-    which also answers when the hub does not (``HF_HUB_OFFLINE=1`` asks the cache alone). The hub is ``HF_ENDPOINT``,
-    read at every call; a token is found by huggingface_hub itself (``HF_TOKEN``, or ``hf auth login``). What cannot be
-    an id, such as ``./x``, ``/x``, ``a/b/c`` or a `pathlib.Path`, is a path and is never asked for at the hub.
+    An existing folder is returned unchanged. Otherwise an ``owner/name`` is downloaded from the hub into
+    huggingface_hub's cache, which is also used if the hub does not answer (``HF_HUB_OFFLINE=1`` uses only the cache).
+    ``HF_ENDPOINT`` sets the hub's address and is read at every call; huggingface_hub finds a token itself
+    (``HF_TOKEN``, or ``hf auth login``). Anything that is not an id, such as ``./x``, ``/x``, ``a/b/c`` or a
+    `pathlib.Path`, is a path and is never requested from the hub.
 
     Args:
-        files: glob patterns of the files to fetch; None means all. A local folder is not looked into.
-        revision: branch, tag or commit of the repository; None means its main branch. Not for a local folder.
+        files: glob patterns of the files to download; None means all. Ignored for a local folder.
+        revision: branch, tag or commit of the repository; None means its main branch. Ignored for a local folder.
 
     Raises:
-        MissingFileError: neither is there, or the hub cannot be reached; says what was tried and why it failed.
+        MissingFileError: there is no such folder and no such repository, or the hub cannot be reached. The message
+            says what was tried and why it failed.
     """
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise MissingFileError(f"{path_or_id}: this is a file, not a folder. Give the folder it lies in: {path.parent}")
+        raise MissingFileError(
+            f"{path_or_id}: this is a file, not a folder. Use the folder that holds it: {path.parent}"
+        )
     if not isinstance(path_or_id, str) or not is_repo_id(path_or_id):
         raise MissingFileError(
             f"{path_or_id}: there is no such folder (working folder: {Path.cwd()}), and it is no hub id, "
@@ -59,15 +63,15 @@ def upload_folder(
     private: bool = False,
     commit_message: str | None = None,
 ) -> str:
-    """Put the files of ``folder`` into the repository ``repo_id``, as one commit; returns the repository's address.
+    """Upload the files of ``folder`` to the repository ``repo_id`` as one commit; returns the repository's address.
 
-    The repository is made if it is not there (``private`` is heeded only then). Files of the same name are replaced,
-    others stay. Temporary files and ``__pycache__`` are left out.
+    The repository is created if it does not exist (``private`` applies only then). Files of the same name are
+    replaced, other files stay. Temporary files and ``__pycache__`` are not uploaded.
 
     Raises:
-        MissingFileError: ``folder`` is not there.
-        ConfigError: ``repo_id`` is not of the form ``owner/name``.
-        UserError: the hub refused, or cannot be reached.
+        MissingFileError: ``folder`` does not exist.
+        ConfigError: ``repo_id`` does not have the form ``owner/name``.
+        UserError: the hub rejects the upload, or cannot be reached.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -89,7 +93,7 @@ def upload_folder(
     except Exception as error:  # the errors of the hub's HTTP library have no root in common with its own
         raise UserError(
             f"{repo_id}: {folder} could not be uploaded to {endpoint()} as a {repo_type}: {_cause(error)}\n"
-            "Uploading needs a token that may write: log in with `hf auth login`, or set HF_TOKEN."
+            "Uploading needs a token with write permission: log in with `hf auth login`, or set HF_TOKEN."
         ) from error
     return str(address)
 
@@ -104,7 +108,7 @@ def is_repo_id(name: str) -> bool:
 
 
 def endpoint() -> str:
-    """The hub's address: ``HF_ENDPOINT`` as it is now."""
+    """The hub's address: the current value of ``HF_ENDPOINT``."""
     return os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
 
 
@@ -112,7 +116,7 @@ def _fetched(repo_id: str, repo_type: RepoType, files: Sequence[str] | None, rev
     from huggingface_hub import snapshot_download
 
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    asked = f"{repo_id}: there is no such folder (working folder: {Path.cwd()}), and "
+    prefix = f"{repo_id}: there is no such folder (working folder: {Path.cwd()}), and "
     try:
         folder = snapshot_download(
             repo_id,
@@ -120,19 +124,19 @@ def _fetched(repo_id: str, repo_type: RepoType, files: Sequence[str] | None, rev
             revision=revision,
             allow_patterns=None if files is None else list(files),
             endpoint=endpoint(),
-            cache_dir=os.environ.get("HF_HUB_CACHE"),  # None: where huggingface_hub found it at its import
+            cache_dir=os.environ.get("HF_HUB_CACHE"),  # None: the default of huggingface_hub
             local_files_only=offline,
         )
     except Exception as error:  # the errors of the hub's HTTP library have no root in common with its own
         what = "is not in the cache (HF_HUB_OFFLINE is set)" if offline else f"could not be fetched from {endpoint()}"
         at = f" at revision {revision!r}" if revision else ""
-        raise MissingFileError(f"{asked}the {repo_type} of this name{at} {what}: {_cause(error)}") from error
+        raise MissingFileError(f"{prefix}the {repo_type} of this name{at} {what}: {_cause(error)}") from error
     if not Path(folder).is_dir():
-        raise MissingFileError(f"{asked}the {repo_type} of this name at {endpoint()} has none of {list(files or ())}.")
+        raise MissingFileError(f"{prefix}the {repo_type} of this name at {endpoint()} has none of {list(files or ())}.")
     return Path(folder)
 
 
 def _cause(error: Exception) -> str:
-    """The error's own words, without empty lines."""
+    """The error's type and message, without empty lines."""
     lines = [line.strip() for line in str(error).splitlines()]
     return f"{type(error).__name__}: {' '.join(line for line in lines if line)}"

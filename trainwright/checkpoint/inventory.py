@@ -1,7 +1,7 @@
-"""What checkpoints a folder holds, whole or not, and which one a resume takes. Reads only, and needs no torch.
+"""The checkpoints in a folder, complete or not, and the one that a resume loads. Read-only; does not import torch.
 
-A run may be writing in the folder meanwhile: its temporary entries are no checkpoints, and one that is deleted or
-linked anew while it is looked at is left out or looked at again.
+A run may write into the folder at the same time: temporary entries are ignored, and a checkpoint that is deleted or
+relinked while it is inspected is skipped or inspected again.
 """
 
 import os
@@ -18,8 +18,8 @@ from trainwright.checkpoint.manifest import Manifest, read_manifest
 from trainwright.checkpoint.order import Saved
 from trainwright.checkpoint.verify import file_faults, verify
 
-_INNER = "checkpoints"  # where a run of the objects door keeps them
-_TRIES = 3  # a link that moves faster than it can be read is taken as it was at the last look
+_INNER = "checkpoints"  # the checkpoint folder in the run folder of the Python API
+_TRIES = 3  # a link that changes faster than it can be read is reported as of the last try
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Found:
     """One checkpoint under one name.
 
     Attributes:
-        folder: the real folder that the name leads to; for a link to nothing, what would be there.
-        points_at: where the link leads, as it is stored; None for a folder.
-        manifest: None if it cannot be read. With ``deep`` verification its files have their ``sha256``.
-        faults: one sentence each, beginning with the file's name; none for a whole checkpoint.
+        folder: the real folder of the name; for a broken link, its missing target.
+        points_at: the stored target of the link; None for a folder.
+        manifest: None if it cannot be read. With ``deep`` verification its files have a ``sha256``.
+        faults: one sentence each, beginning with the file's name; empty for a complete checkpoint.
     """
 
     path: Path
@@ -40,12 +40,12 @@ class Found:
     faults: tuple[str, ...]
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.faults
 
     @property
     def size_bytes(self) -> int | None:
-        """Of the files that the manifest lists."""
+        """Total size of the files in the manifest."""
         return None if self.manifest is None else sum(entry.bytes for entry in self.manifest.files.values())
 
     @property
@@ -58,10 +58,10 @@ class Place:
     """A folder with checkpoints in it.
 
     Attributes:
-        found: the first saved stands first, and a name for it behind it.
-        resumed: the one that a resume takes, as far as it was looked at; None if none is good.
-        has_candidates: whether a resume would look at any; not where there are only links to another folder, as in the
-            folder of a run beside its ``checkpoints/``.
+        found: in the order of saving; links follow their folder.
+        resumed: the checkpoint that a resume loads, according to this verification; None if none is valid.
+        has_candidates: whether a resume would try any; False if there are only links to another folder, as in a run
+            folder with a ``checkpoints/`` folder.
         last: the name in ``last_checkpoint``; None if there is none.
         pointer_fault: what is wrong with ``last_checkpoint``; "" if nothing.
     """
@@ -75,7 +75,7 @@ class Place:
 
 
 def look_at(path: Path, *, contents: bool = True, deep: bool = False) -> Found:
-    """One checkpoint, verified: by the sizes alone if not ``contents``."""
+    """Inspect and verify one checkpoint; without ``contents``, only the sizes of its files."""
     for _ in range(_TRIES):
         folder, points_at = real_path(path), _link(path)
         manifest, faults = _faults(folder, contents=contents, deep=deep)
@@ -85,12 +85,12 @@ def look_at(path: Path, *, contents: bool = True, deep: bool = False) -> Found:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The names of the checkpoints in a run's folder, unread; a hidden one only where no link leads to it."""
+    """The checkpoint paths in a run folder, without reading them; hidden ones only if no link points to them."""
     return [path for there in (folder, folder / _INNER) for path in _paths(there)]
 
 
 def places(folder: Path, *, contents: bool = True, deep: bool = False) -> list[Place]:
-    """The checkpoints in a run's folder, or in the folder of its checkpoints; an empty list if there are none."""
+    """The checkpoints in a run folder, or in its checkpoint folder; an empty list if there are none."""
     both = [_place(there, contents=contents, deep=deep) for there in (folder, folder / _INNER)]
     return [place for place in both if place.found or place.last is not None or place.pointer_fault]
 
@@ -100,14 +100,14 @@ def _place(folder: Path, *, contents: bool, deep: bool) -> Place:
         last, fault = _pointer(folder)
         candidates, paths = resume_candidates(folder), _paths(folder)
         found = _look_at_all(paths, contents=contents, deep=deep)
-        if found or not paths:  # else all were deleted while we looked, and others may be there now
+        if found or not paths:  # otherwise all were deleted meanwhile, and there may be new ones
             break
     found.sort(key=lambda entry: (Saved(entry.path, entry.manifest).rank, entry.points_at is not None, entry.path.name))
     return Place(folder, tuple(found), _resumed(candidates, found), bool(candidates), last, fault)
 
 
 def _look_at_all(paths: list[Path], *, contents: bool, deep: bool) -> list[Found]:
-    looked: dict[Path, Found] = {}  # by real folder: one with two names is read once
+    looked: dict[Path, Found] = {}  # by real folder: a checkpoint with two names is read once
     found = []
     for path in paths:
         known = looked.get(real_path(path))
@@ -117,7 +117,7 @@ def _look_at_all(paths: list[Path], *, contents: bool, deep: bool) -> list[Found
             else replace(known, path=path, points_at=_link(path))
         )
         looked[entry.folder] = entry
-        if os.path.lexists(path):  # else it was deleted while we looked
+        if os.path.lexists(path):  # otherwise it was deleted meanwhile
             found.append(entry)
     return found
 
@@ -135,13 +135,13 @@ def _pointer(folder: Path) -> tuple[str | None, str]:
             return None, f"cannot be read ({error.strerror})"
         if is_there:
             return last, ""
-    return last, f"names {last!r}, which is not there"
+    return last, f"names {last!r}, which does not exist"
 
 
 def _paths(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    # Links may lie beside the folder too, as epoch_3 beside checkpoints/ does.
+    # Links may also be in the parent folder: epoch_3 is next to checkpoints/.
     linked = link_targets(folder) | (link_targets(folder.parent) if folder.name == _INNER else set())
     return [path for path in sorted(folder.iterdir()) if _is_name(path, linked)]
 
@@ -149,7 +149,7 @@ def _paths(folder: Path) -> list[Path]:
 def _is_name(path: Path, linked: Iterable[Path]) -> bool:
     if is_temporary(path.name):
         return False
-    if path.is_symlink() and not path.exists():  # what it led to is gone
+    if path.is_symlink() and not path.exists():  # a broken link
         return not path.name.startswith(".") and real_path(path.parent) in real_path(path).parents
     return is_checkpoint(path) and not (path.name.startswith(".") and real_path(path) in linked)
 
@@ -157,13 +157,13 @@ def _is_name(path: Path, linked: Iterable[Path]) -> bool:
 def _link(path: Path) -> str | None:
     try:
         return os.readlink(path)
-    except OSError:  # a folder, or nothing any more
+    except OSError:  # a folder, or deleted
         return None
 
 
 def _faults(folder: Path, *, contents: bool, deep: bool) -> tuple[Manifest | None, list[str]]:
     if not folder.is_dir():
-        return None, [f"{folder.name} is not there"]
+        return None, [f"{folder.name} does not exist"]
     manifest = None
     try:
         manifest = read_manifest(folder)
@@ -171,11 +171,11 @@ def _faults(folder: Path, *, contents: bool, deep: bool) -> tuple[Manifest | Non
             return manifest, file_faults(folder, manifest, contents=contents)[0]
         return verify(folder, deep=True), []
     except (CheckpointError, OSError) as error:
-        return manifest, _told(error, folder)
+        return manifest, _fault_lines(error, folder)
 
 
-def _told(error: Exception, folder: Path) -> list[str]:
-    """Each fault that an error tells of, without the folder, which is known."""
+def _fault_lines(error: Exception, folder: Path) -> list[str]:
+    """The faults in an error's message, one per line, without the folder's path."""
     if isinstance(error, OSError) and error.strerror:
         return [f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"]
     first, *others = str(error).splitlines()
@@ -184,7 +184,7 @@ def _told(error: Exception, folder: Path) -> list[str]:
 
 def _resumed(candidates: list[Path], found: list[Found]) -> Found | None:
     for candidate in candidates:
-        names = [entry for entry in found if entry.folder == real_path(candidate) and entry.is_whole]
+        names = [entry for entry in found if entry.folder == real_path(candidate) and entry.is_complete]
         if names:
             return next((entry for entry in names if entry.path == candidate), names[0])
     return None

@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint consists of. Size and checksum of each file, and a checksum of its own text."""
+"""The manifest of a checkpoint: size and checksum of each file, and a checksum of its own text."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _CHECKSUM_KEY = "manifest_xxh3_128"
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """Size and content of one file. ``sha256`` is not stored: `verify` fills it in when asked for it."""
+    """Size and checksum of one file. ``sha256`` is not stored; `verify` computes it with ``deep=True``."""
 
     bytes: int
     xxh3_128: str
@@ -32,10 +32,10 @@ class Manifest:
     """A checkpoint's list of files, and its place among the checkpoints of its folder.
 
     Attributes:
-        saved_at: UTC in ISO format. For people: clocks jump, so the order of checkpoints never depends on it.
-        sequence: one more than the largest in the folder when it was saved; 0 from versions that did not count.
-        previous: the name in ``last_checkpoint`` when it was saved.
-        tag_last: whether it was saved to resume from.
+        saved_at: UTC in ISO format. For display only: clocks jump, so the order of checkpoints does not depend on it.
+        sequence: one more than the largest in the folder at the time of saving; 0 in older versions.
+        previous: the name in ``last_checkpoint`` at the time of saving.
+        tag_last: whether it was saved as the checkpoint to resume from.
     """
 
     files: Mapping[str, FileEntry]
@@ -54,7 +54,7 @@ class Manifest:
 
 
 class HashingFile:
-    """An open binary file that measures and hashes what is written into it; without one it only measures."""
+    """A binary file object that counts and hashes the written bytes, and passes them to ``file`` if there is one."""
 
     def __init__(self, file: BinaryIO | None = None) -> None:
         self._file = file
@@ -70,12 +70,12 @@ class HashingFile:
 
     @property
     def entry(self) -> FileEntry:
-        """What has been written so far."""
+        """Size and checksum of the bytes written so far."""
         return FileEntry(self._bytes, self._hash.hexdigest())
 
 
 def measure(writer: Writer, file: BinaryIO | None = None) -> FileEntry:
-    """Let ``writer`` write into ``file`` (or nowhere) and say what it wrote."""
+    """Call ``writer`` with ``file`` (None discards the bytes); returns size and checksum of what it wrote."""
     hashing = HashingFile(file)
     writer(cast(BinaryIO, hashing))  # writers only call write()
     return hashing.entry
@@ -85,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint folder, which may be a link.
 
     Raises:
-        CheckpointError: there is none, or it is not as it was written.
+        CheckpointError: there is none, or it is damaged.
     """
     path = folder / MANIFEST_NAME
     try:
@@ -116,12 +116,12 @@ def _no_manifest(folder: Path) -> str:
         return f"{folder}: is a folder of checkpoints; give one of them: {', '.join(inside[-3:])}."
     return (
         f"{folder}: no {MANIFEST_NAME}: an interrupted copy, or not a checkpoint of this library. "
-        "For its weights alone, give the path of the weights file in it."
+        "To load only its weights, use the path of the weights file in it."
     )
 
 
 def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
-    """A checksum that fits shows that nothing was damaged, not who wrote the text: each value is looked at."""
+    """Check each value: a matching checksum excludes damage, but not text from another source."""
     files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
     if not all(is_inside(name) for name in files):
         raise CheckpointError(f"{path}: lists files outside its own folder.")
@@ -137,8 +137,8 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a file's name, perhaps with folders in it (``a/b``), leads to a place inside of the folder it is in."""
-    os.fsencode(name)  # raises if no file can be called that
+    """Whether a relative file name, such as ``a`` or ``a/b``, stays inside its folder."""
+    os.fsencode(name)  # raises if it is not a possible file name
     return not any(mark in name for mark in "\\\0") and not {"", ".", ".."} & set(name.split("/"))
 
 

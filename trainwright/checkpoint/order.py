@@ -1,7 +1,7 @@
-"""The order of the checkpoints in a folder: by the sequence of their saves and by iteration, never by the clock.
+"""The order of the checkpoints in a folder: by save sequence and iteration, never by the clock.
 
-A run that is resumed from an older checkpoint saves smaller iterations than those that are there already. From its
-first save on, the larger ones are superseded: a resume takes one of them only where nothing else can be read.
+A run that resumes from an older checkpoint saves smaller iterations than those already in the folder. From its first
+save on, the larger ones are superseded: a resume loads one of them only if no other checkpoint is readable.
 """
 
 import math
@@ -32,7 +32,7 @@ class Saved:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Grows from save to save. Checkpoints of versions that did not count their saves are ordered by iteration."""
+        """Increases with each save. Checkpoints without a sequence (older versions) are ordered by iteration."""
         return (-1 if self.manifest is None else self.manifest.sequence, self.iteration)
 
 
@@ -41,9 +41,9 @@ class Order:
     """The checkpoints of a folder, each list from the last saved to the first.
 
     Attributes:
-        resumable: those that were saved to resume from.
-        others: ``model_best`` and what else was saved with ``tag_last=False``, and what has no name any more.
-        superseded: resumable or not, of a later iteration than a resumable one that was saved after it.
+        resumable: saved with ``tag_last=True``.
+        others: saved with ``tag_last=False``, such as ``model_best``, and hidden ones without a link.
+        superseded: resumable or not, with a later iteration than a resumable one that was saved after it.
         unreadable: without a readable manifest.
     """
 
@@ -77,18 +77,18 @@ def order_of(save_dir: Path) -> Order:
 
 
 def resume_order(save_dir: Path, last: str) -> list[Path]:
-    """What a resume tries where ``last_checkpoint`` names ``last``.
+    """The checkpoints that a resume tries if ``last_checkpoint`` names ``last``, in order.
 
-    That one is first, except where a run was killed between the end of a save and its change of ``last_checkpoint``:
-    then the newer checkpoint is there and names ``last`` as its previous one.
+    ``last`` is first, unless a run was killed after it had saved a checkpoint and before it updated
+    ``last_checkpoint``: then the newer checkpoint exists and names ``last`` as its previous one.
     """
     order = order_of(save_dir)
     path = save_dir / last
     tagged = next((entry for entry in order if real_path(entry.path) == real_path(path)), Saved(path, None))
-    # Where the newest names another one, someone has written an older name into the file: that is heeded.
+    # If the newest names another one, the user has put an older name into the file, which then comes first.
     newer = list(takewhile(lambda entry: _follows(entry, last) and entry.rank > tagged.rank, order.resumable))
     rest = [entry for entry in order if entry not in newer and entry is not tagged]
-    # Where someone has made an older one the last, the later ones are only tried when nothing else is left.
+    # If the user has made an older one the last, later ones are tried only after all others.
     if os.path.exists(path):
         rest.sort(key=lambda entry: _is_later(entry, tagged))
     return [*(entry.path for entry in newer), path, *(entry.path for entry in rest)]
@@ -98,7 +98,7 @@ def make_last(save_dir: Path, name: str) -> None:
     """Make ``name`` the checkpoint to resume from, whatever was saved after it."""
     for entry in order_of(save_dir).resumable:
         if _follows(entry, name) and entry.manifest is not None and real_path(entry.path) != real_path(save_dir / name):
-            # Else it would look like one that a kill has kept from being named.
+            # Otherwise it looks like the newer checkpoint of a killed run.
             manifest = replace(entry.manifest, previous=None)
             atomic_write(entry.path / MANIFEST_NAME, manifest.to_bytes())
     write_pointer(save_dir, name)
@@ -110,7 +110,7 @@ def next_sequence(save_dir: Path) -> int:
 
 
 def _is_resumable(path: Path, manifest: Manifest, linked: set[Path]) -> bool:
-    # A hidden folder is one that a link leads to, unless the run was killed before it made the link.
+    # A hidden folder has a link, unless the run was killed before it created the link.
     return manifest.tag_last and (not path.name.startswith(".") or real_path(path) in linked)
 
 
@@ -121,7 +121,7 @@ def _follows(entry: Saved, last: str) -> bool:
 def _is_later(entry: Saved, tagged: Saved) -> bool:
     prefix, number = _split(tagged.path.name)
     other_prefix, other = _split(entry.path.name)
-    if prefix == other_prefix and number >= 0:  # the names first: the manifest of the last one may be damaged
+    if prefix == other_prefix and number >= 0:  # compare names first: the manifest of ``tagged`` may be damaged
         return other > number
     return tagged.manifest is not None and entry.rank > tagged.rank
 

@@ -1,4 +1,4 @@
-"""Agreement: what fails on one rank is raised on all of them, so that none waits for a rank that has gone."""
+"""Errors across ranks: an error on one rank is raised on all, so that no rank waits for one that has stopped."""
 
 import pickle
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from trainwright.parallel import dist
 
 @contextmanager
 def raised_together() -> Iterator[None]:
-    """A block that every rank enters; the first rank's error is raised on all. The ranks meet at its end."""
+    """A block that every rank enters. The ranks synchronize at its end; the first rank's error is raised on all."""
     error: Exception | None = None
     try:
         yield
@@ -25,9 +25,9 @@ def raised_together() -> Iterator[None]:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself where it survives the way to another process, else one that says the same."""
+    """The error if it can be pickled, otherwise a RuntimeError with the same message."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever a foreign error's own code raises
+    except Exception:  # pickling may run arbitrary code of the error's class
         return RuntimeError(f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
     return error

@@ -1,4 +1,4 @@
-"""How files come to disk: staged in memory, then committed beside the training; or at once, while training waits."""
+"""Writing checkpoints: staged in memory and committed by a background thread, or written synchronously."""
 
 import contextlib
 import logging
@@ -28,10 +28,10 @@ from trainwright.parallel import dist
 
 
 class Background:
-    """Runs tasks in a thread of its own, in the order given. After one has failed, those behind it are not run.
+    """Runs tasks in a background thread, in order. After a failure, later tasks do not run.
 
-    The thread ends with `close`, or when this object is not used any more and its tasks are done. Python does not end
-    before the tasks have.
+    The thread ends with `close`, or when this object is garbage-collected and its tasks are done. The interpreter
+    waits for the tasks before it exits.
     """
 
     def __init__(self) -> None:
@@ -41,12 +41,12 @@ class Background:
         self._thread: int | None = None
 
     def submit(self, task: Callable[[], object]) -> Callable[[], None]:
-        """Run ``task`` when those before it are done; returns what waits for it.
+        """Queue ``task``; returns a function that waits for it.
 
-        Where Python is about to end and starts no thread any more, it is run here and now.
+        While the interpreter shuts down and starts no threads, the task runs synchronously.
         """
         if self._executor is None:
-            # Not a method of this object: the thread would keep that, and with it itself, for ever.
+            # Not a method of this object: the thread would keep a reference to it and never end.
             self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_leave_the_processor_to_others)
         self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
         try:
@@ -60,27 +60,27 @@ class Background:
         return submitted.result
 
     def is_busy(self) -> bool:
-        """Whether a task is running or to be run."""
+        """Whether a task is running or queued."""
         return any(not task.done() for task in self._tasks)
 
     def has_failed(self) -> bool:
-        """Whether `raise_failure` would raise. Costs nothing to ask at every step."""
+        """Whether `raise_failure` would raise. Cheap enough to call at every step."""
         return self._failure is not None
 
     def wait(self) -> None:
-        """Return when no task is left; at once within a task, which cannot wait for itself. Failures are kept."""
+        """Wait for all tasks; inside a task it returns immediately. It does not raise failures."""
         if threading.get_ident() != self._thread:
             for task in self._tasks:
                 task.result()
 
     def raise_failure(self) -> None:
-        """Raise what a task has failed with, once."""
+        """Raise the error of a failed task, once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def close(self) -> None:
-        """Wait, and end the thread; a later `submit` starts another one."""
+        """Wait for all tasks and end the thread; a later `submit` starts a new one."""
         self.wait()
         if self._executor is not None and threading.get_ident() != self._thread:
             self._executor.shutdown()
@@ -92,12 +92,12 @@ class Background:
             return
         try:
             task()
-        except BaseException as error:  # whatever it is, the training hears of it
+        except BaseException as error:  # any error is raised in the training thread
             self._failure = error
 
 
 def _leave_the_processor_to_others() -> None:
-    """The training comes first where there are not enough processors for both. On Linux a thread has its own rank."""
+    """Lower this thread's priority, so that training goes first if CPUs are scarce. Linux has a priority per thread."""
     if hasattr(os, "setpriority"):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
@@ -109,15 +109,15 @@ _writers: WeakSet["CheckpointWriter"] = WeakSet()
 
 
 def wait_for_saves() -> None:
-    """Wait for every save in flight of this process: what is about to be read may be what is being written."""
+    """Wait for every save in flight of this process: a checkpoint to be read may still be written."""
     for writer in list(_writers):
         writer.wait()
 
 
 def _forget_in_child() -> None:
-    """A forked process has none of the threads: what is in flight is its parent's affair."""
+    """A forked process has none of the threads; the parent process completes the saves in flight."""
     for writer in list(_writers):
-        writer.begin_anew()
+        writer.reset()
 
 
 if hasattr(os, "register_at_fork"):
@@ -125,35 +125,35 @@ if hasattr(os, "register_at_fork"):
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one folder, in the process that writes. One save is in flight at a time."""
+    """Writes the checkpoints of one folder, on the rank that saves. One save is in flight at a time."""
 
     def __init__(self, save_dir: str) -> None:
         self._folder = Path(save_dir)
-        self.begin_anew()
+        self.reset()
         self._last_committed: Committed | None = None
         self._is_cleaned = False
         _writers.add(self)
 
-    def begin_anew(self) -> None:
-        """Without anything in flight or staged."""
+    def reset(self) -> None:
+        """Discard the thread and the staging memory."""
         self._background = Background()
         self._staging = StagingArea()
-        self._staged_iteration: int | None = None  # of what the staging area holds
+        self._staged_iteration: int | None = None  # of the staged content
 
     def stage(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer]:
-        """``files`` as they are now, from memory that the training does not touch; waits for a save in flight.
+        """A copy of ``files`` in staging memory, which training does not change; waits for a save in flight.
 
-        Does not wait where that save is one of the same iteration and nothing has changed since: then both share the
+        It does not wait if that save is of the same iteration and no tensor has changed since: then both share the
         memory.
 
         Raises:
-            OSError: the save in flight has failed; and what else may have happened to it.
+            OSError: the save in flight has failed (or another error that it raised).
         """
         if self._background.is_busy() and iteration is not None and iteration == self._staged_iteration:
             alike = self._staging.staged_alike(files)
             if alike is not None:
                 return alike
-        self.settle()
+        self.finish()
         self._staged_iteration = None
         staged = self._staging.stage(files, beside=self._background.submit)
         self._staged_iteration = iteration
@@ -162,8 +162,8 @@ class CheckpointWriter:
     def with_last(
         self, files: Mapping[str, Writer], iteration: int | None, names: Collection[str]
     ) -> dict[str, Writer]:
-        """``files`` with those of ``names`` from the last checkpoint, where that is one of this iteration."""
-        self.settle()
+        """``files``, with the files in ``names`` taken from the last checkpoint if it has the same iteration."""
+        self.finish()
         last = self._last_committed
         if last is None or iteration is None or last.manifest.iteration != iteration:
             return dict(files)
@@ -171,7 +171,7 @@ class CheckpointWriter:
         return {name: CommittedFile(last, name) if name in kept else write for name, write in files.items()}
 
     def submit(self, write: Callable[[], object]) -> None:
-        """Run ``write``, of staged files, in the background, after what is there already."""
+        """Queue ``write``, which writes staged files, in the background."""
 
         def wait_and_write() -> None:
             self._staging.wait_for_arrivals()
@@ -180,12 +180,12 @@ class CheckpointWriter:
         self._background.submit(wait_and_write)
 
     def reserve(self, files: Mapping[str, Writer]) -> None:
-        """Get the memory for staging such files, in the background."""
+        """Allocate the memory for staging these files, in the background."""
         if not self._background.is_busy():
             self._background.submit(partial(self._staging.reserve, files))
 
-    def settle(self) -> None:
-        """Wait for the saves in flight, and raise what has failed."""
+    def finish(self) -> None:
+        """Wait for the saves in flight, and raise the error of a failed one."""
         self._background.wait()
         self._background.raise_failure()
 
@@ -194,19 +194,19 @@ class CheckpointWriter:
         self._background.wait()
 
     def release(self) -> None:
-        """Wait for the saves in flight, and give back their thread and memory; the next save gets both anew."""
+        """Wait for the saves in flight, and release their thread and memory; the next save allocates both again."""
         self._background.close()
         self._staging, self._staged_iteration = StagingArea(), None
 
     def log_failure(self) -> None:
-        """Log what has failed and that the program has not asked for. At the end of Python its thread has ended."""
+        """Log an error that no call has raised. At interpreter exit the thread has already ended."""
         try:
-            self.settle()
+            self.finish()
         except Exception as error:
             logger.error("%s", "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
 
     def has_failed(self) -> bool:
-        """Whether `settle` would raise, as far as is known now."""
+        """Whether a save has failed so far, so that `finish` would raise."""
         return self._background.has_failed()
 
     def write(
@@ -218,10 +218,10 @@ class CheckpointWriter:
         tag_last: bool,
         on_commit: Callable[[], object] | None,
     ) -> None:
-        """Commit a checkpoint: its folder, then the pointer to it, and then ``on_commit``."""
-        from trainwright.events.writers.writer_thread import sync_files  # loaded where anything is written
+        """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``."""
+        from trainwright.events.writers.writer_thread import sync_files  # imported only by processes that write
 
-        sync_files()  # the state in it says how far the metrics are written
+        sync_files()  # the checkpoint records which metrics are written
         folder = self._folder
         before = self._last_committed
         if before and (iteration is None or before.manifest.iteration != iteration):
@@ -235,7 +235,7 @@ class CheckpointWriter:
                 write_pointer(folder, name)
         except OSError as error:
             known = named(error, folder / name)
-            known.add_note(f"Saving {name!r} failed; earlier checkpoints are as they were.")
+            known.add_note(f"Saving {name!r} failed; earlier checkpoints are unchanged.")
             raise known from error
         finally:
             remove_unlinked(folder)
@@ -243,22 +243,22 @@ class CheckpointWriter:
             try:
                 on_commit()
             except Exception as error:
-                error.add_note(f"{folder / name} is saved; what failed is on_commit, called after that.")
+                error.add_note(f"{folder / name} is saved; on_commit, which is called after that, failed.")
                 raise
 
     def remove_stale(self) -> None:
-        """Once: delete what a killed run has left. Failing at that stops nothing."""
+        """Delete temporary files of a killed run, once per process. A failure logs a warning."""
         if self._is_cleaned:
             return
         self._is_cleaned = True
         try:
             remove_stale(self._folder)
         except OSError as error:
-            logger.warning("%s: temporary files of an earlier run stay (%s).", self._folder, error)
+            logger.warning("%s: temporary files of an earlier run could not be deleted (%s).", self._folder, error)
 
 
 def _new_manifest(folder: Path, iteration: int | None, *, tag_last: bool) -> Manifest:
-    """What the manifest of a checkpoint says that is saved now, besides its files."""
+    """The manifest of a checkpoint that is saved now, without its files."""
     try:
         previous = read_pointer(folder)
     except (CheckpointError, OSError):

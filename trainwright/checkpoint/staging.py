@@ -1,7 +1,7 @@
-"""Staging: tensors copied into memory of their own, so that training goes on while that memory is written to disk.
+"""Staging: tensors are copied to separate memory, so that training continues while the copy is written to disk.
 
-The memory of a file is laid out as the file, so it is written in one go. It is kept for the next save: memory that is
-used for the first time costs ten times the copy.
+The memory has the layout of the file, so it is written sequentially. It is reused by the next save: the first use of
+newly allocated memory costs ten times as much as the copy.
 """
 
 from collections import deque
@@ -15,8 +15,8 @@ from torch import Tensor
 from trainwright.checkpoint.files import Writer
 from trainwright.checkpoint.tensors import TensorFile, bytes_of
 
-_CHUNK_BYTES = 8 * 2**20  # written and hashed at a time: small enough to be in the cache for the second
-_LARGE_BYTES = 16 * 2**20  # worth a second thread, and worth to be prepared for
+_CHUNK_BYTES = 8 * 2**20  # written and hashed at a time: small enough to stay in the CPU cache between both
+_LARGE_BYTES = 16 * 2**20  # from this size on, a second thread and allocation in advance are worth their cost
 
 Copy = tuple[Tensor, Tensor]  # (place in the memory, original)
 
@@ -26,15 +26,15 @@ class StagingArea:
 
     def __init__(self) -> None:
         self._blocks: dict[str, _Block] = {}
-        self._arrivals: list[torch.cuda.Event] = []  # behind the copies that GPUs have been told to make
+        self._arrivals: list[torch.cuda.Event] = []  # recorded after the device-to-host copies
 
     def stage(
         self, files: Mapping[str, Writer], beside: Callable[[Callable[[], None]], Callable[[], None]]
     ) -> dict[str, Writer]:
-        """The same files, the tensors of which nobody else holds. All of them are copied when this returns.
+        """Copy the tensors of ``files`` to staging memory; returns files that write the copies.
 
-        ``beside(task)`` begins a task in another thread and gives what waits for it: where there is much to copy, two
-        threads do it. What GPUs send may still be on its way: `wait_for_arrivals` waits for that.
+        ``beside(task)`` starts a task in another thread and returns a function that waits for it: two threads copy
+        large states. Copies from GPUs may still be in flight: `wait_for_arrivals` waits for them.
         """
         staged, copies = dict(files), list[Copy]()
         for name, file in files.items():
@@ -56,12 +56,12 @@ class StagingArea:
         return staged
 
     def wait_for_arrivals(self) -> None:
-        """Wait for what GPUs send."""
+        """Wait for copies from GPUs."""
         for arrival in self._arrivals:
             arrival.synchronize()
 
     def staged_alike(self, files: Mapping[str, Writer]) -> dict[str, Writer] | None:
-        """``files`` with what is staged already in place of their tensors; None if any tensor has changed since."""
+        """``files`` with the tensors that are already staged; None if any tensor has changed since."""
         self.wait_for_arrivals()
         alike = dict(files)
         for name, file in files.items():
@@ -73,7 +73,7 @@ class StagingArea:
         return alike
 
     def reserve(self, files: Mapping[str, Writer]) -> None:
-        """Get the memory that staging these files will take, and touch it. What is staged already stays as it is."""
+        """Allocate and touch the memory for staging these files. Staged content that fits stays unchanged."""
         for name, file in files.items():
             if isinstance(file, TensorFile) and file.num_bytes >= _LARGE_BYTES and not self._fits(name, file):
                 self._block_for(name, file).memory.zero_()
@@ -84,13 +84,13 @@ class StagingArea:
 
     def _block_for(self, name: str, file: TensorFile) -> "_Block":
         if not self._fits(name, file):
-            self._blocks.pop(name, None)  # first: there is never more than one copy
+            self._blocks.pop(name, None)  # free it first: there is never more than one copy
             self._blocks[name] = _Block(file)
         return self._blocks[name]
 
 
 def _copy_all(to_do: deque[Copy]) -> None:
-    """Make one copy after the other until none is left; another thread may take from the same ones."""
+    """Make copies until the queue is empty; another thread may work on the same queue."""
     while True:
         try:
             place, original = to_do.popleft()
@@ -100,7 +100,7 @@ def _copy_all(to_do: deque[Copy]) -> None:
 
 
 class _Block:
-    """The memory of one file: the bytes behind the header. Called with an open file, it writes that file."""
+    """The staging memory of one file: the bytes after the header. Called with an open file, it writes its content."""
 
     def __init__(self, file: TensorFile) -> None:
         self.header = file.header
@@ -115,7 +115,7 @@ class _Block:
             file.write(content[start : start + _CHUNK_BYTES])
 
     def places_of(self, file: TensorFile) -> list[Copy]:
-        """Each tensor's place in this memory, seen as a tensor like it, and the tensor."""
+        """For each tensor, a view of its place in this memory, and the tensor."""
         return [
             (self.memory[start:end].view(tensor.dtype).view(tensor.shape), tensor)
             for tensor, start, end in file.places
@@ -123,7 +123,7 @@ class _Block:
         ]
 
     def holds(self, file: TensorFile) -> bool:
-        """Whether the tensors of ``file`` are what is in this memory."""
+        """Whether this memory holds the current values of the tensors of ``file``."""
         if self.header != file.header:
             return False
         content = self.memory.numpy().data

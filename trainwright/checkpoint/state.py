@@ -1,9 +1,9 @@
-"""State as JSON and tensors, and back with every type as it was. Never pickle: no code runs when a state is read.
+"""Encode a state as JSON and tensors, and decode it with the same types. No pickle: reading a state runs no code.
 
-What JSON says natively stays as it is. The rest is an object with one key that starts with ``$``:
+Native JSON values are stored unchanged. Other values are an object with one key that starts with ``$``:
 ``{"$tuple": [...]}``, ``{"$float": "nan"}``, ``{"$bytes": "<base64>"}``, ``{"$dict": [[key, value], ...]}`` (keys that
-are no plain strings), ``{"$tensor": "<name in the safetensors file>"}``, ``{"$array": {...}}`` for NumPy. What
-would come back as another type is refused when it is saved: an array with a mask, a matrix, a named tuple.
+are not plain strings), ``{"$tensor": "<name in the safetensors file>"}``, ``{"$array": {...}}`` for NumPy. Saving
+raises for values that would load as another type: a masked array, a matrix, a named tuple.
 """
 
 import base64
@@ -39,7 +39,7 @@ def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
     The tensors are those of the state itself, not copies; one that occurs twice is listed once.
 
     Raises:
-        CheckpointTypeError: something in it has no place in a checkpoint; the message says where, from ``name`` on.
+        CheckpointTypeError: it holds a value that a checkpoint cannot store; the message gives its path from ``name``.
     """
     encoder = _Encoder()
     try:
@@ -51,10 +51,10 @@ def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def decode_state(text: bytes, tensors: Mapping[str, Tensor], source: str) -> Any:  # the type is the saved state's
-    """The inverse of `encode_state`. Tensors come back in memory of their own, on the CPU, without gradient.
+    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient.
 
     Raises:
-        CheckpointError: the text is not what `encode_state` writes; ``source`` names it.
+        CheckpointError: the text is not output of `encode_state`; the message names ``source``.
     """
     try:
         return _Decoder(tensors).decode(json.loads(text))
@@ -66,12 +66,12 @@ class _Encoder:
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[tuple[object, ...], str] = {}  # tensor_key -> name, so that shared memory is written once
-        self._open: set[int] = set()  # the containers around the current value
+        self._open: set[int] = set()  # ids of the containers around the current value
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         kind = type(value)
         if value is None or kind in (bool, int, str):
-            if kind is int and value.bit_length() > _MAX_BITS:  # Python reads and writes no longer ones as text
+            if kind is int and value.bit_length() > _MAX_BITS:  # Python does not convert longer ints to text
                 raise CheckpointTypeError(
                     f"{_shown(path)}: got an int of {value.bit_length():,} bits; at most {_MAX_BITS:,}."
                 )
@@ -107,14 +107,14 @@ class _Encoder:
         check_tensor(tensor, _shown(path))
         if type(tensor) not in (Tensor, Parameter):
             raise CheckpointTypeError(
-                f"{_shown(path)}: got a {type(tensor).__name__}, which would come back as a Tensor; "
-                "give value.as_subclass(torch.Tensor)."
+                f"{_shown(path)}: got a {type(tensor).__name__}, which would load as a plain Tensor; "
+                "use value.as_subclass(torch.Tensor)."
             )
         return {"$tensor": self._store(tensor, path)}
 
     def _encode_array(self, array: Any, path: tuple[str, ...]) -> dict[str, object]:
         scalar = isinstance(array, np.generic)
-        if scalar and isinstance(array, bytes | str):  # an array drops zeros at the end of texts, and has no empty ones
+        if scalar and isinstance(array, bytes | str):  # arrays drop trailing zeros, and hold no empty strings
             text = base64.b64encode(array).decode() if isinstance(array, bytes) else "".join(array)
             plain = np.bytes_ if isinstance(array, bytes) else np.str_
             if type(array) is plain:
@@ -142,7 +142,7 @@ class _Encoder:
 
 
 def _shown(path: tuple[str, ...]) -> str:
-    """A value's place. Half of a character (a lone surrogate) has no place in a file's names: it is shown escaped."""
+    """A value's path as text. A lone surrogate, which a file's names cannot hold, is escaped."""
     return ".".join(path).encode(errors="backslashreplace").decode()
 
 
@@ -187,7 +187,7 @@ class _Decoder:
         return [(self.decode(key), self.decode(item)) for key, item in pairs]
 
     def _decode_tensor(self, name: str) -> Tensor:
-        if name not in self._copies:  # what was one tensor is one again
+        if name not in self._copies:  # references to one tensor stay references to one tensor
             self._copies[name] = self._tensors[name].clone()
         return self._copies[name]
 

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold: a run's objects as named writers, and a state read back from its files."""
+"""The files of a checkpoint: a run's objects as named writers, and states read from files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,12 +21,12 @@ from trainwright.checkpoint.weights import read_weights, split_model_state
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
 _MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
 MODEL_FILES = (WEIGHTS_NAME, f"{_MODEL_EXTRA}.json", f"{_MODEL_EXTRA}.safetensors")
-NOT_OURS = ("config.json",)  # of transformers, which reads it beside the weights
+NOT_OURS = ("config.json",)  # of transformers, which reads it next to the weights
 RESERVED_NAMES = ("model", Path(MANIFEST_NAME).stem, EXTRA, _MODEL_EXTRA, *(Path(name).stem for name in NOT_OURS))
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold besides the model."""
+    """An object with a state that a checkpoint can hold."""
 
     def state_dict(self) -> Any: ...  # Any: each class has its own state
 
@@ -39,12 +39,12 @@ def serialize(
     extra: Mapping[str, Any],
     attached: Mapping[str, bytes] | None = None,
 ) -> dict[str, Writer]:
-    """The files of a checkpoint, by name. Writes and copies no tensor: a `TensorFile` reads them when it is called.
+    """The files of a checkpoint, by name. Does not copy tensors: a `TensorFile` reads them when it is called.
 
-    ``attached``: files for people and other programs, which are no state.
+    ``attached``: additional files for people and other programs, without state.
 
     Raises:
-        CheckpointTypeError: a state holds something that a checkpoint cannot.
+        CheckpointTypeError: a state holds a value that a checkpoint cannot store.
     """
     weights, metadata, model_extra = split_model_state(model)
     states: dict[str, Any] = {EXTRA: dict(extra), **({_MODEL_EXTRA: model_extra} if model_extra else {})}
@@ -60,10 +60,10 @@ def serialize(
 
 
 def check_state(state: object, target: Stateful, source: str) -> None:
-    """Refuse what an optimizer, a schedule or a trainer cannot have given, before anything is loaded.
+    """Check the state of an optimizer, a scheduler or a trainer, before anything is loaded.
 
     Raises:
-        CheckpointError: it is empty, or lacks what every state of its kind has. ``source`` names it.
+        CheckpointError: it is empty, or lacks keys that every such state has. The message names ``source``.
     """
     module = type(target).__module__
     is_known = isinstance(target, Optimizer | LRScheduler) or module.startswith("trainwright.engine.")
@@ -81,14 +81,14 @@ def state_names(manifest: Manifest) -> list[str]:
 
 
 def read_state(folder: Path, manifest: Manifest, name: str) -> Any:  # Any: what was saved
-    """The state saved as ``name``, in memory of its own."""
+    """The state saved as ``name``; its tensors are copies."""
     tensors_name = f"{name}.safetensors"
     tensors = read_tensors(folder / tensors_name)[0] if tensors_name in manifest.files else {}
     return decode_state(read_regular(folder / f"{name}.json"), tensors, str(folder / f"{name}.json"))
 
 
 def read_model_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The weights, and what modules returned from ``get_extra_state``. The tensors may still lie in the file."""
+    """The weights, and the modules' ``get_extra_state`` values. Tensors may be memory-mapped."""
     extra = read_state(folder, manifest, _MODEL_EXTRA) if f"{_MODEL_EXTRA}.json" in manifest.files else {}
     return {**read_weights(folder / WEIGHTS_NAME), **extra}
 

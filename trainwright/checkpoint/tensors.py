@@ -1,8 +1,8 @@
-"""Tensors as a safetensors file, written as a stream: no second copy of them in memory.
+"""Tensors as a safetensors file, written as a stream without a second copy in memory.
 
-The format: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The library's own
-writer needs all bytes in memory at once or opens the file itself, and we hash what is written while it is written.
-Reading is the library's.
+The format: eight bytes of header length, a JSON header, then every tensor's bytes without gaps. The safetensors
+library needs all bytes in memory or opens the file itself, so this writer, which hashes while it writes, does not use
+it. Reading uses the library.
 """
 
 import json
@@ -41,15 +41,15 @@ _DTYPE_NAMES = {
 
 
 def check_tensor(tensor: Tensor, where: str) -> None:
-    """Refuse a tensor whose bytes cannot be written as they are.
+    """Check that a tensor can be written.
 
     Raises:
-        CheckpointTypeError: it holds no dense data of its own, or its dtype has no place in the format.
+        CheckpointTypeError: it has no dense data, or the format does not support its dtype.
     """
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or is_lazy(tensor):
         raise CheckpointTypeError(
-            f"{where}: got a {type(tensor).__name__}, which keeps its data in its own way; "
-            "a checkpoint holds plain tensors (for a sharded one, give its full_tensor())."
+            f"{where}: got a {type(tensor).__name__}, which does not store its data as a plain tensor; "
+            "a checkpoint holds plain tensors (for a sharded tensor, use its full_tensor())."
         )
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}, dtype {tensor.dtype}"
@@ -60,7 +60,7 @@ def check_tensor(tensor: Tensor, where: str) -> None:
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for two tensors that show the same memory in the same way. Only compare tensors that are both alive."""
+    """Equal for two tensors with the same memory, dtype and layout. Both must be alive when compared."""
     if tensor.numel() == 0:
         return (id(tensor),)
     return (
@@ -75,14 +75,14 @@ def tensor_key(tensor: Tensor) -> tuple[object, ...]:
 
 
 class TensorFile:
-    """Tensors as they will lie in a safetensors file. Called with an open file, it writes them, one at a time.
+    """The layout of tensors in a safetensors file. Called with an open file, it writes them one at a time.
 
-    Holds the tensors themselves, not copies: what is written is what they are when it is written.
+    It references the tensors and does not copy them: it writes their values at the time of writing.
 
     Attributes:
         header: the first bytes of the file.
-        places: each tensor with its first byte and the one behind its last, counted from the end of the header.
-        num_bytes: size of the whole file.
+        places: each tensor with its begin and end offset in bytes, counted from the end of the header.
+        num_bytes: size of the complete file.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -113,9 +113,9 @@ class TensorFile:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The values of a tensor of at least one element, row by row: its own memory where that is how they lie."""
+    """The values of a non-empty tensor in row-major order, without a copy if it is contiguous on the CPU."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # reshape(-1) would keep an odd stride of a single element, which cannot be seen as bytes.
+    # reshape(-1) keeps an unusual stride of a single element, which cannot be viewed as bytes.
     flat = plain.as_strided((plain.numel(),), (1,))
     content: memoryview = flat.view(torch.uint8).numpy().data
     return content
@@ -124,12 +124,12 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file, and its metadata.
 
-    The tensors may still lie in the file (mapped memory): copy what outlives the call, the file may be deleted.
+    The tensors may be memory-mapped: copy them before the file may be deleted.
 
     Raises:
-        CheckpointError: the file is no safetensors file, or one with two tensors of one name.
+        CheckpointError: the file is not a safetensors file, or has two tensors of one name.
     """
-    read_header(path)  # the library would take the last of two tensors of one name
+    read_header(path)  # the library silently uses the last of two tensors of one name
     try:
         with _utf8_name(path) as name_of_file, safe_open(name_of_file, framework="pt") as file:
             names = file.keys()
@@ -140,7 +140,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 @contextmanager
 def _utf8_name(path: Path) -> Iterator[str]:
-    """A name of the file that the library takes: it opens none whose bytes are no UTF-8."""
+    """A name of the file that the library can open: it requires UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

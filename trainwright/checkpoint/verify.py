@@ -1,4 +1,4 @@
-"""Verification: is a checkpoint what was saved? Every load asks this first."""
+"""Verification of a checkpoint against its manifest. Every load verifies first."""
 
 import hashlib
 import os
@@ -16,27 +16,27 @@ from trainwright.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from trainwright.config.errors import MissingFileError, UserError
 
 _CHUNK_BYTES = 1 << 20
-TRIES = 100  # of reading a checkpoint whose name is given to another one meanwhile
+TRIES = 100  # for a checkpoint that is replaced while it is read
 T = TypeVar("T")
 
 
 def verify(path: PathLike, *, deep: bool = False) -> Manifest:
     """Check every file of a checkpoint against its manifest; returns the manifest.
 
-    Files that the manifest does not list are no fault: nothing reads them.
+    Files that the manifest does not list are ignored: nothing reads them.
 
     Args:
-        deep: also read each state back, and fill in each file's ``sha256``, to compare with a list kept elsewhere.
+        deep: also read each state, and compute each file's ``sha256`` to compare with an external list.
 
     Raises:
         MissingFileError: there is no such folder.
-        CheckpointError: a file is missing or is not as it was written. The message lists every fault.
+        CheckpointError: a file is missing or damaged. The message lists every fault.
     """
     return read_unchanged(path, partial(_verify, deep=deep))
 
 
 def identity(path: PathLike) -> tuple[Path, Manifest | None]:
-    """Which checkpoint a name leads to now: its folder, and the manifest, which no two saves have alike."""
+    """The checkpoint that a name refers to now: its folder and its manifest, which differs between any two saves."""
     folder = real_path(path) if os.path.islink(path) else Path(path)
     try:
         return folder, read_manifest(folder)
@@ -45,12 +45,12 @@ def identity(path: PathLike) -> tuple[Path, Manifest | None]:
 
 
 def read_unchanged(path: PathLike, read: Callable[[Path], T]) -> T:
-    """``read(folder)`` of the folder that ``path`` leads to; once more if another one has its place by then.
+    """``read(folder)`` with the folder that ``path`` refers to; repeated if the path changes meanwhile.
 
-    ``model_best`` may be saved again at any moment: the link is followed once, so that nothing is read of two saves.
+    ``model_best`` may be saved again at any moment: the link is resolved once, so that all files are from one save.
 
     Raises:
-        CheckpointError: it is saved again more quickly than it can be read.
+        CheckpointError: another process replaces it faster than it can be read.
     """
     for tries_left in reversed(range(TRIES)):
         before = identity(path)
@@ -62,11 +62,11 @@ def read_unchanged(path: PathLike, read: Callable[[Path], T]) -> T:
         else:
             if identity(path) == before:
                 return content
-    raise CheckpointError(f"{path}: is saved again more quickly than it can be read.")
+    raise CheckpointError(f"{path}: another process replaces it faster than it can be read.")
 
 
 def in_terms_of(path: PathLike, error: Exception, folder: Path) -> Exception:
-    """``error`` with the name that the user gave, where it tells of the folder that the name leads to."""
+    """``error`` with the path that the user passed, in place of the folder that the path refers to."""
     if folder == Path(path) or type(error) not in (CheckpointError, MissingFileError):
         return error
     return type(error)(str(error).replace(str(folder), str(path)))
@@ -78,7 +78,7 @@ def _verify(folder: Path, *, deep: bool) -> Manifest:
     manifest = read_manifest(folder)
     faults, measured = file_faults(folder, manifest, sha256=deep)
     if faults:
-        raise CheckpointError("\n".join([f"{folder}: not what was saved.", *(f"  {fault}" for fault in faults)]))
+        raise CheckpointError("\n".join([f"{folder}: is damaged.", *(f"  {fault}" for fault in faults)]))
     if deep:
         _read_back(folder, manifest)
     return replace(manifest, files=measured)
@@ -87,11 +87,11 @@ def _verify(folder: Path, *, deep: bool) -> Manifest:
 def file_faults(
     folder: Path, manifest: Manifest, *, contents: bool = True, sha256: bool = False
 ) -> tuple[list[str], Mapping[str, FileEntry]]:
-    """What is wrong with the files of a checkpoint, each fault beginning with the file's name, and what they are.
+    """The faults of a checkpoint's files, each beginning with the file's name, and the measured entries.
 
     Args:
-        contents: False compares sizes alone, which reads nothing: a changed byte is not found.
-        sha256: fill that in too.
+        contents: False compares only sizes and reads no file: it does not find changed bytes.
+        sha256: also compute the ``sha256`` of each file.
     """
     measured: dict[str, FileEntry] = {}
     faults = []
@@ -103,12 +103,12 @@ def file_faults(
 
 
 def _check_file(path: Path, expected: FileEntry, *, contents: bool, sha256: bool) -> tuple[str, FileEntry]:
-    """What is wrong with a file, as the end of a sentence ("" if nothing), and what it is."""
+    """The fault of a file, as the end of a sentence ("" if none), and its measured entry."""
     try:
         found = path.stat()
-        if (kind := irregular(path)) is not None:  # reading a pipe would wait for ever
-            return f"is no regular file but {kind}", expected
-        if found.st_size != expected.bytes:  # said without reading it
+        if (kind := irregular(path)) is not None:  # reading a pipe would block
+            return f"is {kind}, not a regular file", expected
+        if found.st_size != expected.bytes:  # reported without reading the file
             return f"has {found.st_size:,} bytes, the manifest says {expected.bytes:,} (an interrupted copy?)", expected
         measured = _measure_file(path, sha256=sha256) if contents else expected
     except FileNotFoundError:
@@ -133,12 +133,12 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 
 
 def _read_back(folder: Path, manifest: Manifest) -> None:
-    # Here: all else of this file does without torch.
+    # Imported here: the rest of this file does not need torch.
     from trainwright.checkpoint.state_files import NOT_OURS, read_state
     from trainwright.checkpoint.tensors import read_tensors
 
     for name in manifest.files:
-        if name in NOT_OURS or "/" in name:  # written for people and other programs
+        if name in NOT_OURS or "/" in name:  # files for people and other programs
             continue
         if name.endswith(".json"):
             read_state(folder, manifest, name.removesuffix(".json"))

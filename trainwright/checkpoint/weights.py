@@ -1,4 +1,4 @@
-"""A model's weights: out of the model into tensors, and from tensors, whole or in part, into the model."""
+"""A model's weights: read them from the model or a file, and load all or the fitting ones into the model."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger("trainwright.checkpoint")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside data-parallel and compiled wrappers, whose names have no prefix."""
+    """The user's module inside data-parallel and compiled wrappers; its parameter names have no prefix."""
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
@@ -33,12 +33,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def split_model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, object]]:
-    """A model's state as (tensors, metadata of their file, what modules return from ``get_extra_state``).
+    """A model's state as (tensors, metadata of their file, the modules' ``get_extra_state`` values).
 
-    Tied tensors are listed once; the metadata says under which other names they belong.
+    Tied tensors are listed once; the metadata holds their other names.
 
     Raises:
-        CheckpointTypeError: a parameter or buffer has no dense data of its own.
+        CheckpointTypeError: a parameter or buffer has no dense data.
     """
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -65,7 +65,7 @@ def _is_file_name(name: str) -> bool:
     """Whether a tensor can have this name in a safetensors file."""
     try:
         name.encode()
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return name != "__metadata__"
 
@@ -76,13 +76,13 @@ def _name_in_file(name: str, taken: Iterable[str]) -> str:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a ``.safetensors`` file, or of a plain ``.pt``/``.pth`` read without running code.
+    """The named tensors of a ``.safetensors`` file, or of a ``.pt``/``.pth`` file, read without running code.
 
     Raises:
-        CheckpointError: the file holds something else.
+        CheckpointError: the file does not hold named tensors.
     """
     if (kind := irregular(path)) is not None:
-        raise CheckpointError(f"{path}: a file with weights is needed here, and this is {kind}.")
+        raise CheckpointError(f"{path}: this is {kind}; it must be a file with weights.")
     if path.suffix == ".safetensors":
         tensors, metadata = read_tensors(path)
         renamed = renamed_names(metadata)
@@ -96,17 +96,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def _read_torch_file(path: Path) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickle protocols: the file is read or refused all the same
+            warnings.simplefilter("ignore")  # about pickle protocols, which do not matter here
             content = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # a file that is none makes the reader fail in any way
-        # Torch's first line advises to run the code in the file; the line with the cause, if any, says which it met.
+    except Exception as error:  # an invalid file can raise any error
+        # Torch's first line suggests to run the code in the file; the line with the cause names that code.
         found = re.search(r"WeightsUnpickler error: ([^\n.]*)", str(error))
         reason = found[1].strip() if found else type(error).__name__
         raise CheckpointError(
             f"{path}: refused, it cannot be read as plain tensors ({reason}). A .pt file may hold code, which is never "
-            "run here: where it was made, save model.state_dict() alone, or write it with safetensors."
+            "run here: save only model.state_dict() in the program that made it, or save it with safetensors."
         ) from error
     for key in ("state_dict", "model"):  # what trainers wrap it in
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -116,18 +116,19 @@ def _read_torch_file(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: holds a {type(content).__name__}; expected the mapping of a state_dict().")
     others = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
-        raise CheckpointError(f"{path}: expected names of tensors; these are none: {', '.join(others[:10])}.")
+        raise CheckpointError(f"{path}: expected only tensors; these values are not: {', '.join(others[:10])}.")
     return {str(name): value for name, value in content.items()}
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, *, strict: bool) -> None:
-    """Copy ``weights`` into the parameters and buffers that the model has.
+    """Copy ``weights`` into the parameters and buffers of the model.
 
     Args:
-        strict: every name, shape and dtype must agree (a resume). Otherwise what does not fit is left out and said.
+        strict: every name, shape and dtype must match (a resume). Otherwise weights that do not fit are skipped and
+            logged.
 
     Raises:
-        CheckpointError: something does not agree, or nothing at all does. The model is then unchanged.
+        CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged.
     """
     model = unwrap(model)
     own = model.state_dict()
@@ -138,25 +139,28 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, *, s
     missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
     shapes, dtypes = _differences(own, weights)
     if strict:
-        faults = [*_said("not in the checkpoint", missing), *_said("not in the model", unexpected), *shapes.values()]
+        faults = [*_listed("not in the checkpoint", missing), *_listed("not in the model", unexpected)]
+        faults += shapes.values()
         faults += dtypes.values()
         if faults:
-            raise CheckpointError("\n  ".join([f"{source}: the weights are not those of this model.", *faults]))
+            raise CheckpointError("\n  ".join([f"{source}: the weights do not match this model.", *faults]))
     fitting = {name: value for name, value in weights.items() if name in own and name not in shapes}
     if own and not fitting:
         some = ", ".join(list(weights)[:3]) or "nothing"
         faults = [f"It has {some}, the model has {', '.join(list(own)[:3])} ...", *shapes.values()]
-        raise CheckpointError("\n  ".join([f"{source}: none of its weights fits this model.", *faults]))
+        raise CheckpointError("\n  ".join([f"{source}: none of the weights fits this model.", *faults]))
     if shapes:
         logger.warning("%s", "\n  ".join([f"{source}: weights of another shape are not loaded:", *shapes.values()]))
-    for line in [*_said("in the model, not in the file", missing), *_said("in the file, not in the model", unexpected)]:
+    for line in _listed("in the model, not in the file", missing):
+        logger.info("%s: %s", source, line)
+    for line in _listed("in the file, not in the model", unexpected):
         logger.info("%s: %s", source, line)
     _copy(model, fitting, own)
 
 
 def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Copy into what is there: no second model in memory. Buffers made by ``expand`` cannot take a value each: those
-    that differ are put in the buffer's place.
+    """Copy in place, without a second model in memory. Buffers made by ``expand`` cannot be written in place: they are
+    replaced if they differ.
     """
     expanded = {name for name, value in own.items() if isinstance(value, Tensor) and _is_expanded(value)}
     plain = {name: value for name, value in weights.items() if name not in expanded}
@@ -169,12 +173,12 @@ def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) 
 
 
 def _is_expanded(tensor: Tensor) -> bool:
-    """Whether several of its places are one place in memory."""
+    """Whether several elements share one place in memory."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _without_wrapper_prefix(weights: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Names as the unwrapped module has them, when all were saved from inside one wrapper."""
+    """``weights`` without the prefix of a wrapper, if all names have it and none is a name of the model."""
     for prefix in ("module.", "_orig_mod."):
         if weights and all(name.startswith(prefix) for name in weights) and not any(name in own for name in weights):
             return _without_wrapper_prefix({name.removeprefix(prefix): w for name, w in weights.items()}, own)
@@ -182,7 +186,7 @@ def _without_wrapper_prefix(weights: Mapping[str, Any], own: Mapping[str, Any]) 
 
 
 def _missing_names(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
-    """Names of the model that get no value. One of several tied names is enough for all of them."""
+    """Names of the model without a value. One of several tied names is enough."""
     given = {tensor_key(own[name]) for name in weights if isinstance(own.get(name), Tensor)}
     return [
         name
@@ -192,13 +196,13 @@ def _missing_names(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[s
 
 
 def _differences(own: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """What to say about each name whose shape, and about each whose dtype, is not the model's."""
+    """A message for each name whose shape differs from the model's, and for each whose dtype differs."""
     shapes, dtypes = {}, {}
     for name, theirs in weights.items():
         ours = own.get(name)
         if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor):
             continue
-        if name.rpartition(".")[2] == "_extra_state":  # its module decides what it takes
+        if name.rpartition(".")[2] == "_extra_state":  # its module checks the value
             continue
         if ours.shape != theirs.shape:
             shapes[name] = f"{name}: shape {tuple(theirs.shape)} there, {tuple(ours.shape)} in the model"
@@ -207,13 +211,13 @@ def _differences(own: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[di
     return shapes, dtypes
 
 
-def _said(what: str, names: Iterable[str]) -> list[str]:
+def _listed(what: str, names: Iterable[str]) -> list[str]:
     grouped = group_names(names)
     return [f"{what}: {', '.join(grouped)}"] if grouped else []
 
 
 def group_names(names: Iterable[str]) -> list[str]:
-    """Names gathered by their module.
+    """Names grouped by module.
 
     >>> group_names(["a.weight", "a.bias", "scale"])
     ['a.{weight, bias}', 'scale']

@@ -218,7 +218,7 @@ def _verify(folder: Path, args: argparse.Namespace) -> int:
             print("\n".join(_verdict(entry, deep=args.deep)))
     for path, fault in pointer_faults.items():
         print(f"{shown(path)}: BAD: {shown(fault)}", file=sys.stderr if args.json else sys.stdout)
-    return WHOLE if all(entry.is_whole for entry in found) and not pointer_faults else FAULTY
+    return WHOLE if all(entry.is_complete for entry in found) and not pointer_faults else FAULTY
 
 
 _COMMANDS: dict[str, Callable[[Path, argparse.Namespace], int]] = {"list": _list, "show": _show, "verify": _verify}
@@ -250,7 +250,7 @@ def _is_one(path: Path) -> bool:
 
 
 def _is_whole(place: Place) -> bool:
-    return not place.pointer_fault and all(entry.is_whole for entry in place.found)
+    return not place.pointer_fault and all(entry.is_complete for entry in place.found)
 
 
 def _place_lines(place: Place) -> list[str]:
@@ -267,7 +267,7 @@ def _place_lines(place: Place) -> list[str]:
                 local_time(entry.saved_at),
                 size(entry.size_bytes),
                 "?" if manifest is None else str(manifest.world_size),
-                "yes" if entry.is_whole else "NO",
+                "yes" if entry.is_complete else "NO",
                 shown("  ".join(notes)),
             ]
         )
@@ -300,7 +300,7 @@ def _facts(entry: Found, *, with_files: bool = False) -> dict[str, Any]:
         "saved_at": None if manifest is None else manifest.saved_at,
         "world_size": None if manifest is None else manifest.world_size,
         "size_bytes": entry.size_bytes,
-        "is_whole": entry.is_whole,
+        "is_whole": entry.is_complete,
         "faults": list(entry.faults),
     }
     if with_files:
@@ -314,7 +314,7 @@ def _facts(entry: Found, *, with_files: bool = False) -> dict[str, Any]:
 
 def _verdict(entry: Found, *, deep: bool) -> list[str]:
     """One line, and with ``deep`` one for each file, in the form that ``sha256sum --check`` reads."""
-    if not entry.is_whole:
+    if not entry.is_complete:
         return [f"{shown(entry.path)}: BAD: {'; '.join(shown(fault) for fault in entry.faults)}"]
     assert entry.manifest is not None, "without a manifest there is a fault"
     files = entry.manifest.files
