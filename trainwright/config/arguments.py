@@ -14,9 +14,7 @@ overrides are key=value pairs in any place:
 
 
 class TrainingArgumentParser(argparse.ArgumentParser):
-    """Takes its flags before, between and after the overrides, and names the nearest flag for one that it does not
-    know.
-    """
+    """Accepts flags before, between and after the overrides; suggests the nearest flag for an unknown one."""
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
@@ -53,7 +51,7 @@ def default_argument_parser(
         parser.add_argument(
             "--config-file", default="", metavar="FILE", help="configuration file (.py, or .yaml of an earlier run)"
         )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in train.output_dir")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in train.output_dir")
     parser.add_argument("--eval-only", action="store_true", help="evaluate the weights and stop")
     parser.add_argument("--fast-dev-run", action="store_true", help="a few iterations, to see that everything works")
     parser.add_argument(

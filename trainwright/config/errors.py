@@ -1,4 +1,4 @@
-"""What users can cause: errors whose message says where, what came, what is allowed and what to do."""
+"""Errors that users can cause. Their messages say where, what value was found, what is allowed and what to do."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from trainwright.terminal import printable
 
 
 class UserError(Exception):
-    """Root of the errors that a user can cause and cure. The command line prints them without a traceback, exit 2."""
+    """Root of the errors that a user can cause and fix. The command line prints them without a traceback, exit 2."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -29,7 +29,7 @@ class ConfigKeyError(ConfigError, KeyError):
 
 
 class ConfigImportError(UserError, ImportError):
-    """A configuration file imports, or names as a target, something that is not there."""
+    """A configuration file imports a module or names a target that does not exist."""
 
 
 class ConfigSyntaxError(UserError, SyntaxError):
@@ -37,7 +37,7 @@ class ConfigSyntaxError(UserError, SyntaxError):
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """A file or folder that a run needs and that is not there."""
+    """A file or folder that a run needs does not exist."""
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Settings of one part as a dataclass that knows its kind and its YAML file: the base of model and data configs."""
+"""A dataclass of settings that is stored in a YAML file: the base of model and data configs."""
 
 import copy
 import os
@@ -13,23 +13,22 @@ from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.yaml_file import Dumper, read_mapping
 
-_MARKS = ("name", "config_type")  # say what kind of file it is; no fields
+_MARKS = ("name", "config_type")  # identify the kind of file; not fields
 
 
 @dataclass
 class YamlConfig:
-    """Base of a dataclass whose file says what it is: ``name`` (which class it configures) and ``config_type``.
+    """Base of a config dataclass. Its file holds ``name`` (the class that it configures) and ``config_type``.
 
-    A field that is given as None where its default is another value takes its default. A list becomes a tuple, a whole
-    number a float, where the default is one.
+    A field set to None takes its default. A list becomes a tuple, and an int a float, if the default has that type.
 
     Class attributes:
-        name: the registered name of what it configures.
-        filename: what its file is called.
-        ignored_keys: keys of older files that have no meaning here.
+        name: the registered name of the class that it configures.
+        filename: the default name of its file.
+        ignored_keys: keys of older files that are ignored.
 
     Raises:
-        ConfigTypeError: a value is not of its default's type; names all of them.
+        ConfigTypeError: a value does not have its default's type; the message lists all of them.
     """
 
     name: ClassVar[str] = ""
@@ -38,7 +37,7 @@ class YamlConfig:
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        faults = [fault for field in fields(self) if (fault := self._settle(field))]
+        faults = [fault for field in fields(self) if (fault := self._apply_default(field))]
         if faults:
             raise ConfigTypeError("\n".join(faults))
 
@@ -47,8 +46,8 @@ class YamlConfig:
         """A config of the fields in ``content``; ``overrides`` win.
 
         Raises:
-            ConfigKeyError: a key is no field; names all of them with the nearest field.
-            ConfigError: ``content`` is of another kind than this class.
+            ConfigKeyError: a key is not a field; the message lists all of them with the nearest field.
+            ConfigError: ``content`` belongs to another class.
         """
         where = source or cls.__name__
         for mark in _MARKS:
@@ -83,7 +82,7 @@ class YamlConfig:
         filename: str | None = None,
         subfolder: str | os.PathLike[str] | None = None,
     ) -> Path:
-        """Write the YAML file into the folder ``path``, or ``subfolder`` of it, which is made; returns the file."""
+        """Write the YAML file into the folder ``path``, or its ``subfolder``, creating folders; returns the file."""
         file = Path(path, subfolder or "", filename or self.default_filename()).expanduser()
         file.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(file, self.to_yaml().encode())
@@ -91,14 +90,14 @@ class YamlConfig:
 
     @classmethod
     def default_filename(cls) -> str:
-        """What its file is called where no name is given."""
+        """The default name of the file."""
         return cls.filename
 
     def to_yaml(self) -> str:
         """The text of the file.
 
         Raises:
-            ConfigTypeError: a value that YAML has no form for.
+            ConfigTypeError: YAML cannot represent a value.
         """
         content = {mark: value for mark in _MARKS if (value := getattr(self, mark))} | _plain(self.to_dict())
         for key, value in content.items():
@@ -107,7 +106,7 @@ class YamlConfig:
             except yaml.YAMLError as error:
                 raise ConfigTypeError(
                     f"{type(self).__name__}.{key}: got {type(value).__name__}, which a YAML file cannot hold; "
-                    "give text, numbers, lists and mappings of these."
+                    "use text, numbers, lists and mappings of these."
                 ) from error
         text: str = yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
         return text
@@ -117,7 +116,7 @@ class YamlConfig:
         return {field.name: copy.deepcopy(getattr(self, field.name)) for field in fields(self)}
 
     def update(self, values: Mapping[str, Any] | None = None, **more: Any) -> Self:
-        """Set fields, all or, if one is wrong, none; returns the config itself."""
+        """Set several fields; if a value is invalid, nothing changes. Returns the config itself."""
         changes = {**(values or {}), **more}
         self._check_keys(list(changes), type(self).__name__)
         now = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
@@ -149,8 +148,8 @@ class YamlConfig:
         if faults:
             raise ConfigKeyError("\n".join(faults))
 
-    def _settle(self, field: "Field[Any]") -> str | None:
-        """Give a field its default or its default's type, where that changes nothing else; else what is wrong."""
+    def _apply_default(self, field: "Field[Any]") -> str | None:
+        """Replace None by the default and convert to the default's type; returns an error message, or None."""
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         value = getattr(self, field.name)
         if default is MISSING or default is None:

@@ -8,7 +8,7 @@ import pytest
 from trainwright.config import ConfigError
 from trainwright.config.schema.batch_sizes import (
     milestone_iterations,
-    settle_batch_sizes,
+    resolve_batch_sizes,
     total_iterations,
     warmup_iterations,
 )
@@ -16,7 +16,7 @@ from trainwright.config.schema.batch_sizes import (
 
 def sizes(micro=None, whole=None, accumulation=None, ranks=1):
     train = {"train_micro_batch_size": micro, "global_batch_size": whole, "num_accumulation_steps": accumulation}
-    return settle_batch_sizes(train, ranks)
+    return resolve_batch_sizes(train, ranks)
 
 
 @pytest.mark.parametrize(

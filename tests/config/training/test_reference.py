@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "trainer-config.md"
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference_page(), (
-        "make it anew: python -m trainwright.config.training.reference > docs/trainer-config.md"
+        "regenerate it: python -m trainwright.config.training.reference > docs/trainer-config.md"
     )
 
 

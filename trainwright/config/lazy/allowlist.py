@@ -45,8 +45,8 @@ _OWN_FUNCTIONS = {
     "trainwright.optim": {"get_default_optimizer_params", "reduce_param_groups"},
 }
 
-# They build nodes among their arguments, at the time of the call. Data may call them, but not hand them on to be called
-# later, when nobody knows any more that the arguments are data.
+# They build nodes in their arguments when they are called. Data may call them, but may not pass them on to be called
+# later, when it is no longer known that the arguments are data.
 _OWN_BUILDERS = {
     "trainwright.data": {
         "build_image_train_loader",
@@ -232,7 +232,7 @@ def use_project(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Pa
 def locate_untrusted(path: str, *, config_file: Path | None = None, partial: bool = False) -> Any:
     """The object at ``path`` if data may name it. No module outside the trusted ones is imported to find out.
 
-    ``partial`` says that it is to be called later, by whoever gets it, rather than now.
+    ``partial``: the object is called later, by the code that receives it.
 
     Raises:
         ConfigError: data may not name it.

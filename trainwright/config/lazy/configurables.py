@@ -37,7 +37,7 @@ def configurable(
     if init_func is not None:
         if not inspect.isfunction(init_func) or init_func.__name__ != "__init__":
             raise ConfigTypeError(
-                "@configurable without arguments goes on __init__. On a function write @configurable(from_config=...)."
+                "@configurable without arguments decorates __init__. On a function use @configurable(from_config=...)."
             )
         return _wrap_init(init_func)
     if from_config is None:

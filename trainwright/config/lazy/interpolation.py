@@ -1,17 +1,17 @@
-"""What ``${...}`` may do in text that is data: point at other keys and read them, but not build nodes."""
+"""Which ``${...}`` interpolations are allowed in untrusted data: reading other keys, but not building nodes."""
 
 from typing import Any
 
 from trainwright.config.errors import ConfigError
 
-# An allow-list: what a resolver of the program's own does with its arguments, nobody here knows.
+# An allow-list, because resolvers that the program registers can do anything with their arguments.
 _ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")
-# A dict or a list written inside ${...}, as a resolver's default say, arrives as if code had written it.
+# A dict or list inside ${...}, for example as a resolver's default, looks like one from trusted code.
 _LITERALS = ("DictContainerContext", "ListContainerContext")
 
 
 def check_interpolations(value: Any, where: str) -> None:
-    """Refuse in ``value`` (text, or plain lists and dicts of it) interpolations that do more than read other keys."""
+    """Raise for interpolations in ``value`` (text, or lists and dicts of text) that do more than read other keys."""
     if isinstance(value, dict):
         for key, child in value.items():
             check_interpolations(key, where)
@@ -33,15 +33,17 @@ def _check_text(text: str, where: str) -> None:
         raise ConfigError(f"{where}: {text!r} is not a valid interpolation: {error}") from error
     for part in _parts(tree):
         if type(part).__name__ in _LITERALS:
-            raise ConfigError(f"{where}: {text!r} is refused: a dict or list inside ${{...}} could be a node. {_CURE}")
+            raise ConfigError(
+                f"{where}: {text!r} is refused: a dict or list inside ${{...}} could be a node. {_SUGGESTION}"
+            )
         if hasattr(part, "resolverName") and (name := part.resolverName().getText()) not in _ALLOWED:
             raise ConfigError(
                 f"{where}: {text!r} is refused: the resolver {name!r} may not be used here, only"
-                f" {', '.join(_ALLOWED)}. {_CURE}"
+                f" {', '.join(_ALLOWED)}. {_SUGGESTION}"
             )
 
 
-_CURE = "Write the value itself, or use a Python configuration file."
+_SUGGESTION = "Write the value itself, or use a Python configuration file."
 
 
 def _parts(tree: Any) -> list[Any]:

@@ -29,7 +29,7 @@ def set_origin(node: DictConfig | ListConfig, origin: str) -> None:
 
 
 def origin_of(node: Any) -> str | None:
-    """The place that wrote ``node``, or the nearest node above it; None when nobody knows."""
+    """The place that wrote ``node`` or its nearest known parent; None if unknown."""
     while isinstance(node, DictConfig | ListConfig):
         origin = vars(node._metadata).get(_ORIGIN)
         if origin is not None:

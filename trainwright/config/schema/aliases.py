@@ -1,4 +1,4 @@
-"""Flat spellings of train settings, and the one place where each is kept. This table is the only one."""
+"""Aliases of train settings and the canonical key of each. This table is the only one."""
 
 import copy
 from typing import Any
@@ -16,12 +16,12 @@ CANONICAL = {
 }
 
 
-def settle_aliases(train: DictConfig, defaults: DictConfig) -> None:
-    """Move the values of aliases in ``train`` to their canonical places.
+def resolve_aliases(train: DictConfig, defaults: DictConfig) -> None:
+    """Move the values of aliases in ``train`` to their canonical keys.
 
     Raises:
-        ConfigError: both spellings are there with different values. A canonical value that is the default counts as not
-            given.
+        ConfigError: alias and canonical key are set to different values. A canonical value equal to the default counts
+            as not set.
     """
     for alias, canonical in CANONICAL.items():
         if alias not in train:
@@ -32,7 +32,7 @@ def settle_aliases(train: DictConfig, defaults: DictConfig) -> None:
         if there is not None and not _agree(there, value) and not _agree(there, default):
             raise ConfigError(
                 f"train.{alias} is {value!r} and train.{canonical} is {there!r}: these are two names of one setting. "
-                f"Give one of them; train.{canonical} is the one that is kept."
+                f"Give one of them; the canonical name is train.{canonical}."
             )
         del train[alias]
         OmegaConf.update(train, canonical, copy.deepcopy(value), merge=True, force_add=True)
@@ -48,9 +48,9 @@ def canonical_key(key: str) -> str:
 
 
 def make_way(cfg: DictConfig, key: str, value: Any = None, *, delete: bool = False) -> bool:
-    """Before ``key`` is set to ``value`` in ``cfg``, or deleted: drop the other spelling of what that changes.
+    """Before ``key`` is set to ``value`` in ``cfg``, or deleted: remove the other name of the same setting.
 
-    A value that is only changed in part is moved to the spelling that is used. Returns whether something was dropped.
+    A section that is only changed in part is moved to the name in use. Returns whether something was removed.
     """
     dropped = False
     for alias, canonical in CANONICAL.items():
@@ -71,7 +71,7 @@ def make_way(cfg: DictConfig, key: str, value: Any = None, *, delete: bool = Fal
 
 
 def _sets(key: str, value: Any, path: str) -> bool:
-    """Whether setting ``key`` to ``value`` says something of ``path``: it is at it, below it, or holds it."""
+    """Whether setting ``key`` to ``value`` sets ``path``: ``key`` is equal to it, below it, or a section above it."""
     if key == path or key.startswith(path + "."):
         return True
     if not path.startswith(key + "."):
@@ -84,11 +84,11 @@ def _sets(key: str, value: Any, path: str) -> bool:
 
 
 def _holder(cfg: DictConfig, path: str) -> tuple[DictConfig | None, str]:
-    """The section that has the last key of ``path``, if there is one."""
+    """The section of ``path`` (None if there is none), and the last key of ``path``."""
     above, _, last = path.rpartition(".")
     try:
         section = OmegaConf.select(cfg, above, throw_on_missing=False)
-    except OmegaConfBaseException:  # a value on the way is no section, or cannot be resolved: it is told of elsewhere
+    except OmegaConfBaseException:  # a parent is not a section or cannot be resolved: validation reports it
         section = None
     return (section if isinstance(section, DictConfig) else None), last
 

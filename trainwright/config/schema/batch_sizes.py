@@ -1,6 +1,6 @@
-"""How much a run trains: sizes of batches, numbers of iterations.
+"""Batch sizes and numbers of iterations.
 
-Exact arithmetic, since ceil(0.07 * 100) is 8 in floats.
+The arithmetic is exact, because ceil(0.07 * 100) is 8 with floats.
 """
 
 import itertools
@@ -13,13 +13,13 @@ from trainwright.config.errors import ConfigError
 from trainwright.config.lazy.lookup import try_get_key
 
 
-def settle_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tuple[int, int, int]:
-    """``(train_micro_batch_size, global_batch_size, num_accumulation_steps)`` from those that are given.
+def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tuple[int, int, int]:
+    """``(train_micro_batch_size, global_batch_size, num_accumulation_steps)``, computed from the given ones.
 
     ``global = micro * accumulation * data_parallel_size`` holds for the result.
 
     Raises:
-        ConfigError: none of the two sizes is given, or what is given does not fit.
+        ConfigError: neither batch size is given, or the given values are inconsistent.
     """
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
     micro, whole, accumulation = (try_get_key(train, name) for name in names)
@@ -121,5 +121,5 @@ def _divide(whole: int, divisor: int, named: str, given: str) -> int:
 
 
 def exact(number: float) -> Fraction:
-    """The decimal number that was written: 0.1 is one tenth, not the nearest binary fraction."""
+    """The decimal number as the user wrote it: 0.1 is one tenth, not the nearest binary fraction."""
     return Fraction(str(number))

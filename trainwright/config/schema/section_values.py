@@ -1,4 +1,4 @@
-"""What the sections of a run may be: a mapping, or a ready-made object where the run can use one."""
+"""Allowed values of a run's sections: a mapping, or an existing object where the run can use one."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig
 from trainwright.config.lazy.dotted_path import short_name
 from trainwright.config.lazy.lazy_call import LazyCall
 
-# What a run calls its sections, and how each is written.
+# The names of the sections, with an example of each.
 SECTIONS = {
     "model": "LazyCall(Net)(width=64)",
     "dataloader": "dict(train=LazyCall(...)(...), test=[LazyCall(...)(...)])",
@@ -22,7 +22,7 @@ _ONLY_SETTINGS = ("train", "graph")
 
 
 def section_fault(name: str, value: Any) -> str | None:
-    """Why ``value`` cannot be the section ``name``, with the cure; None if it can."""
+    """Why ``value`` cannot be the section ``name``, with a suggestion; None if it can."""
     if value is None or isinstance(value, Mapping | DictConfig):
         return None
     if isinstance(value, LazyCall):

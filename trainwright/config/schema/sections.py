@@ -1,4 +1,4 @@
-"""The sections of a run: what a configuration leaves out comes from the defaults, leaf by leaf."""
+"""The sections of a run: missing settings are filled from the defaults, leaf by leaf."""
 
 import copy
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from trainwright.config.errors import ConfigTypeError
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.lazy_config import get_config
 from trainwright.config.lazy.provenance import is_set, mark_default, raw_children
-from trainwright.config.schema.aliases import settle_aliases
+from trainwright.config.schema.aliases import resolve_aliases
 from trainwright.config.schema.batch_sizes import (
     milestone_iterations,
-    settle_batch_sizes,
+    resolve_batch_sizes,
     total_iterations,
     warmup_iterations,
 )
@@ -22,7 +22,7 @@ from trainwright.config.schema.validation import validate
 __all__ = [
     "complete",
     "validate",
-    "settle_batch_sizes",
+    "resolve_batch_sizes",
     "total_iterations",
     "warmup_iterations",
     "milestone_iterations",
@@ -30,11 +30,11 @@ __all__ = [
 
 
 def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
-    """The run's whole configuration: ``cfg`` with every setting of the ``train``, ``optim`` and ``graph`` sections.
+    """The complete configuration: ``cfg`` with every setting of the ``train``, ``optim`` and ``graph`` sections.
 
-    A section that is missing is its default, one that is there is filled with what it leaves out. A node with a target
-    of its own is left as it is: the default's arguments belong to the default's target. Aliases are moved to their
-    canonical places. ``cfg`` is not changed, and the objects in it are passed on, not copied.
+    A missing section is its default; an existing one is filled with its missing settings. A node with its own target
+    is unchanged, because the default's arguments belong to the default's target. Aliases are moved to their canonical
+    keys. ``cfg`` is not changed; objects in it are passed on, not copied.
 
     Raises:
         ConfigError: two names of one setting have different values.
@@ -47,15 +47,15 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     _detach(whole, "train")
     train = raw_children(whole).get("train")
     if isinstance(train, DictConfig) and isinstance(train._value(), dict):
-        settle_aliases(train, defaults.train)
+        resolve_aliases(train, defaults.train)
         if not is_set(train, "train_iter") and _has_epochs(train):
-            train.train_iter = 0  # what the user sets goes before a default: no iterations beside these epochs
+            train.train_iter = 0  # epochs set by the user replace the default number of iterations
     defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not _is_set_for_evaluation(train, key)]
     _fill(whole, defaults)
     evaluation = OmegaConf.select(whole, "train.evaluation", throw_on_resolution_failure=False)
     if isinstance(evaluation, DictConfig) and isinstance(evaluation._value(), dict):
         for key in defaults_of_best:
-            mark_default(evaluation, key)  # filling copies the value alone
+            mark_default(evaluation, key)  # filling copies only the value
     return whole
 
 
@@ -84,7 +84,7 @@ def _fill(node: DictConfig, defaults: DictConfig) -> None:
 
 
 def _detach(node: DictConfig, key: Any) -> None:
-    """A section that is an interpolation becomes a copy of what it points at, so that filling it leaves that alone."""
+    """Replace a section that is an interpolation by a copy of its target, so that filling it does not change that."""
     child = raw_children(node).get(key)
     if child is not None and child._is_interpolation():
         section = OmegaConf.select(node, str(key), throw_on_resolution_failure=False)

@@ -167,7 +167,7 @@ FOREIGN = {
     "logging_steps": "log_steps",
     "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
     "save_strategy": "model_checkpoint={'every_n_epoch': 1}, or save_steps",
-    "greater_is_better": "nothing, the metric tells; or metrics=[MetricConfig(name, objective='maximize')]",
+    "greater_is_better": "nothing, it follows from the metric; or metrics=[MetricConfig(name, objective='maximize')]",
     "report_to": "tensorboard={'log_dir': ...}, or None",
     "optim": "optimizer",
     "callbacks": "Trainer(..., callbacks=[...])",

@@ -1,4 +1,4 @@
-"""A configuration that is right at any time: checked as a whole when it is made, and at every change."""
+"""A configuration that is always valid: all settings are checked together when it is created and at every change."""
 
 import copy
 import json
@@ -40,7 +40,7 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_early_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
-    # Whether more is better depends on the monitor: that of another than the default is told by its name.
+    # Whether more is better depends on the monitor: "auto" derives it from the name of a monitor that the user sets.
     mode = "auto" if "monitor" in given else "max"
     return {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **given}
 
@@ -51,7 +51,7 @@ T = TypeVar("T", bound="CheckedConfig")
 
 
 class _LoadFromYaml:
-    """``load_from_yaml(path)``: called on a class it makes a configuration, on a configuration it changes that one."""
+    """``load_from_yaml(path)``: called on a class it creates a configuration, called on an instance it changes it."""
 
     @overload
     def __get__(self, config: None, kind: type[T]) -> Callable[[AnyPath], T]: ...
@@ -89,7 +89,7 @@ class CheckedConfig(BaseModel):
         self._take(Draft(type(self), values))
 
     def update(self, values: Mapping[str, Any] | None = None, **more: Any) -> Self:
-        """Change several settings at once: all or, if something is wrong, none. Returns itself.
+        """Change several settings at once; if a value is invalid, nothing changes. Returns itself.
 
         Raises:
             ConfigError: something is wrong; the message lists every fault.

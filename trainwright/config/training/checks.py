@@ -1,4 +1,4 @@
-"""What must fit together in a configuration, and what one setting says of another. Each check is told of its fields."""
+"""Checks of several settings together, and values that follow from other settings. Each check lists its fields."""
 
 from collections.abc import Callable
 from pathlib import PurePosixPath, PureWindowsPath

@@ -1,4 +1,4 @@
-"""Settings on their way to a configuration: brought under their fields' names, with what is wrong with them."""
+"""Resolution of settings: names and aliases are mapped to fields, and faults are collected."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_type_hints
@@ -11,7 +11,7 @@ from trainwright.config.training.types import PARTS, Allowed, allowed_text
 
 
 class Draft:
-    """What a user gave, by field, and every fault found in it so far.
+    """The values that the user set, by field, and every fault found in them so far.
 
     Args:
         kind: the class that is to be made.
@@ -41,7 +41,7 @@ class Draft:
                 self.faults.append(f"{kind.__name__}.{name}: no such setting. {hint}")
 
     def refuse(self, field: str, text: str) -> None:
-        """Note what is wrong with a field."""
+        """Add a fault of a field."""
         self.faults.append(f"{self.kind.__name__}.{self._said.get(field, field)}: {text}")
         self._refused.add(field.partition(".")[0])
         self._has_only_unknown_names = False
@@ -52,24 +52,24 @@ class Draft:
         return {field: name for field, name in self._said.items() if field in self.given}
 
     def is_given(self, field: str) -> bool:
-        """Whether the user said something of the field."""
+        """Whether the user set the field."""
         return field in self.given
 
     def forget_defaults(self) -> None:
-        """Take as not given what is the default: a file that holds every setting says nothing by most of them."""
+        """Treat default values as not set: a file that holds every setting sets most of them to their defaults."""
         for field, value in list(self.given.items()):
             default = _default(self.kind, field)
             if type(value) is type(default) and value == default:
                 del self.given[field]
 
     def keep(self, others: Mapping[str, Any]) -> None:
-        """Let fields have these values of which the user said nothing, or nothing that speaks against it."""
+        """Set fields to these values unless the user has set them to others."""
         against = {s.field for s in self._without_opinion if s.field in others and not s.admits(others[s.field])}
         kept = {field: value for field, value in others.items() if field not in self._said and field not in against}
         self.given = {**kept, **self.given}
 
     def check_types(self, validate: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """Let pydantic look at each value by itself."""
+        """Validate each value with pydantic."""
         try:
             self.settings = validate(self.given)
         except ValidationError as error:
@@ -83,7 +83,7 @@ class Draft:
                 check(self)
 
     def raise_faults(self, source: str = "") -> None:
-        """One error with everything that is wrong; none if nothing is.
+        """Raise one error with all faults, if there are any.
 
         Raises:
             ConfigError: a ConfigKeyError if every fault is an unknown name.
@@ -99,8 +99,8 @@ class Draft:
             meant = written if written is NO_OPINION else canonical(field, written)
         except ValueError as error:
             self._said[field] = name
-            is_told = isinstance(error, ConfigError)  # by one of the metrics
-            self.refuse(field, str(error) if is_told else f"got {_shown(value)}; it must be {error}.")
+            is_complete = isinstance(error, ConfigError)  # a complete message of a metric's config
+            self.refuse(field, str(error) if is_complete else f"got {_shown(value)}; it must be {error}.")
             return
         if field in self.given and not self._agree(field, synonym, meant):
             was = self._said[field]

@@ -11,23 +11,23 @@ from trainwright.config.training.types import CATEGORIES, allowed_text, category
 
 
 def get_config_help(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, dict[str, Any]]:
-    """Print what each setting is for, by category.
+    """Print the description of each setting, by category.
 
-    Returns ``{setting: {"help", "category", "allowed", "other_names", "default"}}``, the last one if there is one.
+    Returns ``{setting: {"help", "category", "allowed", "other_names", "default"}}``; a required setting has no default.
     """
     found = settings_help(kind)
     for category in CATEGORIES:
         print(f"{category}:")
-        for name, told in found.items():
-            if told["category"] == category:
-                others = f" (also: {', '.join(told['other_names'])})" if told["other_names"] else ""
-                default = f"Default: {told['default']!r}." if "default" in told else "Must be given."
-                print(f"  {name}{others}\n      {told['help']}\n      It is {told['allowed']}. {default}")
+        for name, info in found.items():
+            if info["category"] == category:
+                others = f" (also: {', '.join(info['other_names'])})" if info["other_names"] else ""
+                default = f"Default: {info['default']!r}." if "default" in info else "Must be given."
+                print(f"  {name}{others}\n      {info['help']}\n      It is {info['allowed']}. {default}")
     return found
 
 
 def settings_help(kind: type[CheckedConfig]) -> dict[str, dict[str, Any]]:
-    """What :func:`get_config_help` returns, without printing."""
+    """The result of :func:`get_config_help`, without printing it."""
     found = {}
     for name, field in kind.model_fields.items():
         found[name] = {
@@ -52,8 +52,8 @@ _HEAD = """# Settings of the Trainer
 
 `TrainingConfig` and `TrainerConfig`, its subclass for a training with a `task`, have the same settings with different
 defaults. Every name of a setting may be read, written and given; two of them with different values are an error, as is
-an unknown name. What is wrong is said at once, in one message. A change is checked like a new configuration, so dicts
-and lists are replaced as a whole:
+an unknown name. One error message lists all faults. A change is checked like a new configuration, so dicts and lists
+are replaced as a whole:
 
 ```python
 from trainwright import TrainingConfig
@@ -92,26 +92,26 @@ def reference_page() -> str:
         parts.append(
             f"\n## {category.capitalize()}\n\n| setting | other names | may be | default | |\n|---|---|---|---|---|\n"
         )
-        for name, told in shared.items():
-            if told["category"] == category:
+        for name, info in shared.items():
+            if info["category"] == category:
                 cells = [
                     f"`{name}`",
-                    _other_names(told),
-                    told["allowed"],
-                    _default(told, for_tasks[name]),
-                    told["help"],
+                    _other_names(info),
+                    info["allowed"],
+                    _default(info, for_tasks[name]),
+                    info["help"],
                 ]
                 parts.append(f"| {' | '.join(cells)} |\n")
     return "".join([*parts, _TAIL])
 
 
-def _other_names(told: dict[str, Any]) -> str:
-    notes = {name: SYNONYMS[name].note for name in told["other_names"]}
+def _other_names(info: dict[str, Any]) -> str:
+    notes = {name: SYNONYMS[name].note for name in info["other_names"]}
     return ", ".join(f"`{name}`" + (f" ({note})" if note else "") for name, note in notes.items())
 
 
-def _default(told: dict[str, Any], for_tasks: dict[str, Any]) -> str:
-    here = f"`{told['default']!r}`"
+def _default(info: dict[str, Any], for_tasks: dict[str, Any]) -> str:
+    here = f"`{info['default']!r}`"
     there = f"`{for_tasks['default']!r}`" if "default" in for_tasks else "must be given"
     return here if here == there else f"{here}; TrainerConfig: {there}"
 

@@ -1,4 +1,4 @@
-"""The run settings of the objects door: one flat object, checked as a whole when it is made and at every change."""
+"""The run settings of the Python API: one flat object, checked when it is created and at every change."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,7 +31,7 @@ class TrainingConfig(CheckedConfig):
 
     Each setting has one name and may have others from older configurations, which are read and written alike:
     ``config.lr`` is ``config.learning_rate``. Steps are micro-batches: one call of the trainer's ``training_step``.
-    ``get_config_help()`` and ``docs/trainer-config.md`` tell of each of them. It reads like a dict, too:
+    ``get_config_help()`` and ``docs/trainer-config.md`` describe each setting. It also reads like a dict:
     ``config["lr"]``, ``config.get("lr")``, ``config.keys()``.
 
     Raises:
@@ -45,7 +45,7 @@ class TrainingConfig(CheckedConfig):
     # The first 25 are shown always, in this order.
     output_dir: types.Folder = setting("./output_dir", "train", "The folder of everything that a run writes.")
     overwrite_output_dir: types.YesNo = setting(
-        True, "train", "Begin anew in a folder that has a run in it, which is moved aside; False: refuse to."
+        True, "train", "Move the files of an earlier run in output_dir aside and start; False: raise an error."
     )
     eval_strategy: types.EvalStrategy = setting(
         "epoch",
@@ -114,15 +114,17 @@ class TrainingConfig(CheckedConfig):
     max_steps: types.StepsOrShare = setting(
         None, "train", "Steps after which training ends, if the epochs have not ended by then; a share: of all batches."
     )
-    dataloader_shuffle: types.YesNo = setting(True, "train", "Shuffle the training data, anew in each epoch.")
+    dataloader_shuffle: types.YesNo = setting(True, "train", "Shuffle the training data, in a new order in each epoch.")
     evaluate_with_generate: types.YesNo = setting(
         True, "train", "Evaluate a generative model by what it generates, rather than by its logits."
     )
     resume_from_checkpoint: types.Resume = setting(
-        None, "train", "Go on from the newest checkpoint in output_dir (True), if there is one, or from the one given."
+        None,
+        "train",
+        "Resume from the newest checkpoint in output_dir (True), if there is one, or from the given path.",
     )
     init_weights_from: types.PathOrNone = setting(
-        None, "train", "A folder or an id of the hub whose weights to begin with. A run that is resumed has its own."
+        None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights."
     )
     weight_decay: types.NotNegative = setting(0.0, "learning", "The optimizer's.")
     max_grad_norm: types.PositiveOrNone = setting(
@@ -146,15 +148,17 @@ class TrainingConfig(CheckedConfig):
         " ReduceLROnPlateau, nor for lr_scheduler_type.",
     )
     non_finite: types.NonFinite = setting(
-        "stop", "learning", "What to do where a loss or the gradients become NaN or infinite."
+        "stop", "learning", "What to do if a loss or the gradients become NaN or infinite."
     )
     metric_for_best_model: types.Key = setting(
-        "loss", "metrics", "What tells the best checkpoint: a key of evaluation, or one with 'train.' before it."
+        "loss",
+        "metrics",
+        "The metric of the best checkpoint: a key of evaluation, or a training metric with the prefix 'train.'.",
     )
     greater_is_better: types.YesNoOrNone = setting(
         None,
         "metrics",
-        "Whether more of metric_for_best_model is better; None: as known of losses, error rates, accuracies and the"
+        "Whether a higher metric_for_best_model is better; None: known for losses, error rates, accuracies and the"
         " metrics of torchmetrics.",
     )
     log_steps: types.StepsOrShare = setting(
@@ -195,13 +199,13 @@ class TrainingConfig(CheckedConfig):
         return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self._shown())})"
 
     def _shown(self) -> Iterator[tuple[str, Any]]:
-        """The settings that are shown always, by the names that their page gives them, and those that differ."""
+        """The settings that are always shown, by their documented names, and the others that differ from defaults."""
         fields, as_set = type(self).model_fields, self._as_set
         for field in list(fields)[:_NUM_SHOWN]:
             name = _SHOWN_AS.get(field, field)
             value = SYNONYMS[name].read(as_set[field]) if name in SYNONYMS else as_set[field]
             yield name, -1 if name == "val_batch_size" and value is None else value
-        if as_set["metrics"] is None or len(as_set["metrics"]) > 1:  # more than the first one tells
+        if as_set["metrics"] is None or len(as_set["metrics"]) > 1:  # `metric` shows only the first one
             yield "metrics", as_set["metrics"]
         for field in list(fields)[_NUM_SHOWN:]:
             if as_set[field] != fields[field].default:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, open_dict
 
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.lookup import try_get_key
-from trainwright.config.schema.sections import complete, settle_batch_sizes, validate
+from trainwright.config.schema.sections import complete, resolve_batch_sizes, validate
 from trainwright.config.secrets import remember_secrets
 from trainwright.engine.console import log_to_console
 from trainwright.engine.eval_metric import resolve_eval_mode
@@ -78,7 +78,7 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
     recorded, given = train.dist.data_parallel_size, [size for size in sizes.values() if size is not None]
     if recorded not in (None, 1, num_ranks) and len(given) == 3 and given[1] == given[0] * given[2] * recorded:
         sizes["num_accumulation_steps"] = None
-    train.update(dict(zip(names, settle_batch_sizes(sizes, num_ranks), strict=True)))
+    train.update(dict(zip(names, resolve_batch_sizes(sizes, num_ranks), strict=True)))
     train.dist.data_parallel_size = num_ranks
 
 

@@ -28,13 +28,13 @@ train = dict(
     float32_matmul_precision=None,
     # Compute activations again in the backward pass rather than keep them: less memory, more time.
     activation_checkpoint=dict(enabled=False),
-    # Settings of another backend, accepted so that its configurations run. Without meaning on torch.
+    # Settings of another backend, accepted so that its configurations run. They have no effect with torch.
     nccl_fusion_threshold_mb=16,
     nccl_fusion_max_ops=24,
     rdma_enabled=True,
     zero_optimization=dict(enabled=False, stage=1),
     # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`. Saves are
-    # written beside the training (`asynchronous`), from a copy of model and optimizer in memory.
+    # `asynchronous`: a background thread writes them, from a copy of model and optimizer in memory.
     checkpointer=dict(period=5000, max_to_keep=100, save_model_after_n_epoch=None, asynchronous=True),
     # Samples per rank in one batch of evaluation.
     test_micro_batch_size=32,
