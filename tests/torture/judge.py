@@ -25,6 +25,7 @@ _TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-f]{8}-\d+-\d+")
 _COMPARED = ("model.safetensors", "optimizer.json", "optimizer.safetensors", "lr_scheduler.json", "extra.json")
 _EXPECTED_NAMES = re.compile(
     r"config(\.\d+)?\.yaml|log\.txt(\.rank\d+)?|metrics\.json(\.old(\.\d+)?)?|last_checkpoint|events\.out\.tfevents\..+|model_.+"
+    r"|\.trainwright\.json"  # the list of the files that the run wrote
 )
 
 

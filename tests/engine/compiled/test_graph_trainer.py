@@ -372,7 +372,7 @@ def with_hook(parameters: Any) -> torch.optim.Optimizer:
     [
         ({"net": Count}, r"writes to .*model"),
         ({"net": Ask}, r"item\(\)|data-dependent"),
-        ({"net": Print}, r"graph_break.*test_graph\.py:\d+"),
+        ({"net": Print}, r"graph_break.*test_graph_trainer\.py:\d+"),
         ({"net": lambda: Sequence(nn.LSTM(6, 4))}, "LSTM"),
         ({"optimizer": lambda p: OwnOptimizer(p, lr=0.1)}, "OwnOptimizer has a step of its own"),
         ({"optimizer": with_hook}, "AdamW has hooks around its step"),

@@ -60,7 +60,7 @@ def _seen(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 FRESH = """
 import logging, torch
 from torch import nn
-from tests.engine.test_graph_compile import losses
+from tests.engine.compiled.test_compile import losses
 
 def layers():
     first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
@@ -74,7 +74,7 @@ torch.testing.assert_close(losses("inductor", *layers())[0], losses(None, *layer
 @needs_compiler
 def test_a_network_with_pooling_is_a_program_in_a_process_that_has_compiled_nothing() -> None:
     """Where a test before it has compiled, inductor is there whole already."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", FRESH], cwd=root, capture_output=True, text=True, timeout=300, check=False
     )
@@ -117,7 +117,7 @@ def test_a_mistake_inside_of_torch_is_told_with_the_operation_and_the_place(
     graph, eager = losses("inductor", *layers)[0], losses(None, *layers)[0]
     assert graph.tolist() == eager.tolist()
     assert re.search(
-        r"stay eager: softplus could not be traced \(test_graph_compile\.py:\d+: 'object' object has no"
+        r"stay eager: softplus could not be traced \(test_compile\.py:\d+: 'object' object has no"
         r" attribute 'absent'\)\.$",
         caplog.text, re.MULTILINE,
     )  # fmt: skip

@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.engine.test_graph import Event, Net, Run, adamw, batches, captures, has_compiler, refusals
 from torch import Tensor, nn
 
+from tests.engine.compiled.test_graph_trainer import Event, Net, Run, adamw, batches, captures, has_compiler, refusals
 from trainwright.engine.compiled.batch import layout_of
 
 Optimizer = torch.optim.Optimizer
@@ -316,7 +316,7 @@ def test_a_folder_that_cannot_be_used_leaves_the_steps_eager(tmp_path: Path, mon
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(blocked))
     done = subprocess.run(
         [sys.executable, "-c", NO_FOLDER, str(tmp_path / "run")],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False,
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "stay eager" in line]
