@@ -1,4 +1,4 @@
-"""trainwright: a PyTorch training library, one engine with two front doors.
+"""trainwright: a PyTorch training library, one engine with two APIs.
 
 Importing it is cheap: a public name loads its room on first use (PEP 562), and torch only with a room that needs it.
 """

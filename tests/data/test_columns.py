@@ -30,7 +30,7 @@ class Sample(TensorDataset):
 
 def batches(dataset: Any, workers: int = 0, **options: Any) -> list[Any]:
     sampler = EpochSampler(range(len(dataset)), 5, shuffle=True, seed=3)
-    sampler.endless = False
+    sampler.infinite = False
     settings = {"seed": 3, "num_workers": workers, "collate_fn": None, "loader_options": {}, **options}
     return list(make_loader(dataset, sampler, **settings))
 

@@ -92,7 +92,7 @@ def test_tensors_of_indices_go_on_where_lists_would():
     whole = [*islice(sampler, 9)]
     sampler.set_batches_done(4)
     assert [tensor.tolist() for tensor in islice(sampler.index_tensors(), 5)] == whole[4:]
-    sampler.endless = False
+    sampler.infinite = False
     sampler.set_batches_done(1)
     rounds = [[tensor.tolist() for tensor in sampler.index_tensors()] for _ in range(2)]
     assert rounds == [whole[1:3], whole[3:6]]

@@ -36,7 +36,7 @@ def test_two_figures_of_one_name_are_an_error_that_names_both_evaluators():
 
     together = DatasetEvaluators([Counter("accuracy"), Other("accuracy")])
     together.reset()
-    with pytest.raises(EvaluationError, match="'accuracy' is a figure of both Counter and Other"):
+    with pytest.raises(EvaluationError, match="'accuracy' is a metric of both Counter and Other"):
         together.evaluate()
 
 

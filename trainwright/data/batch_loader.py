@@ -55,11 +55,10 @@ def _end_without_trainer() -> None:
 
 
 def _outlive_signals() -> None:
-    """Leave it to the process that trains when to end.
+    """Ignore signals in a worker: the training process decides when to stop.
 
-    A terminal sends Ctrl-C, and a scheduler SIGTERM, to all processes alike. The one that trains goes on to the end of
-    its step, or of its evaluation, to save, and needs its workers until then. When it is gone, torch's workers see that
-    by themselves.
+    A terminal sends Ctrl-C, and a scheduler SIGTERM, to all processes. The training process continues to the end of
+    its step or evaluation, saves, and needs its workers until then. Torch's workers end when that process ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ("SIGTERM", "SIGUSR1"):
@@ -221,7 +220,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _gives_tensors(batch_sampler: Any) -> bool:
-    """Whether the indices may be cut out of the epoch's order as tensors: nobody has to see them as lists."""
+    """Whether the indices can be slices of the epoch's order as tensors: no other code needs them as lists."""
     is_ours = type(batch_sampler) in (CyclicSampler, EpochSampler, SingleRoundSampler)
     return is_ours and not getattr(batch_sampler.dataset, "supports_prefetch", False)
 

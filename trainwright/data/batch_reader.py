@@ -1,8 +1,8 @@
 """BatchReader: from the indices of a batch to the batch. Each sample is read under random numbers of its own.
 
 Seeding three generators takes 7 us a sample, more than many data sets need to read it. So only the first batch is read
-with a seed for each sample. If nothing was drawn, later batches are read without, and `SetAside` tells whether one of
-them has drawn after all. If so, it is read again with seeds, as are all batches after it.
+with a seed for each sample. If nothing was drawn, later batches are read without seeds, and `SetAside` detects whether
+one of them has drawn random numbers. If so, it and all later batches are read with seeds.
 """
 
 import operator

@@ -19,38 +19,38 @@ _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch
 collate_parts()  # counts the types that torch knows, before the user adds any
 
 _NOTE = "The batch of this step: "
-_MOST_PARTS = 8  # of a list that are told one by one
+_MAX_PARTS = 8  # longer lists are described by their length
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """One batch: an `Instance` of `Instance` samples; of all others, what torch's ``default_collate`` makes.
+    """Collate samples: `Instance` samples become an `Instance`, others the result of torch's ``default_collate``.
 
     Raises:
-        DataError: the samples do not fit together; says which sample, which field, both shapes, and what to do.
+        DataError: the samples do not match; the message names the sample, the field and both shapes.
     """
     if isinstance(samples[0], Instance):
         return Instance.stack(samples)
     try:
         return _stacked(samples)
-    except Exception:  # whatever it is: torch shall say it, or find a way
+    except Exception:  # fall back to torch, which may succeed or raises the error
         return _as_torch_does(samples)
 
 
 def add_batch_note(error: BaseException, batch: Any) -> None:
-    """Tell with an error of a step, once, what its batch was: names, shapes, types and devices."""
+    """Add a note with the names, shapes, types and devices of the batch to an error of a step, once."""
     if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
-        error.add_note(_NOTE + _told(batch))
+        error.add_note(_NOTE + _describe(batch))
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"
     if isinstance(value, Instance):
         value = value.get_fields()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_told(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, tuple | list) and len(value) <= _MOST_PARTS:
-        return "(" + ", ".join(map(_told, value)) + ")"
+        return "{" + ", ".join(f"{name}: {_describe(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, tuple | list) and len(value) <= _MAX_PARTS:
+        return "(" + ", ".join(map(_describe, value)) + ")"
     size = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return f"{type(value).__name__}{size}"
 
@@ -63,10 +63,10 @@ def _as_torch_does(samples: Sequence[Any]) -> Any:
 
 
 def _stacked(values: Sequence[Any]) -> Any:
-    """What ``default_collate`` makes, with torch's own functions for what lies in tuples, lists and dictionaries.
+    """A fast ``default_collate`` for tuples, lists and dictionaries, with torch's functions for their elements.
 
-    Torch looks at each sample's length in Python, and asks of each container whether it is one of ten abstract kinds:
-    15 us for 32 pairs of tensors. Whatever is not of the plain kinds is left to it.
+    Torch checks the length of each sample in Python, and each container against ten abstract types: 15 us for 32 pairs
+    of tensors. Torch handles all other types.
     """
     kind = type(values[0])
     torch_collate, leaves, num_leaves = collate_parts()
@@ -82,11 +82,11 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:
-    """The batch with its tensors on ``device``: a dictionary for an `Instance`, else the container that it was.
+    """The batch with its tensors on ``device``: a dictionary for an `Instance`, otherwise the same type of container.
 
-    Whole numbers that torch's losses refuse as labels (int8, int16, int32, uint16, uint32, uint64) become int64;
-    uint8, bool and floating point stay. Numpy arrays become tensors; text, numbers and None pass unchanged. Nothing
-    is copied that is right already. Copies to an accelerator run beside the host when the memory is pinned.
+    Integer types that torch's losses do not accept as labels (int8, int16, int32, uint16, uint32, uint64) become int64;
+    uint8, bool and floating point stay. Numpy arrays become tensors; text, numbers and None stay unchanged. Tensors
+    that already match are not copied. Copies from pinned memory to an accelerator are asynchronous.
 
     >>> to_batch(Instance(labels=torch.tensor([3, 4], dtype=torch.int32)))
     {'labels': tensor([3, 4])}

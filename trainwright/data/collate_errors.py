@@ -1,4 +1,4 @@
-"""Why samples do not fit into one batch, in words. Looked into only after batching has failed, so it costs nothing."""
+"""Error messages for samples that cannot be collated. Computed only after collation has failed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import torch
 
-_CURE = (
+_SUGGESTION = (
     "Samples of one batch need equal shapes: pad, crop or reshape them in the data set (for example image.unsqueeze(0) "
     "for a missing channel), or give the loader a collate_fn that pads."
 )
 
 
 def difference(values: Sequence[Any], name: str = "") -> str | None:
-    """The first of ``values`` that does not fit beside ``values[0]``, in a sentence with the cure; None if all fit.
+    """A sentence about the first of ``values`` that does not match ``values[0]``, with a suggestion; None if all match.
 
     ``name`` is the path of the field; it grows by ``.key`` and ``[index]`` inside dictionaries and tuples.
     """
@@ -24,12 +24,12 @@ def difference(values: Sequence[Any], name: str = "") -> str | None:
         if _kind(value) != _kind(first):
             return f"{who} {its}type {_kind(value)}; sample 0 has {_kind(first)}. Give all samples one type."
         if _shape(value) != _shape(first):
-            return f"{who} {its}shape {_shape(value)}; sample 0 has {_shape(first)}. {_CURE}"
+            return f"{who} {its}shape {_shape(value)}; sample 0 has {_shape(first)}. {_SUGGESTION}"
         if isinstance(first, Mapping) and value.keys() != first.keys():
             keys, others = sorted(map(str, value)), sorted(map(str, first))
             return f"{who} {its}keys {keys}; sample 0 has {others}. Give all samples the same keys."
         if isinstance(first, tuple | list) and len(value) != len(first):
-            return f"{who} {its}length {len(value)}; sample 0 has {len(first)}. {_CURE}"
+            return f"{who} {its}length {len(value)}; sample 0 has {len(first)}. {_SUGGESTION}"
     for path, part in _parts(first, name):
         found = difference([part(value) for value in values], path)
         if found:
@@ -38,7 +38,7 @@ def difference(values: Sequence[Any], name: str = "") -> str | None:
 
 
 def _parts(first: Any, name: str) -> list[tuple[str, Any]]:
-    """Paths of what lies inside a value, with how to take it out."""
+    """The paths of the elements of a value, with functions that return them."""
     if isinstance(first, Mapping):
         return [(f"{name}.{key}" if name else str(key), lambda value, key=key: value[key]) for key in first]
     if isinstance(first, tuple | list):

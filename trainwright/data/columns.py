@@ -42,8 +42,8 @@ class ColumnDataset(Dataset[dict[str, Tensor]]):
         self.columns = {name: _as_column(name, column) for name, column in columns.items()}
         lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) != 1:
-            told = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there is none"
-            raise ConfigError(f"ColumnDataset: columns must be equally long: {told}.")
+            lengths_text = ", ".join(f"{name} has {length}" for name, length in lengths.items()) or "there is none"
+            raise ConfigError(f"ColumnDataset: columns must be equally long: {lengths_text}.")
         self._length = next(iter(lengths.values()))
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def _picker(dataset: Any, subsets: Sequence[Any]) -> PickBatch | None:
     parts = [subset.indices for subset in subsets]
     try:
         places_N = _places(subsets)
-    except (TypeError, ValueError, IndexError):  # the samples will tell what is wrong
+    except (TypeError, ValueError, IndexError):  # reading the samples raises the error
         return None
     elsewhere = {column.device for column in held} != {torch.device("cpu")}
     signed = {place: column.dtype for place, column in enumerate(held) if column.dtype in _SIGNED}
@@ -111,10 +111,10 @@ def _picker(dataset: Any, subsets: Sequence[Any]) -> PickBatch | None:
             len(now) == len(held)
             and all(map(is_, now, held))
             and (not parts or all(map(is_, [subset.indices for subset in subsets], parts)))
-        ):  # somebody has given the data set other columns, or a subset other indices
+        ):  # the user has replaced the columns of the data set, or the indices of a subset
             renewed = _picker(dataset, subsets)
             if renewed is None:
-                raise DataError(f"data: {type(dataset).__name__} was given what batches cannot be picked from.")
+                raise DataError(f"data: {type(dataset).__name__}: batches cannot be picked from its new columns.")
         if renewed is not None:
             return renewed(indices)
         # By way of numpy: a list of ints becomes an array in a third of the time that it takes to become a tensor.

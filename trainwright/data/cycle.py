@@ -1,4 +1,4 @@
-"""A loader that is begun again whenever it ends."""
+"""Cycle through a data loader."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -10,15 +10,15 @@ from trainwright.config.errors import ConfigError
 logger = logging.getLogger("trainwright.data")
 
 
-def endless(data_loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of ``data_loader``, over and over.
+def cycle(data_loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of ``data_loader``, repeated forever.
 
-    A sampler with ``set_epoch`` (torch's DistributedSampler) is told the number of each round.
+    Calls ``set_epoch`` of the sampler, if it has it (torch's DistributedSampler), before each epoch.
 
     Raises:
-        ConfigError: a round gave no batch.
+        ConfigError: an epoch has no batch.
     """
-    tell_if_workers_start_anew(data_loader)
+    log_if_workers_restart(data_loader)
     for epoch in count():
         set_epoch = getattr(getattr(data_loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
@@ -30,15 +30,15 @@ def endless(data_loader: Iterable[Any]) -> Iterator[Any]:
         if is_empty:
             raise ConfigError(
                 f"The data loader {type(data_loader).__name__} gave no batch: its dataset is empty, or smaller than a"
-                " batch while incomplete batches are dropped."
+                " batch and drop_last is True."
             )
 
 
-def tell_if_workers_start_anew(data_loader: Any) -> None:
-    """Log how to keep the workers of a torch DataLoader that is begun again for each epoch, if they are not kept."""
+def log_if_workers_restart(data_loader: Any) -> None:
+    """Log a suggestion if a torch DataLoader restarts its workers in each epoch."""
     if getattr(data_loader, "num_workers", 0) and not getattr(data_loader, "persistent_workers", True):
         logger.info(
-            "The given %s starts its %d workers anew for each epoch; persistent_workers=True keeps them.",
+            "The given %s restarts its %d workers in each epoch; persistent_workers=True keeps them.",
             type(data_loader).__name__,
             data_loader.num_workers,
         )

@@ -13,15 +13,15 @@ from trainwright.data.sampler import CyclicSampler
 
 
 class EpochSampler(Sampler[list[int]]):
-    """Endless batches, none of which holds samples of two epochs: the last one of an epoch may be shorter.
+    """An infinite stream of batches that never span two epochs: the last batch of an epoch may be shorter.
 
-    The order of an epoch is that of :class:`CyclicSampler`, a pure function of (seed, epoch). ``drop_last`` leaves out
-    that shorter batch. ``len(sampler)`` is the number of batches of an epoch; iterating never ends, unless ``endless``
-    is set to False: then it gives the rest of an epoch, and the next time the next epoch.
+    The order of an epoch is that of :class:`CyclicSampler`, a pure function of (seed, epoch). ``drop_last`` drops the
+    shorter batch. ``len(sampler)`` is the number of batches per epoch. Iteration is infinite, unless ``infinite`` is
+    False: then it yields the rest of the epoch, and the next iteration yields the next epoch.
 
     With several ranks, ``batch_size`` is that of one of them. Together their n-th batches are the n-th batch of one
     process with ``batch_size * data_parallel_size``, in this order; a shorter one is split evenly. Where it has fewer
-    samples than there are ranks, the others borrow its first, so that all have a batch: ``num_samples`` tells.
+    samples than there are ranks, the other ranks get its first sample as padding: ``num_samples`` is then 0.
 
     >>> batches = iter(EpochSampler(range(5), batch_size=2))
     >>> [next(batches) for _ in range(4)]
@@ -57,18 +57,18 @@ class EpochSampler(Sampler[list[int]]):
                 " shorter batches are dropped. Give a smaller batch_size, or drop_last=False"
                 " (dataloader_drop_last=False)."
             )
-        self.endless = True
+        self.infinite = True
         self._first_batch = 0
 
     def set_batches_done(self, batches: int) -> None:
-        """Let the next ``iter()`` start behind this many batches, counted from the first epoch on."""
+        """Start the next ``iter()`` after this many batches, counted from the first epoch."""
         self._first_batch = batches
 
     def __len__(self) -> int:
         return -(-self.samples_per_epoch // self.global_batch_size)
 
     def num_samples(self, batch: int) -> int:
-        """How many samples of its own this rank has in a batch, by its number over all epochs; 0: a borrowed one."""
+        """The number of this rank's samples in a batch, by the batch's number over all epochs; 0: a padding batch."""
         return len(self._share(batch % len(self) * self.global_batch_size))
 
     def _share(self, start: int) -> range:
@@ -105,7 +105,7 @@ class EpochSampler(Sampler[list[int]]):
                     share = self._share(start) or range(start, start + 1)
                     yield epoch, share.start, len(share)
             epoch, batch = epoch + 1, 0
-            if not self.endless:
+            if not self.infinite:
                 self._first_batch = epoch * len(self)
                 return
 

@@ -1,10 +1,10 @@
 """The three global generators that data sets draw from: ``random``, ``numpy.random`` and torch's on the CPU.
 
-Before a batch is read they are set aside and put to known states; if afterwards each of them gives the number that
-follows its known state, nothing was drawn. That takes about 20 us a batch, all by public calls.
+Before a batch is read, their states are saved and replaced by known states. If each generator then returns the number
+that follows its known state, nothing was drawn. That takes about 20 us per batch and uses only public functions.
 
-Only numpy's state is slow to read and to write (30 us each). As a rule nobody draws from numpy in the process that
-trains, and its generator still is as `seed_numpy` left it: one number tells, and seeding again puts it back.
+Only numpy's state is slow to read and to write (30 us each). Usually no code draws from numpy in the training process,
+and its generator still has the state that `seed_numpy` set: one draw checks that, and seeding again restores it.
 """
 
 import random
@@ -74,7 +74,7 @@ def seed_generators(words: bytes) -> None:
 class SetAside:
     """The states of the three generators, which are put to known states when this is made.
 
-    ``put_back`` restores them. Before that ``has_drawn`` tells, once, whether somebody has drawn since.
+    ``put_back`` restores them. Before that, ``has_drawn`` returns, once, whether numbers were drawn since.
     """
 
     __slots__ = ("_numpy", "_numpy_mark", "_python", "_torch")
@@ -113,7 +113,7 @@ class SetAside:
 
 
 def _put_numpy_to_its_seed() -> _Seed | None:
-    """The seed of numpy's generator, if nobody has drawn from it since; else None, and its state is as it was."""
+    """The seed of numpy's generator if nothing was drawn since it was set; otherwise None, with its state unchanged."""
     global _numpy_seed
     seed = _numpy_seed
     if seed is None or not _has_twister():

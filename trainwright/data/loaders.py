@@ -31,17 +31,17 @@ logger = logging.getLogger("trainwright.data")
 
 
 def set_position(data_loader: Any, consumed_samples: int) -> None:
-    """Let a loader begin after ``consumed_samples`` of all ranks, counted over epochs.
+    """Start a loader after ``consumed_samples`` of all ranks, counted over epochs.
 
-    A loader whose batch sampler has no ``set_consumed_samples`` begins its data anew, which is a warning.
+    A loader whose batch sampler has no ``set_consumed_samples`` starts from the beginning, with a warning.
     """
     set_consumed_samples = getattr(getattr(data_loader, "batch_sampler", None), "set_consumed_samples", None)
     if set_consumed_samples is not None:
         set_consumed_samples(consumed_samples)
     elif consumed_samples:
         logger.warning(
-            "The training loader %s cannot be set to a position, so this run begins its data anew instead of after %d"
-            " samples. Use trainwright.data's loaders, or a batch sampler with set_consumed_samples.",
+            "The training loader %s cannot be set to a position, so this run starts its data from the beginning instead"
+            " of after %d samples. Use trainwright.data's loaders, or a batch sampler with set_consumed_samples.",
             type(data_loader).__name__,
             consumed_samples,
         )
@@ -63,7 +63,7 @@ def build_image_train_loader(
     mixup_func: Callable[..., Any] | None = None,
     **loader_options: Any,
 ) -> tuple[BatchLoader, None, None]:
-    """An endless loader of this rank's shuffled micro-batches, as ``(loader, None, None)``.
+    """An infinite loader of this rank's shuffled micro-batches, as ``(loader, None, None)``.
 
     The second and third place are those of a validation and a test loader, which this builder does not make.
     ``train_batch_size`` is the micro-batch of one rank. ``test_batch_size`` is taken because configs give one size to

@@ -1,7 +1,7 @@
-"""One batch ahead: while a step computes, the next batch is read and copied to the accelerator beside it.
+"""Prefetching: while a step computes, the next batch is read and copied to the accelerator in the background.
 
-Order and content of the batches are what they were. Reading runs one batch ahead of training, as it does with workers:
-where a run goes on is counted in batches trained on, never in those that were read.
+Order and content of the batches do not change. Reading is one batch ahead of training, as with workers: the position
+of a resumed run counts the batches trained on, not the batches read.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,6 +1,6 @@
 """Samplers: which samples, in which order, on which rank. Orders are pure functions of (seed, epoch, position).
 
-Training sees one endless stream. Position p lies in epoch ``p // N`` and is sample ``order(epoch)[p % N]``.
+Training sees one infinite stream. Position p lies in epoch ``p // N`` and is sample ``order(epoch)[p % N]``.
 Micro-batch k of rank r (of W) holds the ``micro_batch_size`` positions from ``consumed_samples + (k * W + r) *
 micro_batch_size`` on. So batches run across epoch ends, nothing is dropped or padded, and the ranks of one step
 together hold the same samples for any W.
@@ -25,7 +25,7 @@ _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at on
 
 
 class CyclicSampler(Sampler[list[int]]):
-    """Endless micro-batches of one rank, for training.
+    """An infinite stream of micro-batches of one rank, for training.
 
     ``len(dataset)`` is all that is asked of the data set; if it says ``supports_prefetch``, its ``prefetch(indices)``
     is called with each micro-batch right before that is handed out. ``len(sampler)`` is the number of steps in which
@@ -202,7 +202,7 @@ class SingleRoundSampler(Sampler[list[int]]):
 
 
 class RangedSampler(Sampler[int]):
-    """Single indices: ``[start_index, end_index)`` of the data set's order, to go on in the middle of an epoch.
+    """Single indices: ``[start_index, end_index)`` of the data set's order, to resume in the middle of an epoch.
 
     The whole data set is ordered first (shuffled under ``seed``, or as it is) and cut then, so a later start repeats
     nothing. A start at or behind the end, as after the last batch of an epoch, leaves nothing. ``drop_last`` shortens

@@ -12,7 +12,7 @@ NUM_PARTS = 3  # train, validation, test
 
 
 class DatasetPart(Dataset[Any]):
-    """``count`` samples of ``dataset``, from ``start`` on; behind ``start + length`` it goes on at ``start`` again.
+    """``count`` samples of ``dataset``, from ``start`` on; after ``start + length`` it wraps around to ``start``.
 
     >>> list(DatasetPart("abcdef", start=2, length=3, count=5))
     ['c', 'd', 'e', 'c', 'd']

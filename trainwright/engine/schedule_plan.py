@@ -6,7 +6,7 @@ from itertools import count, islice
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.cycle import tell_if_workers_start_anew
+from trainwright.data.cycle import log_if_workers_restart
 from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 
@@ -93,7 +93,7 @@ def batches_from(loader: Any, steps_done: int, length: int) -> Iterator[Any]:
 
     Calls ``set_epoch`` of a sampler that has it. To start within an epoch, its earlier batches are read and dropped.
     """
-    tell_if_workers_start_anew(loader)
+    log_if_workers_restart(loader)
     first_epoch, skipped = divmod(steps_done, length)
     for epoch in count(first_epoch):
         set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.data.collate import to_batch
-from trainwright.data.cycle import endless
+from trainwright.data.cycle import cycle
 from trainwright.data.prefetch import ahead
 from trainwright.engine.accumulation import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.engine.extra_parameters import synchronized
@@ -102,7 +102,7 @@ class EagerTrainer(TrainerBase):
     @cached_property
     def _data_loader_iter(self) -> Iterator[Any]:
         # Created on first use: a resume sets the loader's position before.
-        batches = endless(self.data_loader)
+        batches = cycle(self.data_loader)
         return ahead(batches, self._device) if self.reads_ahead else batches
 
     def run_step(

@@ -1,4 +1,4 @@
-"""How good a model is: evaluators and metrics that turn batches into exact figures, and the loop that feeds them."""
+"""Evaluation: evaluators and metrics that compute exact values from batches, and the evaluation loop."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""An evaluator turns the batches of a data set and the model's outputs for them into figures."""
+"""An evaluator computes metrics from the batches of a data set and the model's outputs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,37 +9,37 @@ from trainwright.config.errors import UserError
 
 
 class EvaluationError(UserError, ValueError):
-    """A model, data set and evaluator that do not fit together."""
+    """A model, data set and evaluator that do not match."""
 
 
 class DatasetEvaluator:
-    """Subclass it, and give ``evaluate`` a dictionary of figures.
+    """Base class: override ``process``, and ``evaluate``, which returns a dictionary of metrics.
 
     The evaluation loop calls ``reset`` once, ``process`` for each batch in the order of the data set, and ``evaluate``
     once; all of it on rank 0, which sees the batches of all ranks.
     """
 
     def reset(self) -> None:
-        """Forget everything: a new evaluation begins."""
+        """Clear all state before a new evaluation."""
 
     def process(self, inputs: Any, outputs: Any) -> None:
-        """Take in one batch: ``inputs`` is what the model was called with, ``outputs`` what it returned.
+        """Add one batch: ``inputs`` are the arguments of the model, ``outputs`` its result.
 
         Tensors may be on a device. Keep results there and read them in ``evaluate``: reading one here waits for it.
         """
         raise NotImplementedError(f"{type(self).__name__} must override process(inputs, outputs)")
 
     def evaluate(self) -> dict[str, Any]:
-        """The figures of all batches since ``reset``, by name; values are numbers or dictionaries of numbers."""
+        """The metrics of all batches since ``reset``, by name; values are numbers or dictionaries of numbers."""
         raise NotImplementedError(f"{type(self).__name__} must override evaluate()")
 
     def known_results(self) -> list[str] | None:
-        """The names of all results of ``evaluate``; None where only an evaluation can tell."""
+        """The names of all results of ``evaluate``; None if they are known only after an evaluation."""
         return None
 
 
 class DatasetEvaluators(DatasetEvaluator):
-    """Several evaluators as one: each sees every batch, and their figures are joined."""
+    """Several evaluators as one: each processes every batch, and their metrics are merged."""
 
     def __init__(self, evaluators: Iterable[DatasetEvaluator]) -> None:
         self._evaluators = list(evaluators)
@@ -58,22 +58,22 @@ class DatasetEvaluators(DatasetEvaluator):
     def evaluate(self) -> dict[str, Any]:
         """
         Raises:
-            EvaluationError: two evaluators give a figure of the same name.
+            EvaluationError: two evaluators return a metric of the same name.
         """
         results: dict[str, Any] = {}
         origin: dict[str, str] = {}
         for evaluator in self._evaluators:
             name = type(evaluator).__name__
-            figures = evaluator.evaluate() or {}
-            twice = [key for key in figures if key in results]
+            metrics = evaluator.evaluate() or {}
+            twice = [key for key in metrics if key in results]
             if twice:
                 raise EvaluationError(
                     "evaluators: "
-                    + ", ".join(f"{key!r} is a figure of both {origin[key]} and {name}" for key in twice)
-                    + ". Rename it in one of them, or leave one out."
+                    + ", ".join(f"{key!r} is a metric of both {origin[key]} and {name}" for key in twice)
+                    + ". Rename it in one of them, or remove one."
                 )
-            results.update(figures)
-            origin.update(dict.fromkeys(figures, name))
+            results.update(metrics)
+            origin.update(dict.fromkeys(metrics, name))
         return results
 
     def known_results(self) -> list[str] | None:
@@ -82,14 +82,14 @@ class DatasetEvaluators(DatasetEvaluator):
 
 
 def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) -> Any:
-    """``values[key]``, or an error that says what is there instead; ``where`` is "the batch", for example."""
+    """``values[key]``; if it is missing, the error describes ``values``. ``where`` is "the batch", for example."""
     if isinstance(values, Mapping) and key in values:
         return values[key]
     raise EvaluationError(f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}.")
 
 
 def described(values: Any) -> str:
-    """What a model or a loader gave, in a few words for an error message."""
+    """A short description of a model's or a loader's output, for an error message."""
     if isinstance(values, Mapping):
         return "a dictionary with the keys " + ", ".join(map(repr, values)) if values else "an empty dictionary"
     if isinstance(values, Tensor):

@@ -78,7 +78,7 @@ def inference_on_dataset(
     input_placement_device: str | torch.device,
     evaluator: DatasetEvaluator | Iterable[DatasetEvaluator] | None,
 ) -> dict[str, Any]:
-    """Run ``model`` over ``data_loader`` in evaluation mode and give the evaluator's figures, on every rank.
+    """Run ``model`` over ``data_loader`` in evaluation mode and return the evaluator's metrics, on every rank.
 
     At most ``eval_iter`` batches per rank are taken. ``get_batch(data, input_placement_device)`` turns what the loader
     gives into the keyword arguments of the model, which are also the evaluator's ``inputs``. ``batch_size`` is the
@@ -124,7 +124,7 @@ def inference_on_dataset(
 
 
 def _share_buffers(model: nn.Module) -> None:
-    """Evaluate with rank 0's buffers on every rank: its checkpoints hold these, and training goes on from them.
+    """Evaluate with rank 0's buffers on every rank: checkpoints hold these, and training continues with them.
 
     Batch norms count different batches on each rank; data parallelism takes rank 0's at its next forward, too.
     """

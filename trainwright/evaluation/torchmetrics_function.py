@@ -12,8 +12,6 @@ def torchmetrics_function(domain: str, name: str) -> Callable[..., Any]:
     try:
         functions = importlib.import_module(f"torchmetrics.functional.{domain}")
     except ImportError as error:
-        raise UserError(
-            f"This evaluator computes its figures with torchmetrics: pip install torchmetrics ({error})."
-        ) from error
+        raise UserError(f"This evaluator needs torchmetrics: pip install torchmetrics ({error}).") from error
     function: Callable[..., Any] = getattr(functions, name)
     return function

@@ -40,9 +40,9 @@ class ModelCard:
         language, tags, tasks, datasets, datasets_tags: one or several; ``datasets_tags`` are the ids of ``datasets`` on
             the hub.
         dataset_args: how a dataset was used: a text, or settings by name.
-        eval_results: figures by name.
-        eval_lines: how they came about: mappings, which become the lines of a table.
-        training_summary: a text, or figures by name.
+        eval_results: metrics by name.
+        eval_lines: their history: mappings, which become the rows of a table.
+        training_summary: a text, or values by name.
         training_config: settings by name, or an object with ``to_dict``; what looks secret is not written.
         source: what made the card.
     """

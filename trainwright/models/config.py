@@ -29,11 +29,11 @@ class ModelConfig(YamlConfig):
     filename: ClassVar[str] = CONFIG_NAME
 
 
-def settle_labels(value: Any, where: str) -> dict[int, str]:
-    """``id2label`` as ids 0, 1, ... with their texts: of a mapping whose ids may be text, or of a list.
+def checked_labels(value: Any, where: str) -> dict[int, str]:
+    """``id2label`` as a dict with the ids 0, 1, ..., from a mapping (its keys may be text) or a list.
 
     Raises:
-        ConfigError, ConfigTypeError: it is none, is empty, or an id is missing.
+        ConfigError, ConfigTypeError: it is neither, is empty, or an id is missing.
     """
     if isinstance(value, Mapping):
         pairs = list(value.items())
@@ -58,13 +58,13 @@ def settle_labels(value: Any, where: str) -> dict[int, str]:
     return dict(sorted(labels.items()))
 
 
-def settle_characters(value: Any, silent_id: int, field: str, where: str) -> dict[int, str]:
+def checked_characters(value: Any, silent_id: int, field: str, where: str) -> dict[int, str]:
     """``id2label`` of a model whose texts leave out one id: CTC's blank, or padding. ``field`` is the name of that id.
 
     Raises:
         ConfigError: the id has a character, which could then never be in a text.
     """
-    labels = settle_labels(value, where)
+    labels = checked_labels(value, where)
     if silent_id not in labels:
         raise ConfigError(f"{where}.{field}: got {silent_id}; it must be an id of id2label, 0 to {len(labels) - 1}.")
     if len(labels[silent_id]) == 1:

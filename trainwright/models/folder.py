@@ -1,4 +1,4 @@
-"""A model as a folder, whole or absent: ``model.safetensors``, ``model_config.yaml``, ``preprocessor/``."""
+"""A model as a folder, written atomically: ``model.safetensors``, ``model_config.yaml``, ``preprocessor/``."""
 
 import os
 import re
@@ -91,7 +91,7 @@ def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict
     """The weights in a model's folder or a checkpoint, and the file they come from. A checkpoint is verified first.
 
     Raises:
-        MissingFileError: there are none. CheckpointError: they are not what was saved.
+        MissingFileError: there are none. CheckpointError: they are damaged.
     """
     if (folder / MANIFEST_NAME).exists():
         return read_unchanged(folder, partial(_read_verified, filename=filename))
@@ -191,7 +191,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     try:
         swap_folders(fresh, folder)
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)  # the old one; the new one if they could not be exchanged
+        shutil.rmtree(fresh, ignore_errors=True)  # the previous folder; the new one if the exchange failed
 
 
 def _listing(folder: Path) -> str:

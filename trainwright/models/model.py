@@ -240,7 +240,7 @@ class Model(nn.Module):
         return dict(inputs) if isinstance(inputs, Mapping) else {next(iter(inspect.signature(run).parameters)): inputs}
 
     def _preprocess_arguments(self) -> set[str]:
-        """What ``preprocess`` can be told: its own arguments, and what it hands on to the preprocessor."""
+        """The arguments of ``preprocess``: its own, and those that it passes on to the preprocessor."""
         own = inspect.signature(self.preprocess).parameters
         names = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
         if len(names) == len(own) or self.preprocessor is None:
@@ -289,7 +289,7 @@ def find_model(name: str, where: str = "build_model") -> type[Model]:
     """The class registered under ``name``.
 
     Raises:
-        ConfigKeyError: there is none; tells the nearest name.
+        ConfigKeyError: there is none; the message suggests the nearest name.
     """
     return _registry.find(name, where)
 

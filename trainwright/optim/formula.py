@@ -15,9 +15,9 @@ Formula = Callable[[int, float], float]
 class FormulaLR(LambdaLR):
     """``lr = formula(step, base_lr)`` in every group; a group whose first rate is 0 stays at 0.
 
-    The formula is no part of the state: a schedule that is built with other arguments and then loads a state goes on
-    along its own curve. The state holds numbers and lists of numbers, also where the optimizer keeps its rates as
-    tensors.
+    The formula is not part of the state: a scheduler that is built with other arguments and loads a state continues
+    with its own formula. The state holds numbers and lists of numbers, even if the optimizer keeps its learning rates
+    as tensors.
     """
 
     def __init__(self, optimizer: Optimizer, formula: Formula) -> None:

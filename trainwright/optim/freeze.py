@@ -20,10 +20,10 @@ class LayerIndexError(ConfigError, IndexError):
 
 
 class LayerFreezer:
-    """Freeze layers of ``model``, or with ``freeze=False`` let them learn again.
+    """Freeze layers of ``model``, or unfreeze them with ``freeze=False``.
 
     A frozen layer's parameters get no gradient, so no optimizer changes them, not by weight decay or momentum either.
-    The running statistics of normalization layers in it stay, also after ``model.train()``. Its dropout goes on. A
+    The running statistics of normalization layers in it stay, also after ``model.train()``. Its dropout stays active. A
     parameter or a layer that stands in two places is one: the last call decides.
 
     The layers are those of ``model.named_children()`` as they are at each call, of the model inside DataParallel,
@@ -159,24 +159,24 @@ class LayerFreezer:
             _hold(layer, "layer") if freeze else _release(layer, "layer", mode=self.model.training)
 
     def _check_exchange(self, count: int, freeze: bool) -> None:
-        """Raise where a change would leave gradients that the processes do not exchange, without a word."""
+        """Raise if DistributedDataParallel would silently not synchronize gradients after the change."""
         if self._exchange is None or not count:
             return
         if freeze and self._exchange.find_unused_parameters and not self._exchange.static_graph:
             return
-        settles = "DistributedDataParallel settled when it was made whose gradients the processes exchange"
-        do, other = ("Freeze", ", or make it with find_unused_parameters=True") if freeze else ("Unfreeze", "")
+        fixed = "DistributedDataParallel fixes the set of synchronized gradients when it is created"
+        do, other = ("Freeze", ", or create it with find_unused_parameters=True") if freeze else ("Unfreeze", "")
         raise ConfigError(
-            f"LayerFreezer: {settles}, and {count} parameters would {'leave' if freeze else 'join'} them. "
-            f"{do} before wrapping (LayerFreezer(model.module), then wrap it anew){other}."
+            f"LayerFreezer: {fixed}, and {count} parameters would {'leave' if freeze else 'join'} it. "
+            f"{do} before wrapping (LayerFreezer(model.module), then wrap the module again){other}."
         )
 
 
 def freeze_bn(model: nn.Module, freeze: bool = True) -> int:
-    """Hold the running statistics of every BatchNorm in ``model``, or with ``freeze=False`` let them move again.
+    """Freeze the running statistics of every BatchNorm in ``model``, or unfreeze them with ``freeze=False``.
 
     The layers then normalize by these statistics, as in evaluation, also after ``model.train()``. Their scale and shift
-    go on learning (:class:`LayerFreezer` freezes those); their names in the state dict, and loading it, are as before.
+    stay trainable (:class:`LayerFreezer` freezes those); their names in the state dict do not change.
     Convert to SyncBatchNorm before: that makes new layers. Returns the number of BatchNorm layers.
     """
     _check_is_module(model, "freeze_bn")

@@ -1,8 +1,8 @@
-"""torch's fused optimizers, one kernel for all parameters, wherever they do the same as the plain ones.
+"""torch's fused optimizers, one kernel for all parameters, where they are equivalent to the plain ones.
 
-torch takes them only when asked, and on CPUs steps parameter by parameter. On one thread the fused step of Adam takes
-0.4 of the plain one for a tiny network and 0.2 for 3 M parameters. It rounds differently in the last bits, so a run
-that began with one kind goes on with it: a checkpoint's ``fused`` wins over what was built.
+torch uses them only on request; by default it steps parameter by parameter on CPUs. On one thread the fused step of
+Adam takes 0.4 of the plain one for a tiny network and 0.2 for 3 M parameters. It rounds differently in the last bits,
+so a run that started with one kind keeps it: a checkpoint's ``fused`` overrides the built optimizer.
 """
 
 import inspect
@@ -27,7 +27,7 @@ _DEVICES = ("cpu", "cuda")
 def fused_arguments(
     optimizer_class: Callable[..., Any], arguments: Mapping[str, Any], params: Any, model: nn.Module
 ) -> dict[str, bool]:
-    """``{"fused": True}`` where ``optimizer_class(params, **arguments)`` may run fused and nobody has chosen; else {}.
+    """``{"fused": True}`` if ``optimizer_class(params, **arguments)`` may run fused and the user has not set it.
 
     ``params``: parameters or groups of them, those of ``model``.
     """
@@ -47,7 +47,7 @@ def fused_arguments(
 
 
 def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
-    """Let an optimizer that a function has made step fused, where it may and nobody has chosen. A log line says so."""
+    """Make a user-built optimizer step fused if it may and the user has not set it. Logs a line."""
     kind, defaults = type(optimizer), optimizer.defaults
     if kind not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):  # Adagrad has states from the first
         return

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def _is_initialized() -> bool:
-    dist = sys.modules.get("torch.distributed")  # not loaded: then nobody has started it
+    dist = sys.modules.get("torch.distributed")  # not imported means not initialized
     return dist is not None and dist.is_available() and dist.is_initialized()
 
 

@@ -23,8 +23,8 @@ def labels_of(texts: Iterable[str]) -> dict[int, str]:
     return dict(enumerate([BLANK, *characters]))
 
 
-def settled(value: Any, where: str) -> dict[int, str] | None:
-    """``id2label`` with whole numbers for keys, from a mapping (its keys may be text, as in JSON) or a list.
+def checked_labels(value: Any, where: str) -> dict[int, str] | None:
+    """``id2label`` with int keys, from a mapping (its keys may be text, as in JSON) or a list.
 
     Raises:
         ConfigError: it is neither, or a label occurs twice.

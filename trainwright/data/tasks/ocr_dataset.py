@@ -46,7 +46,7 @@ class OCRDatasetConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = char_labels.settled(self.id2label, type(self).__name__)
+        self.id2label = char_labels.checked_labels(self.id2label, type(self).__name__)
         check_max_length(self)
         if self.text_split_type not in _SPLIT_TYPES:
             raise ConfigError(

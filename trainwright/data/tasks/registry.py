@@ -59,7 +59,7 @@ class Registry(Generic[T]):
         """The class of a name.
 
         Raises:
-            ConfigKeyError: there is none; tells the nearest name.
+            ConfigKeyError: there is none; the message suggests the nearest name.
         """
         self._load(name)
         if name not in self._classes:
@@ -78,7 +78,7 @@ class Registry(Generic[T]):
         return iter([self._classes[name] for name in names])
 
     def _load(self, name: Any) -> None:
-        """Import our own class of a name; all of ours for a name that nobody has, so that the nearest is found."""
+        """Import the built-in class of a name; for an unknown name import all, so that the nearest name is found."""
         if name in self._classes:
             return
         for module in {self._own[name]} if name in self._own else set(self._own.values()):

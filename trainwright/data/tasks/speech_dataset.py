@@ -1,4 +1,4 @@
-"""SpeechRecognitionDataset: sounds and what is said in them.
+"""SpeechRecognitionDataset: recordings and their transcripts.
 
 T frames, F features, L characters.
 """
@@ -34,7 +34,7 @@ class SpeechRecognitionDatasetConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = char_labels.settled(self.id2label, type(self).__name__)
+        self.id2label = char_labels.checked_labels(self.id2label, type(self).__name__)
         check_max_length(self)
 
 

@@ -19,7 +19,7 @@ class FileFinder:
     """
 
     def __init__(self, table_folder: Path, root: Path, subfolder: str, *, is_foreign: bool = False) -> None:
-        """``is_foreign``: the table came from somebody else, and may name no file outside of ``root``."""
+        """``is_foreign``: the table is from an untrusted source and may name no file outside of ``root``."""
         self._root = os.path.join(os.path.abspath(root), "") if is_foreign else None
         roots = dict.fromkeys(os.path.abspath(folder) for folder in (table_folder, root))
         self._places = [place for base in roots for place in (base, os.path.join(base, subfolder))]
@@ -119,7 +119,7 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a ``.csv`` (with a header; by commas, semicolons or tabs) or ``.jsonl`` file, in order; UTF-8.
 
     Raises:
-        DataError: a row is broken; tells file and line. An empty file has no rows and is an error as well.
+        DataError: a row is invalid (the message names file and line), or the file has no rows.
     """
     text = read_text(path)
     rows = _jsonl(path, text) if path.suffix == ".jsonl" else _csv(path, text)

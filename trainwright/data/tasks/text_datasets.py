@@ -44,7 +44,7 @@ class TextClassificationDatasetConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = char_labels.settled(self.id2label, type(self).__name__)
+        self.id2label = char_labels.checked_labels(self.id2label, type(self).__name__)
         check_max_length(self)
 
 
@@ -110,7 +110,7 @@ class SequenceLabelingDatasetConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = char_labels.settled(self.id2label, type(self).__name__)
+        self.id2label = char_labels.checked_labels(self.id2label, type(self).__name__)
         check_max_length(self)
 
 

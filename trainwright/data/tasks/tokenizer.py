@@ -121,7 +121,7 @@ class Tokenizer(Preprocessor):
 
     @property
     def pad_token_id(self) -> int:
-        """What fills up shorter texts; 0 if there is no padding token (the attention mask tells it from a token)."""
+        """The id that pads shorter texts; 0 if there is no padding token (the attention mask marks the padding)."""
         return self.token_id(self.config.pad_token) or 0
 
     @property

@@ -308,7 +308,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         if parts.is_own_loader(self.train_dataloader):
             sampler = self.train_dataloader.batch_sampler
             sampler.set_batches_done(done)
-            sampler.endless = True
+            sampler.infinite = True
             batches: Iterator[Any] = iter(self.train_dataloader)
         else:
             batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)

@@ -52,7 +52,7 @@ def train_loader(
         data_parallel_rank=get_data_parallel_rank(),
         data_parallel_size=get_data_parallel_size(),
     )
-    sampler.endless = False
+    sampler.infinite = False
     sampler.set_batches_done(steps_done)
     return _loader(dataset, sampler, config, collator)
 

@@ -98,7 +98,7 @@ class MetricsHandler:
     Args:
         metrics: names or ``MetricConfig`` entries among ``valid_metrics``; None: ``default_metrics``. Results are
             exact, unless an entry says ``n_decimals``.
-        trainer: tells what a task needs: ``trainer.model``, ``trainer.train_dataset``.
+        trainer: provides ``trainer.model`` and ``trainer.train_dataset`` for tasks that need them.
 
     Raises:
         ConfigError: a metric that is not valid here, or two that give results of the same name.
@@ -156,7 +156,7 @@ class MetricsHandler:
         return {key: float(value) for key, value in found.items()}
 
     def known_results(self) -> list[str] | None:
-        """The names of all results that `compute` can give; None where only a computation can tell."""
+        """The names of all results of `compute`; None if they are known only after a computation."""
         outputs = [getattr(metric, "output_keys", None) for metric in self.metrics.values()]
         if self._has_own_compute_metrics() or None in outputs:
             return None
@@ -236,10 +236,10 @@ def _nearest(name: str, allowed: Sequence[str]) -> str:
 
 
 class FunctionHandler(MetricsHandler):
-    """Call ``function(predictions, labels)`` once, with all samples of the data set; it gives figures by name.
+    """Call ``function(predictions, labels)`` once, with all samples of the data set; it returns metrics by name.
 
     Raises:
-        EvaluationError: it gives something else than a dict of numbers.
+        EvaluationError: it returns something other than a dict of numbers.
     """
 
     def __init__(self, function: Callable[[Any, Any], Mapping[str, Any]], trainer: Any = None) -> None:

@@ -46,9 +46,9 @@ _IOB_LABEL = re.compile(r"O|[BIESLU]-.+")
 class SequenceLabelingMetricsHandler(MetricsHandler):
     """Scores (B, L, C) or label ids (B, L), and label ids (B, L); tokens whose label is -100 do not count.
 
-    ``trainer.model.config.id2label`` tells the labels' names. If they are in no scheme such as IOB
-    (``trainer.train_dataset.config.is_iob_schema`` is False; where that is not said, the names tell), each labeled
-    token is a span of its own: ``name`` counts as ``B-name``, and ``O`` stays outside.
+    ``trainer.model.config.id2label`` holds the labels' names. If they follow no scheme such as IOB
+    (``trainer.train_dataset.config.is_iob_schema`` is False; if it is not set, this follows from the names), each
+    labeled token is its own span: ``name`` counts as ``B-name``, and ``O`` stays outside.
     """
 
     valid_metrics = ("seqeval",)

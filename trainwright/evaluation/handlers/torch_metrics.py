@@ -21,8 +21,8 @@ class TorchMetricsHandler(MetricsHandler):
     Args:
         metrics: names that `TMMetrics` knows, ``MetricConfig`` entries with such names, or a `TMMetrics`; None:
             Accuracy.
-        is_default: nobody asked for these metrics. Outputs and targets that they cannot count then turn the handler
-            off with a line in the log, in place of an error; ``compute`` gives nothing from then on.
+        is_default: the user did not request these metrics. If they cannot process the outputs and targets, the handler
+            is disabled with a log line instead of an error; ``compute`` then returns nothing.
         all_ranks: ``compute`` joins all ranks, so every rank must call it.
     """
 
@@ -38,7 +38,7 @@ class TorchMetricsHandler(MetricsHandler):
         all_ranks: bool = True,
     ) -> None:
         self.is_default, self.all_ranks, self.is_off = is_default, all_ranks, False
-        self._is_told = False  # why it is off
+        self._has_logged = False  # the reason for being disabled
         self._entries: dict[str, Any] = {}
         given: Any = [metrics] if isinstance(metrics, TMMetrics) else metrics
         super().__init__(given, trainer)
@@ -142,14 +142,14 @@ class TorchMetricsHandler(MetricsHandler):
         if state["metrics"].keys() != self.metrics.keys():
             raise ConfigError(
                 f"metrics: the saved ones are {', '.join(state['metrics']) or 'none'}, these are "
-                f"{', '.join(self.metrics) or 'none'}. Name the same ones to go on."
+                f"{', '.join(self.metrics) or 'none'}. Use the saved metrics to resume."
             )
         self.is_off = state["is_off"]
         for key, metric in self.metrics.items():
             metric.load_state_dict(state["metrics"][key])
 
     def _flush(self) -> None:
-        """Find out here, where all ranks are told, whether the last batches can be counted."""
+        """Process the last batches here, where an error is raised on all ranks."""
         try:
             for metric in self.metrics.values():
                 metric.flush()
@@ -161,8 +161,8 @@ class TorchMetricsHandler(MetricsHandler):
             raise error
         self.reset()
         self.is_off = True
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_logged:
+            self._has_logged = True
             logger.info(
                 "No metric is computed: %s Name a metric that fits, for example metrics=['MeanSquaredError'].", error
             )

@@ -44,7 +44,7 @@ def area_under_curve() -> type[Any]:
     return AUC
 
 
-# What torchmetrics 0.7 called it: today's name, and the arguments with which that is the old one.
+# Names in torchmetrics 0.7: the current name, and the arguments that reproduce the earlier behavior.
 OLD_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "F1": ("F1Score", {}),
     "FBeta": ("FBetaScore", {}),
@@ -94,11 +94,11 @@ def _parts(torchmetrics: ModuleType) -> list[ModuleType]:
 def available_names() -> list[str]:
     """All names that `find_metric` knows, in alphabetical order."""
     classes = metric_classes()
-    return sorted({*classes, *_OWN, *(old for old, (new, _) in OLD_NAMES.items() if new in classes)})
+    return sorted({*classes, *_OWN, *(name for name, (current, _) in OLD_NAMES.items() if current in classes)})
 
 
 def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
-    """The class that a name means, and the arguments that an old name stands for.
+    """The class of a name, and the arguments that belong to a name of torchmetrics 0.7.
 
     Capital letters and underscores do not matter: ``"f1_score"`` is ``"F1Score"``.
 

@@ -1,4 +1,4 @@
-"""What predictions and targets are, told from their shapes and types.
+"""Infer the task from the shapes and types of predictions and targets.
 
 B batch, C classes, L labels or positions.
 """
@@ -46,7 +46,7 @@ def infer_task(predictions: Tensor, targets: Tensor) -> tuple[str, int | None]:
         if last is not False or _channels_first(predictions, targets):
             return "multiclass", predictions.shape[-1 if last else 1]
     raise EvaluationError(
-        f"cannot tell the task from predictions {shape_and_type(predictions)} and targets {shape_and_type(targets)}. "
+        f"cannot infer the task from predictions {shape_and_type(predictions)} and targets {shape_and_type(targets)}. "
         "Classification takes scores (B, C) and class indices (B,), probabilities (B,) and 0 or 1 (B,), "
         "class indices (B,) twice, or scores (B, L) and 0 or 1 (B, L) for L labels."
     )

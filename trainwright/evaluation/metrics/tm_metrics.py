@@ -163,9 +163,9 @@ class TMMetrics:
     """``TMMetrics("Accuracy")``: ``update(predictions, targets)``, ``compute()``, ``reset()``, ``to(device)``.
 
     Classification takes scores (B, C), probabilities or scores (B,) of the second of two classes, class indices (B,),
-    or scores (B, L) of L labels, without ``task=``, ``num_classes=`` or ``num_labels=``: the first batch tells them.
-    From class indices alone the number of classes cannot be told, so all of them are kept until ``compute`` unless
-    ``num_classes`` is given. Labels of -100 are ignored (``ignore_index`` changes that).
+    or scores (B, L) of L labels, without ``task=``, ``num_classes=`` or ``num_labels=``: they are inferred from the
+    first batch. Class indices alone do not determine the number of classes, so all of them are kept until ``compute``
+    unless ``num_classes`` is given. Labels of -100 are ignored (``ignore_index`` changes that).
 
     Args:
         name: a torchmetrics class, or its name in torchmetrics 0.7 (`get_tm_avaliable_metrics`).
@@ -192,7 +192,7 @@ class TMMetrics:
         self._metric: Any = None
         self._inferred: dict[str, Any] | None = None  # None until a batch was seen
         self._channels_last: bool | None = None
-        self._indices: list[Pair] | None = None  # kept where nobody knows yet how many classes there are
+        self._indices: list[Pair] | None = None  # kept while the number of classes is unknown
         self._takes_pairs = False
         self._has_seen = False
 
@@ -202,7 +202,7 @@ class TMMetrics:
 
     @classmethod
     def get_tm_avaliable_metrics(cls) -> list[str]:
-        """The names of the installed torchmetrics' metrics, and old ones that have a successor."""
+        """The names of the installed torchmetrics' metrics, and names of torchmetrics 0.7 that have a successor."""
         return available_names()
 
     @property
@@ -318,7 +318,7 @@ class TMMetrics:
             self._metric.to(self._device)
 
     def _may_buffer(self) -> bool:
-        """Only after the first batch, which is counted at once, so that what is wrong with it is said at once."""
+        """Whether batches may be buffered. The first batch is not, so that its errors are raised immediately."""
         kind = self._blueprint.kind
         return self.buffered and self._has_seen and kind in _BUFFERED and not self._blueprint.is_wrapper
 
@@ -396,7 +396,7 @@ class TMMetrics:
         return self._metric if self._indices is None else self._from_indices(self._indices)
 
     def _from_indices(self, pairs: list[Pair]) -> Any:
-        """The metric over class indices; their largest tells how many classes there are."""
+        """The metric over class indices; the largest index gives the number of classes."""
         pairs = joined(pairs)
         num_classes = 1 + max(int(value.max()) for pair in pairs for value in pair if value.numel())
         unknown = self._blueprint.unknown()

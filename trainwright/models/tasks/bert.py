@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
-from trainwright.models.config import ModelConfig, check_heads, check_length, check_positive, check_share, settle_labels
+from trainwright.models.config import (
+    ModelConfig,
+    check_heads,
+    check_length,
+    check_positive,
+    check_share,
+    checked_labels,
+)
 from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
 
@@ -66,7 +73,7 @@ class BertTextClassificationConfig(BertConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = settle_labels(self.id2label, type(self).__name__)
+        self.id2label = checked_labels(self.id2label, type(self).__name__)
 
 
 @dataclass
@@ -170,8 +177,8 @@ class BertSequenceLabeling(_BertWithHead):
     ) -> list[ModelOutput]:
         """``labels``, a list of a label for each token, for each text: from outputs, or from ids of labels (B, L).
 
-        Left out are negative ids, padding by ``attention_mask``, and the tokens of ``token_ids`` that begin and end a
-        text, if the model has a tokenizer to tell them by.
+        Negative ids, padding according to ``attention_mask``, and the begin and end tokens of ``token_ids`` (if the
+        model has a tokenizer that defines them) are skipped.
         """
         scores = _scores(outputs, classes_dim=3)
         ids_BL = _ids(outputs) if scores is None else scores.argmax(dim=-1)
@@ -183,7 +190,7 @@ class BertSequenceLabeling(_BertWithHead):
         return [ModelOutput(labels=[id2label[i] for i in row if i >= 0]) for row in ids_BL.tolist()]
 
     def _is_frame(self, token_ids: Tensor) -> Tensor:
-        """Which tokens (B, L) begin or end a text: nobody has written them."""
+        """Which tokens (B, L) are begin or end tokens, which are not part of the text."""
         tokenizer = self._part("tokenizer")
         frame = {getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos")} - {None}
         return torch.isin(token_ids, torch.tensor(sorted(frame), dtype=token_ids.dtype, device=token_ids.device))

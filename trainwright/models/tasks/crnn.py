@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.tasks.char_labels import reverse_digits
-from trainwright.models.config import ModelConfig, check_positive, check_share, settle_characters
+from trainwright.models.config import ModelConfig, check_positive, check_share, checked_characters
 from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
 from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
@@ -67,7 +67,7 @@ class CRNNImage2TextConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = settle_characters(self.id2label, self.blank_id, "blank_id", type(self).__name__)
+        self.id2label = checked_characters(self.id2label, self.blank_id, "blank_id", type(self).__name__)
         check_positive(self, "n_channels", "image_height", "image_width", "map2seq_out_dim", "rnn_dim")
         check_share(self, "dropout")
         where = type(self).__name__

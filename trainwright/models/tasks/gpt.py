@@ -18,7 +18,7 @@ from trainwright.models.config import (
     check_length,
     check_positive,
     check_share,
-    settle_characters,
+    checked_characters,
 )
 from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
@@ -33,7 +33,7 @@ class GPTTextGenerationConfig(ModelConfig):
         id2label: the text of each token, for a model without a tokenizer; special tokens have the text "".
         intermediate_size: of the dense layers; None means four times ``hidden_size``.
         max_position_embeddings: most tokens of a text, prompt and answer together.
-        max_new_tokens: how many tokens ``generate`` adds if it is not told.
+        max_new_tokens: how many tokens ``generate`` adds by default.
         eos_token_id: ends an answer; None never does.
 
     Raises:
@@ -59,7 +59,7 @@ class GPTTextGenerationConfig(ModelConfig):
         super().__post_init__()
         if self.id2label is not None:
             where = type(self).__name__
-            self.id2label = settle_characters(self.id2label, self.pad_token_id, "pad_token_id", where)
+            self.id2label = checked_characters(self.id2label, self.pad_token_id, "pad_token_id", where)
         if self.vocab_size is None and self.id2label is not None:
             self.vocab_size = len(self.id2label)
         if self.intermediate_size is None:
@@ -72,7 +72,7 @@ class GPTTextGenerationConfig(ModelConfig):
 
 @register_model("gpt_text_generation", config_class=GPTTextGenerationConfig)
 class GPTTextGeneration(Model):
-    """Goes on with a text: ``token_ids`` (B, L) to ``logits`` (B, L, V) of the token after each.
+    """Continues a text: ``token_ids`` (B, L) to ``logits`` (B, L, V) of the token after each.
 
     Labels are the token ids themselves, -100 where no token is to be learned: at padding, and in a prompt. They are
     shifted here, not in the data.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from trainwright.config.errors import ConfigError
-from trainwright.models.config import ModelConfig, check_positive, check_share, settle_characters
+from trainwright.models.config import ModelConfig, check_positive, check_share, checked_characters
 from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput
 from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
@@ -49,7 +49,7 @@ class CTCSpeechRecognitionConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.id2label = settle_characters(self.id2label, self.blank_id, "blank_id", type(self).__name__)
+        self.id2label = checked_characters(self.id2label, self.blank_id, "blank_id", type(self).__name__)
         check_positive(self, "num_features", "hidden_size", "num_hidden_layers")
         check_share(self, "hidden_dropout_prob")
 
