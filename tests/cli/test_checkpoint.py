@@ -156,7 +156,8 @@ def test_list_says_what_a_resume_really_takes(checkpoint: Command, run: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [("model_0000060", "names 'model_0000060'"), ("../x", "holds '../x', which is no checkpoint")]
+    ("content", "says"),
+    [("model_0000060", "names 'model_0000060'"), ("../x", "contains '../x', which is not a checkpoint name")],
 )
 def test_a_bad_pointer_is_said(checkpoint: Command, run: Path, content: str, says: str) -> None:
     (run / "last_checkpoint").write_text(content)
