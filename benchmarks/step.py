@@ -1,13 +1,13 @@
 """A training step: a plain PyTorch loop, our two APIs, and the other installed trainers.
 
-    python -m benchmarks.step                       # the tiny model, everyone
+    python -m benchmarks.step                       # the tiny model, all peers
     python -m benchmarks.step --case gpt --peers plain,objects
     python -m benchmarks.step --case quick          # what `make bench` runs
 
-Each training has a process of its own and takes its turn in every round. The time of a step is the time between two
-first samples of batches, so it holds all that a step does: fetching, forward, backward, update, hooks. One thread. Read
-the ratio to the plain loop of the same round; microseconds are those of this machine now. Peak memory is that of the
-whole process.
+Each training runs in a process of its own, and the processes alternate in every round. A step is timed from the first
+sample of a batch to the first sample of the next, so it includes fetching, forward, backward, update and hooks. One
+thread. Compare the ratios to the plain loop of the same round; microseconds depend on the machine and its load. Peak
+memory is that of the process.
 """
 
 from dataclasses import dataclass
