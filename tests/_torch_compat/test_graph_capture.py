@@ -99,7 +99,7 @@ def test_the_compiler_of_graphs(change: str, monkeypatch: pytest.MonkeyPatch, li
     monkeypatch.setattr("trainwright.engine.compiled.program.ahead_of_time", lambda *_: None)
     change_torch(monkeypatch, compile_graph, "_inductor.compile", change, another)
     (line,) = lines_of_training(graph=True)
-    assert line.startswith("Graph mode: the steps stay eager: the backend 'inductor' refuses it")
+    assert line.startswith("Graph mode: the steps stay eager: the backend 'inductor' failed")
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -114,7 +114,7 @@ def test_compiling_ahead_of_time(
     change_torch(monkeypatch, compile_graph, "_inductor.compile", "other result", as_it_is)
     change_torch(monkeypatch, ahead_of_time, f"_inductor.{name}", change, lambda *args, **kwargs: str(tmp_path / "no"))
     refused, made = lines_of_training(graph=True, is_equal=False, optimizer="sgd")
-    assert refused.startswith("Graph mode: the program is not compiled ahead of time")
+    assert refused.startswith("Graph mode: the program is called from Python")
     assert made.startswith("Graph mode: forward, backward and the step of SGD are one program")
 
 

@@ -90,7 +90,7 @@ def test_list_shows_each_name_of_a_run_and_the_one_that_a_resume_takes(checkpoin
     assert f"29  {saved_at}  {size / 1e6:.1f} MB      1  yes" in line_of(said, "model_0000029")
     assert "-> .model_final-" in line_of(said, "model_final")
     assert "-> .model_best-" in line_of(said, "model_best")
-    taken = [line.split()[0] for line in said.splitlines() if "a resume takes this one" in line]
+    taken = [line.split()[0] for line in said.splitlines() if "a resume uses this one" in line]
     assert taken == [(run / "last_checkpoint").read_text()]
 
 
@@ -100,7 +100,7 @@ def test_list_shows_a_run_of_the_objects_door(checkpoint: Command, objects_run: 
     names = sorted(path.name for path in (objects_run / "checkpoints").glob("[0-9]*"))
     assert names
     assert all(line_of(said, name) for name in names)
-    assert "a resume takes this one" in line_of(said, names[-1])
+    assert "a resume uses this one" in line_of(said, names[-1])
 
 
 def test_list_shows_the_names_beside_the_objects_doors_checkpoints(
@@ -142,7 +142,7 @@ def test_list_finds_by_size_or_with_verify_by_content(checkpoint: Command, run: 
     for name in ("model_0000059", "model_final"):
         assert " NO" in line_of(said, name)
         assert f"{name}: model.safetensors has checksum" in said
-    assert "a resume takes this one" not in line_of(said, "model_final")
+    assert "a resume uses this one" not in line_of(said, "model_final")
 
 
 def test_list_says_what_a_resume_really_takes(checkpoint: Command, run: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_bad_pointer_is_said(checkpoint: Command, run: Path, content: str, say
     (run / "last_checkpoint").write_text(content)
     said, _ = checkpoint("list", run, code=1)
     assert f"last_checkpoint: {says}" in said
-    assert "a resume takes this one" in said
+    assert "a resume uses this one" in said
     said, _ = checkpoint("verify", run, code=1)
     assert f"{run / 'last_checkpoint'}: BAD: {says}" in said
 
@@ -228,7 +228,7 @@ def test_show_for_programs(checkpoint: Command, tmp_path: Path) -> None:
 def test_a_damaged_manifest_hides_nothing_else(checkpoint: Command, run: Path, content: bytes) -> None:
     (run / "model_0000029" / "manifest.json").write_bytes(content)
     said, _ = checkpoint("show", run / "model_0000029", code=1)
-    assert "NOT WHOLE" in said
+    assert "NOT COMPLETE" in said
     assert "manifest" in said.splitlines()[1]
     assert line_of(said, "optimizer.safetensors")
     assert "669,706 parameters" in said
@@ -259,12 +259,12 @@ def test_a_name_from_a_file_cannot_drive_the_terminal(checkpoint: Command, tmp_p
 
 
 def test_verify_reads_one_or_all(checkpoint: Command, run: Path) -> None:
-    assert checkpoint("verify", run / "model_final")[0].startswith(f"{run / 'model_final'}: whole (7 files, ")
+    assert checkpoint("verify", run / "model_final")[0].startswith(f"{run / 'model_final'}: complete (7 files, ")
     assert len(checkpoint("verify", run)[0].splitlines()) == 5
     flip(run / "model_0000044" / "optimizer.safetensors")
     (run / "model_0000044" / "extra.json").unlink()
     good_and_bad, _ = checkpoint("verify", run, code=1)
-    assert good_and_bad.count(": whole (") == 4
+    assert good_and_bad.count(": complete (") == 4
     bad = line_of(good_and_bad, "BAD:")
     assert bad.startswith(f"{run / 'model_0000044'}: BAD: ")
     assert "extra.json is missing" in bad
@@ -313,10 +313,10 @@ def test_verify_for_programs(checkpoint: Command, run: Path) -> None:
     ("arguments", "facts"),
     [
         (["lst", "output"], ["no command 'lst'", "Did you mean 'list'?"]),
-        (["list", "outptu"], ["outptu: there is no such folder.", "Did you mean 'output'?"]),
+        (["list", "outptu"], ["outptu: no such folder.", "Did you mean 'output'?"]),
         (["show", "output/model_000029"], ["Did you mean 'output/model_0000029'?"]),
-        (["verify", "nowhere/at/all"], ["nowhere: there is no such folder."]),
-        (["show", "output"], ["output: is no checkpoint.", "such as output/model_"]),
+        (["verify", "nowhere/at/all"], ["nowhere: no such folder."]),
+        (["show", "output"], ["output: not a checkpoint.", "such as output/model_"]),
         (["list", "output/model_best"], ["is one checkpoint", "trainwright checkpoint show output/model_best"]),
         (["show", "output/model_best/model.safetensors"], ["is a file", "output/model_best."]),
         (["verify", "empty"], ["holds no checkpoint"]),
@@ -394,7 +394,7 @@ def test_a_folder_that_is_being_written_in_is_never_called_bad(checkpoint: Comma
             said, _ = checkpoint("verify", tmp_path)
             assert "BAD" not in said
             said, _ = checkpoint("list", tmp_path)
-            assert "a resume takes this one" in said
+            assert "a resume uses this one" in said
     finally:
         stop.set()
         writing.join()
@@ -439,7 +439,7 @@ def test_a_link_that_moves_while_it_is_looked_at_is_looked_at_again(
         shutil.rmtree(old)
 
     meanwhile(old, save_again)
-    assert "model_best: whole" in checkpoint("verify", run / "model_best")[0]
+    assert "model_best: complete" in checkpoint("verify", run / "model_best")[0]
 
 
 def test_no_command_loads_torch_except_deep(run_python: Callable, run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Look at checkpoints: ``trainwright checkpoint list|show|verify PATH``. Changes nothing; torch only for ``--deep``."""
+"""Inspect checkpoints: ``trainwright checkpoint list|show|verify PATH``. Read-only; uses torch only for ``--deep``."""
 
 import argparse
 import difflib
@@ -28,7 +28,7 @@ _MAX_SHOWN = 100  # characters of one extra
 
 
 def description(found: Found) -> dict[str, Any]:
-    """Everything that `show` tells, as JSON can hold it. What cannot be read is None, with its fault."""
+    """All facts that `show` prints, as JSON values. What cannot be read is None, with its fault."""
     faults = list(found.faults)
     header = _header(found.folder, faults)
     manifest = found.manifest
@@ -55,21 +55,21 @@ def description(found: Found) -> dict[str, Any]:
 
 
 def show_lines(found: Found, facts: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """The same facts as text."""
     link = "" if found.points_at is None else f" -> {found.points_at}"
-    lines = [shown(f"{found.path}{link}: {'whole, by the sizes of its files' if not facts['faults'] else 'NOT WHOLE'}")]
+    lines = [shown(f"{found.path}{link}: {'complete, by file sizes' if not facts['faults'] else 'NOT COMPLETE'}")]
     lines += [f"  {shown(fault)}" for fault in facts["faults"]]
     if found.manifest is not None:
         iteration = facts["iteration"]
         ranks = counted(facts["world_size"], "process", "processes")
-        of = "no iteration given" if iteration is None else f"iteration {iteration}"
+        of = "no iteration" if iteration is None else f"iteration {iteration}"
         lines.append(f"{of}, saved at {local_time(found.saved_at)} by {ranks}")
     if facts["states"]:
         lines.append(f"states: {shown(', '.join(facts['states']))}")
     if facts["extras"]:
         lines.append(f"extras: {', '.join(_pair(name, value) for name, value in facts['extras'].items())}")
     files = [[shown(name), size(num_bytes)] for name, num_bytes in facts["files"].items()]
-    lines += ["", *table([["file", "size"], *files, ["in all", size(facts["size_bytes"])]], right={1})]
+    lines += ["", *table([["file", "size"], *files, ["total", size(facts["size_bytes"])]], right={1})]
     if facts["weights"]:
         lines += ["", *_weights_lines(facts)]
     return lines
@@ -99,7 +99,7 @@ def _header(folder: Path, faults: list[str]) -> Header | None:
 
 
 def _sizes(found: Found) -> dict[str, int]:
-    """What the manifest lists, or else what is there."""
+    """The files that the manifest lists, or those in the folder if there is no manifest."""
     if found.manifest is not None:
         return {name: file.bytes for name, file in found.manifest.files.items()}
     if not found.folder.is_dir():
@@ -128,19 +128,19 @@ def _pair(name: str, value: Any) -> str:
     return shown(f"{name} = {text[:_MAX_SHOWN]}")
 
 
-WHOLE, FAULTY, TO_BE_PUT_RIGHT = 0, 1, 2
+COMPLETE, FAULTY, USAGE_ERROR = 0, 1, 2
 
 USAGE = """\
 usage: trainwright checkpoint COMMAND ...
 
   trainwright checkpoint list FOLDER [--verify] [--json]
-        the checkpoints of a run, and which one --resume takes
+        the checkpoints of a run, and the one that --resume uses
   trainwright checkpoint show CHECKPOINT [--json]
-        what is in one: files, states, weights
+        the contents of one: files, states, weights
   trainwright checkpoint verify PATH [--deep] [--json]
-        read one, or all of a run, and compare every byte with what was saved
+        read one, or all of a run, and compare every byte with the checksums
 
-exit code: 0 all is whole, 1 something is not, 2 the path or an argument is to be put right
+exit code: 0 all complete, 1 some incomplete or damaged, 2 wrong path or argument
 """
 
 
@@ -148,20 +148,20 @@ def main(argv: Sequence[str]) -> int:
     """Run one of the commands and return its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE, end="")
-        return WHOLE
+        return COMPLETE
     try:
         if argv[0] not in _COMMANDS:
             raise ConfigError(f"checkpoint: no command {argv[0]!r}. {did_you_mean(argv[0], _COMMANDS)}")
         args = _parser(argv[0]).parse_args(argv[1:])
         return _COMMANDS[argv[0]](_existing(args.path), args)
-    except BrokenPipeError:  # what reads our lines has seen enough, as in `... | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAULTY
     except UserError as error:
         print(f"trainwright: {error}", file=sys.stderr)
     except OSError as error:
         print(f"trainwright: {error.filename}: {error.strerror}.", file=sys.stderr)
-    return TO_BE_PUT_RIGHT
+    return USAGE_ERROR
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -178,7 +178,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def _list(folder: Path, args: argparse.Namespace) -> int:
     if _is_one(folder):
-        raise ConfigError(f"{folder}: is one checkpoint: `trainwright checkpoint show {folder}` says what is in it.")
+        raise ConfigError(f"{folder}: is one checkpoint: use `trainwright checkpoint show {folder}`.")
     found = places(folder, contents=args.verify)
     if args.json:
         print(json.dumps([_place_facts(place) for place in found], indent=1))
@@ -187,18 +187,18 @@ def _list(folder: Path, args: argparse.Namespace) -> int:
     for place in [] if args.json else found:
         print(f"{shown(place.folder)}: {counted(len(place.found), 'checkpoint', 'checkpoints')}")
         print("\n".join(_place_lines(place)))
-    return WHOLE if all(_is_whole(place) for place in found) else FAULTY
+    return COMPLETE if all(_is_complete(place) for place in found) else FAULTY
 
 
 def _show(folder: Path, args: argparse.Namespace) -> int:
     if not _is_one(folder):
         names = [str(path) for path in checkpoint_paths(folder)]
-        hint = f" It holds checkpoints: give one of them, such as {names[-1]}." if names else ""
-        raise ConfigError(f"{folder}: is no checkpoint.{hint}")
+        hint = f" It holds checkpoints: pass one of them, such as {names[-1]}." if names else ""
+        raise ConfigError(f"{folder}: not a checkpoint.{hint}")
     found = look_at(folder, contents=False)
     facts = description(found)
     print(json.dumps(facts, indent=1) if args.json else "\n".join(show_lines(found, facts)))
-    return FAULTY if facts["faults"] else WHOLE
+    return FAULTY if facts["faults"] else COMPLETE
 
 
 def _verify(folder: Path, args: argparse.Namespace) -> int:
@@ -218,38 +218,38 @@ def _verify(folder: Path, args: argparse.Namespace) -> int:
             print("\n".join(_verdict(entry, deep=args.deep)))
     for path, fault in pointer_faults.items():
         print(f"{shown(path)}: BAD: {shown(fault)}", file=sys.stderr if args.json else sys.stdout)
-    return WHOLE if all(entry.is_complete for entry in found) and not pointer_faults else FAULTY
+    return COMPLETE if all(entry.is_complete for entry in found) and not pointer_faults else FAULTY
 
 
 _COMMANDS: dict[str, Callable[[Path, argparse.Namespace], int]] = {"list": _list, "show": _show, "verify": _verify}
 
 
 def _existing(text: str) -> Path:
-    """The folder, or the link to one that is gone.
+    """The folder, or the link to a deleted one.
 
     Raises:
-        MissingFileError: there is none; the message has the nearest name.
-        ConfigError: a file.
+        MissingFileError: it does not exist; the message has the nearest name.
+        ConfigError: it is a file.
     """
     path = Path(text)
     if path.is_dir() or path.is_symlink():
         return path
     if path.exists():
-        raise ConfigError(f"{path}: is a file; give the folder of the checkpoint, {path.parent}.")
+        raise ConfigError(f"{path}: is a file; pass the folder of the checkpoint, {path.parent}.")
     missing = path
     while not missing.parent.is_dir():
         missing = missing.parent
     names = [entry.name for entry in missing.parent.iterdir() if entry.is_dir() or entry.is_symlink()]
     nearest = difflib.get_close_matches(missing.name, names, n=1)
     hint = f" Did you mean {str(missing.with_name(nearest[0]))!r}?" if nearest else ""
-    raise MissingFileError(f"{missing}: there is no such folder.{hint}")
+    raise MissingFileError(f"{missing}: no such folder.{hint}")
 
 
 def _is_one(path: Path) -> bool:
     return is_checkpoint(path) or not path.exists()
 
 
-def _is_whole(place: Place) -> bool:
+def _is_complete(place: Place) -> bool:
     return not place.pointer_fault and all(entry.is_complete for entry in place.found)
 
 
@@ -259,7 +259,7 @@ def _place_lines(place: Place) -> list[str]:
         manifest = entry.manifest
         iteration = "?" if manifest is None else "-" if manifest.iteration is None else str(manifest.iteration)
         notes = [f"-> {entry.points_at}"] if entry.points_at is not None else []
-        notes += ["<- a resume takes this one"] if entry is place.resumed else []
+        notes += ["<- a resume uses this one"] if entry is place.resumed else []
         rows.append(
             [
                 shown(entry.path.name),
@@ -276,7 +276,7 @@ def _place_lines(place: Place) -> list[str]:
     if place.pointer_fault:
         lines.append(f"  {POINTER_NAME}: {shown(place.pointer_fault)}")
     if place.has_candidates and place.resumed is None:
-        lines.append("  None of them is complete: a resume would stop with an error.")
+        lines.append("  None of them is complete: a resume raises an error.")
     return lines
 
 
@@ -313,11 +313,11 @@ def _facts(entry: Found, *, with_files: bool = False) -> dict[str, Any]:
 
 
 def _verdict(entry: Found, *, deep: bool) -> list[str]:
-    """One line, and with ``deep`` one for each file, in the form that ``sha256sum --check`` reads."""
+    """One line, and with ``deep`` one for each file, in the format of ``sha256sum --check``."""
     if not entry.is_complete:
         return [f"{shown(entry.path)}: BAD: {'; '.join(shown(fault) for fault in entry.faults)}"]
     assert entry.manifest is not None, "without a manifest there is a fault"
     files = entry.manifest.files
-    line = f"{shown(entry.path)}: whole ({counted(len(files), 'file', 'files')}, {size(entry.size_bytes)})"
+    line = f"{shown(entry.path)}: complete ({counted(len(files), 'file', 'files')}, {size(entry.size_bytes)})"
     sums = [f"{file.sha256}  {shown(entry.path / name)}" for name, file in files.items()] if deep else []
     return [line, *sums]

@@ -1,4 +1,4 @@
-"""``trainwright COMMAND …``. Says its help without loading torch."""
+"""``trainwright COMMAND …``. Prints its help without loading torch."""
 
 import sys
 from collections.abc import Sequence
@@ -7,15 +7,15 @@ USAGE = """\
 usage: trainwright COMMAND ...
 
   trainwright train CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]
-        train what a configuration file describes; `trainwright train --help` says more
+        train from a configuration file; see `trainwright train --help`
   trainwright checkpoint list|show|verify PATH
-        the checkpoints of a run: which there are, what is in one, whether they are whole
+        list, show or verify the checkpoints of a run
   trainwright --version
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 failed, 2 something to be put right in what was given."""
+    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong arguments or configuration."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")

@@ -1,11 +1,11 @@
-"""Text for a terminal: aligned columns, sizes, times, and names that may come from anywhere."""
+"""Text for a terminal: aligned columns, sizes, times, and names from untrusted sources."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
 
 def shown(text: object) -> str:
-    """``text`` on one line and without what a terminal would take for a command.
+    """``text`` on one line, without terminal control sequences.
 
     >>> shown("a\\x1b[2Jb")
     'a\\\\x1b[2Jb'
@@ -31,7 +31,7 @@ def size(num_bytes: int | None) -> str:
 
 
 def local_time(moment: datetime | None) -> str:
-    """To the second, in the zone of this machine."""
+    """To the second, in the local time zone."""
     if moment is None:
         return "?"
     try:
@@ -45,7 +45,7 @@ def counted(number: int, one: str, several: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Lines with the cells of each column below each other; the columns numbered in ``right`` end alike."""
+    """Lines of aligned columns; the columns in ``right`` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -28,29 +28,28 @@ if TYPE_CHECKING:
 
     from trainwright.engine import DefaultTrainer
 
-DONE, FAILED, TO_BE_PUT_RIGHT = 0, 1, 2
-INTERRUPTED = 130  # what shells give for Ctrl-C
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # no fault of a program
+DONE, FAILED, USAGE_ERROR = 0, 1, 2
+INTERRUPTED = 130  # the shells' code for Ctrl-C
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # not a program's fault
 
-# Raised while a run is put together, these tell of something in the configuration or the data, not of a fault in a
-# program.
+# Raised while a run is built, these come from the configuration or the data, not from a fault in a program.
 _CAUSED_BY_THE_USER = (
     *(UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError),
-    OmegaConfBaseException,  # a value of the configuration that is still to be given, say
+    OmegaConfBaseException,  # for example a missing value of the configuration
 )
 
 
 def main(
     argv: Sequence[str] | None = None, *, trainer_class: "type[DefaultTrainer] | None" = None, prog: str | None = None
 ) -> int:
-    """Train or evaluate as the command line says, with ``trainer_class`` (a DefaultTrainer) if one is given.
+    """Train or evaluate from the command line, with ``trainer_class`` (a DefaultTrainer) if it is given.
 
-    Returns the exit code: 0, 1 (failed), 2 (to be put right by the user) or 130 (stopped by Ctrl-C). SIGTERM in a
+    Returns the exit code: 0, 1 (failed), 2 (wrong arguments or configuration) or 130 (stopped by Ctrl-C). SIGTERM in a
     training ends the process with 143, after a save.
     """
     open_standard_streams()
     parser = default_argument_parser(prog=prog)
-    if prog is not None:  # the installed command, which takes the file by itself
+    if prog is not None:  # the installed command, which takes the file as an argument
         parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]"
     args = parser.parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, which may stand anywhere among the overrides
@@ -61,31 +60,31 @@ def main(
             return _run(args, trainer_class)
     finally:
         _leave_the_other_ranks()
-        guarded(sys.stdout).flush()  # else the end of the process would fail where nothing reads our lines any more
+        guarded(sys.stdout).flush()  # otherwise the exit fails after a closed pipe
 
 
 def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None") -> int:
     try:
         cfg = _load(args)
-    except Exception as error:  # a configuration file is the user's program: what it raises is to be put right there
-        return _say(error, args)
+    except Exception as error:  # a configuration file is the user's program
+        return _print_error(error, args)
     try:
         start = _prepare(cfg, args, trainer_class)
     except _CAUSED_BY_THE_USER as error:
-        return _say(error, args)
+        return _print_error(error, args)
     try:
         start()
     except UserError as error:
-        return _say(error, args)
+        return _print_error(error, args)
     except KeyboardInterrupt:
         folder = cfg.train.output_dir
-        print_line(f"Interrupted. --resume goes on from the newest checkpoint in {folder}.", file=sys.stderr)
+        print_line(f"Interrupted. --resume continues from the latest checkpoint in {folder}.", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
             print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
         else:
-            _say(error, args)
+            _print_error(error, args)
         return FAILED
     except Exception:
         print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
@@ -96,8 +95,8 @@ def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None")
 def _prepare(
     cfg: "DictConfig", args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None"
 ) -> Callable[[], object]:
-    """Everything before the first step; returns what is left to do."""
-    from trainwright.engine import DefaultTrainer, default_setup  # here: a wrong key is told before torch is loaded
+    """Run everything before the first step; return the rest."""
+    from trainwright.engine import DefaultTrainer, default_setup  # here: a wrong key is reported before torch is loaded
 
     trainer_class = trainer_class or DefaultTrainer
     default_setup(cfg, args)
@@ -114,7 +113,7 @@ def _load(args: argparse.Namespace) -> "DictConfig":
         allow_module(name)
     use_project(args.config_file)
     cfg = LazyConfig.load(args.config_file)
-    use_project(args.config_file, cfg)  # a saved config.yaml names the project it belongs to
+    use_project(args.config_file, cfg)  # a saved config.yaml names its project
     cfg = LazyConfig.apply_overrides(cfg, args.opts)
     if args.fast_dev_run:
         _shorten(cfg)
@@ -122,7 +121,7 @@ def _load(args: argparse.Namespace) -> "DictConfig":
 
 
 def _shorten(cfg: "DictConfig") -> None:
-    """Go through everything in 20 iterations, in a folder of its own: the real run's files stay as they are."""
+    """Run everything in 20 iterations, in a separate folder: the real run's files stay unchanged."""
     folder = str(try_get_key(cfg, "train.output_dir", default="./output")).rstrip("/")
     quick = [
         "train.train_epoch=0",
@@ -137,20 +136,20 @@ def _shorten(cfg: "DictConfig") -> None:
 def _evaluation(
     cfg: "DictConfig", args: argparse.Namespace, trainer_class: "type[DefaultTrainer]"
 ) -> Callable[[], object]:
-    """Build the model with its weights and what it is tested on."""
+    """Build the model with its weights, and the test loaders."""
     from trainwright.checkpoint.checkpointer import Checkpointer
     from trainwright.engine.default.setup import join_ranks
     from trainwright.parallel.precision import apply_autocast
 
     if not cfg.train.load_weight and not args.resume:
         raise ConfigError(
-            "train.load_weight: nothing given to evaluate. Add train.load_weight=FOLDER (a checkpoint, for example"
-            f" {cfg.train.output_dir.rstrip('/')}/model_best), or --resume for the newest checkpoint there."
+            "train.load_weight: nothing to evaluate. Add train.load_weight=FOLDER (a checkpoint, for example"
+            f" {cfg.train.output_dir.rstrip('/')}/model_best), or --resume for the latest checkpoint there."
         )
     device = join_ranks(cfg)
     loaders = trainer_class.build_test_loader(cfg)
     if not loaders:
-        raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list of at least one.")
+        raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list with at least one.")
     model = trainer_class.build_model(cfg).to(device)
     checkpointer = Checkpointer(model, cfg.train.output_dir)
     weights = cfg.train.load_weight if not args.resume else checkpointer.get_checkpoint_file()
@@ -158,15 +157,15 @@ def _evaluation(
         raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
     checkpointer.load(weights, checkpointables=[], strict=True)
     if cfg.train.amp.enabled:
-        apply_autocast(model, device)  # as in the evaluations of the training, so that figures agree
+        apply_autocast(model, device)  # as in the evaluations of the training, for equal results
     return lambda: trainer_class.test(cfg, loaders, model)
 
 
 @contextmanager
 def _early_signals() -> Iterator[None]:
-    """What signals do while there is nothing to be saved: SIGUSR1, which asks for a save, nothing; SIGINT ends at once.
+    """Handle signals while there is nothing to save: ignore SIGUSR1 (a request to save); SIGINT exits at once.
 
-    A KeyboardInterrupt in the middle of an import may end in any error. A training has handlers of its own.
+    A KeyboardInterrupt during an import may cause any error. A training installs its own handlers.
     """
     handlers = {"SIGINT": (signal.default_int_handler, _end_at_once), "SIGUSR1": (signal.SIG_DFL, _wait_for_training)}
     replaced = []
@@ -191,15 +190,15 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 def _wait_for_training(number: int, frame: FrameType | None) -> None: ...
 
 
-def _say(error: BaseException, args: argparse.Namespace) -> int:
+def _print_error(error: BaseException, args: argparse.Namespace) -> int:
     if args.traceback:
         print_line(redact("".join(traceback.format_exception(error))).rstrip(), file=sys.stderr)
-        return getattr(error, "exit_code", TO_BE_PUT_RIGHT)
+        return getattr(error, "exit_code", USAGE_ERROR)
     message = str(error) or type(error).__name__
-    if not isinstance(error, UserError):  # the words of somebody else's error make no sense without its kind
+    if not isinstance(error, UserError):  # the message of another library's error needs its type
         message = f"{type(error).__name__}: {message}"
     print_line(redact("\n  ".join([f"trainwright: {message}", *getattr(error, "__notes__", ())])), file=sys.stderr)
-    return getattr(error, "exit_code", TO_BE_PUT_RIGHT)
+    return getattr(error, "exit_code", USAGE_ERROR)
 
 
 def _leave_the_other_ranks() -> None:

@@ -1,4 +1,4 @@
-"""Operators: models that are used with one call, and trained with one more."""
+"""Operators: models that are called with one line, and trained with another."""
 
 from typing import TYPE_CHECKING
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 __all__ = ["NNOperator", "image_embedding"]
 
 
-def __getattr__(name: str) -> object:  # torch is imported with the first operator, not with this room's name
+def __getattr__(name: str) -> object:  # torch is imported with the first operator
     import importlib
 
     if name == "NNOperator":
         return importlib.import_module("trainwright.ops.operator").NNOperator
     if name == "image_embedding":
         return importlib.import_module("trainwright.ops.image_embedding")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. There are: {', '.join(__all__)}.")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Allowed: {', '.join(__all__)}.")

@@ -17,11 +17,11 @@ from trainwright.ops.operator import NNOperator
 
 
 class timm:  # noqa: N801  # the documents' spelling: ops.image_embedding.timm(...)
-    """An operator of one of timm's image models, described; ``get_op()`` makes it.
+    """Description of an operator around a timm image model; ``get_op()`` builds it.
 
     Args:
         model_name: see ``timm.list_models()``.
-        num_classes: outputs of the classifier that is trained; None: the model's own. The embedding does without it.
+        num_classes: outputs of the trained classifier; None: the model's own. The embedding does not use it.
         options: further arguments of ``timm.create_model``, such as ``pretrained=True``.
     """
 
@@ -36,12 +36,12 @@ class timm:  # noqa: N801  # the documents' spelling: ops.image_embedding.timm(.
         return TimmEmbedding(**self._arguments)
 
     def __call__(self, image: Any) -> "np.ndarray[Any, Any]":
-        """The embedding of one image, by an operator that is made for this call."""
+        """The embedding of one image, by an operator built for this call."""
         return self.get_op()(image)
 
 
 class TimmEmbedding(NNOperator):
-    """``op(image)`` is the image's embedding: a float32 vector (D,), what the classifier would look at.
+    """``op(image)`` returns the image's embedding: a float32 vector (D,), the input of the classifier.
 
     An image is a path, a Pillow image, an array (H, W, C) of uint8, or a tensor (C, H, W) that is preprocessed already.
     """
@@ -63,7 +63,7 @@ class TimmEmbedding(NNOperator):
 
     @property
     def transform(self) -> Callable[[Any], Tensor]:
-        """What the model wants done with a Pillow image: size, crop, normalization."""
+        """The preprocessing of a Pillow image that the model expects: size, crop, normalization."""
         if self._transform is None:
             data: Any = importlib.import_module("timm.data")  # untyped
             settings = data.resolve_model_data_config(self.model)

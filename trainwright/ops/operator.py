@@ -1,4 +1,4 @@
-"""The base of operators: something with a model that can be trained where it is used."""
+"""The base class of operators: a model that is trained and called through one object."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NNOperator:
-    """Subclass it: set ``self.model`` in ``__init__``, and do the work in ``__call__``.
+    """Subclass it: set ``self.model`` in ``__init__``, and implement ``__call__``.
 
     >>> class Score(NNOperator):
     ...     def __init__(self):
@@ -21,7 +21,7 @@ class NNOperator:
     2
 
     Attributes:
-        framework: what the model is written in.
+        framework: the framework of the model.
     """
 
     def __init__(self, framework: str = "pytorch") -> None:
@@ -31,10 +31,10 @@ class NNOperator:
 
     @property
     def model(self) -> nn.Module:
-        """What is trained.
+        """The trained model.
 
         Raises:
-            AttributeError: the operator has set none.
+            AttributeError: the operator has not set it.
         """
         if self._model is None:
             raise AttributeError(f"{type(self).__name__}.model: not set; set self.model in __init__.")
@@ -43,14 +43,14 @@ class NNOperator:
     @model.setter
     def model(self, model: nn.Module) -> None:
         self._model = model
-        self._trainer = None  # of the model before
+        self._trainer = None  # it belongs to the previous model
 
     @property
     def trainer(self) -> "Trainer":
-        """The trainer of the newest :meth:`setup_trainer` or :meth:`train`.
+        """The trainer of the latest :meth:`setup_trainer` or :meth:`train`.
 
         Raises:
-            AttributeError: there was none yet.
+            AttributeError: neither was called.
         """
         if self._trainer is None:
             raise AttributeError(f"{type(self).__name__}.trainer: none yet; call train(...) or setup_trainer(...).")
@@ -63,7 +63,7 @@ class NNOperator:
         eval_dataset: Any = None,
         **options: Any,
     ) -> "Trainer":
-        """Make the :class:`~trainwright.Trainer` of this operator; ``options`` are further arguments of it."""
+        """Build the :class:`~trainwright.Trainer` of this operator; ``options`` are its further arguments."""
         from trainwright.engine import Trainer
 
         self._trainer = Trainer(self.model, training_config, train_dataset, eval_dataset, **options)
@@ -77,21 +77,21 @@ class NNOperator:
         resume_checkpoint_path: str | Path | None = None,
         **options: Any,
     ) -> dict[str, Any]:
-        """Train the model, and give the results of the last evaluation. The operator goes on with what was learned."""
+        """Train the model and return the results of the last evaluation. The operator then uses the trained model."""
         trainer = self.setup_trainer(training_config, train_dataset, eval_dataset, **options)
         results = trainer.train(resume_checkpoint_path)
         self.model.eval()
         return results
 
     def save(self, path: str | Path, overwrite: bool = True) -> None:
-        """Write the state of the training, model included, as a checkpoint folder."""
+        """Save the training state, with the model, as a checkpoint folder."""
         self.trainer.save(path, overwrite)
 
     def load(self, path: str | Path) -> None:
-        """Take the model's weights from a checkpoint folder.
+        """Load the model's weights from a checkpoint folder.
 
         Raises:
-            CheckpointError: they are those of another model, or damaged.
+            CheckpointError: they belong to another model, or are damaged.
         """
         from trainwright.checkpoint import Checkpointer
 

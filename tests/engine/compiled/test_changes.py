@@ -286,7 +286,7 @@ class Normalizes(Small):
 
 def test_data_put_into_a_parameter_stay_eager(caplog: pytest.LogCaptureFixture) -> None:
     both(net=Normalizes)
-    assert "puts other data into a tensor" in refusals(caplog)[0]
+    assert "replaces the data of a tensor" in refusals(caplog)[0]
 
 
 # The folder of the compiler.
@@ -337,6 +337,6 @@ def test_a_program_on_disk_that_cannot_be_read_is_made_anew(
     second = Run("inductor", net=Small, updates=5)
     third = Run("inductor", net=Small, updates=5)
     assert caplog.text.count("cannot be read, and is made anew") == 1
-    assert ["taken from disk" in line for line in captures(caplog)] == [False, False, True]
+    assert ["loaded from disk" in line for line in captures(caplog)] == [False, False, True]
     assert first.values().tolist() == second.values().tolist() == third.values().tolist()
     assert [*(tmp_path / "trainwright").iterdir()] == [kept]

@@ -149,7 +149,7 @@ def test_a_resumed_program_of_inductor_goes_on_bit_for_bit(
     first = min(path for path in folders if path.is_dir() and not path.is_symlink())
     resumed = trained(tmp_path / "resumed", str(first), **saving)
     found = re.findall(r"are one program \(.*\), (.*) in \d+\.\d s\.", caplog.text)
-    assert found == ["made by inductor", "taken from disk"]
+    assert found == ["compiled by inductor", "loaded from disk"]
     assert resumed.iter == whole.iter == 60
     assert "Trained 40 iterations" in caplog.text
     for left, right in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):

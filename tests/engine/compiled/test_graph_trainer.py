@@ -243,7 +243,7 @@ def test_many_batches_of_other_shapes_are_told_once(caplog: pytest.LogCaptureFix
     data = [*batches(2), *batches(30, size=5)]
     eager, graph = Run(None, data, updates=64), Run("aot_eager", data, updates=64)
     torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert caplog.text.count("20 batches in a row are not of the shape") == 1
+    assert caplog.text.count("20 consecutive batches do not have the shape") == 1
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -374,7 +374,7 @@ def with_hook(parameters: Any) -> torch.optim.Optimizer:
         ({"net": Ask}, r"item\(\)|data-dependent"),
         ({"net": Print}, r"graph_break.*test_graph_trainer\.py:\d+"),
         ({"net": lambda: Sequence(nn.LSTM(6, 4))}, "LSTM"),
-        ({"optimizer": lambda p: OwnOptimizer(p, lr=0.1)}, "OwnOptimizer has a step of its own"),
+        ({"optimizer": lambda p: OwnOptimizer(p, lr=0.1)}, "OwnOptimizer has its own step"),
         ({"optimizer": with_hook}, "AdamW has hooks around its step"),
         ({"skip_non_finite": True, "accumulation": 2}, "non_finite='skip' over several micro-batches"),
     ],
@@ -439,7 +439,7 @@ def test_without_a_compiler_the_operations_run_one_by_one(
     graph = Run("inductor", updates=10)
     torch.testing.assert_close(graph.values(), Run(None, updates=10).values(), rtol=1e-5, atol=1e-5)
     assert "no C++ compiler" in caplog.text
-    assert "made by aot_eager" in captures(caplog)[0]
+    assert "compiled by aot_eager" in captures(caplog)[0]
 
 
 # The configuration door: checkpoints.

@@ -1,4 +1,4 @@
-"""What of a batch goes into a program as tensors, and what stands in it for good."""
+"""Which parts of a batch enter a program as tensors, and which are constants."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -12,10 +12,9 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class Layout:
-    """How a batch is taken apart, and put together again inside of a program.
+    """How a batch is taken apart, and rebuilt inside a program.
 
-    ``take(batch)`` gives its tensors, or None where the batch is put together in another way; ``rebuild(tensors)`` is
-    the inverse.
+    ``take(batch)`` returns its tensors, or None for a batch of another structure; ``rebuild(tensors)`` is the inverse.
     """
 
     def __init__(self, take: Callable[[Any], Sequence[Any] | None], rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
@@ -26,10 +25,10 @@ class Layout:
 def layout_of(batch: Any, names: Iterable[str] | None = None) -> Layout:
     """The layout of batches like this one.
 
-    ``names``: the fields that somebody looks at; of others only the tensors go along. None: all.
+    ``names``: the fields that are read; of others only tensors are included. None: all.
 
     Raises:
-        NotCapturable: it holds what is neither a tensor nor a plain number, text or None.
+        NotCapturable: it holds a value that is not a tensor, plain number, text or None.
     """
     if type(batch) in (tuple, list) and all(isinstance(value, Tensor) for value in batch):
         return _listed(type(batch), len(batch))
@@ -43,7 +42,7 @@ def layout_of(batch: Any, names: Iterable[str] | None = None) -> Layout:
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """How many samples a batch of the loader has that is no shorter one; None where it does not tell."""
+    """The number of samples of a full batch of the loader; None if it is unknown."""
     for holder in (getattr(loader, "batch_sampler", None), loader):
         for name in ("micro_batch_size", "batch_size"):
             size = getattr(holder, name, None)
@@ -53,7 +52,7 @@ def batch_size_of(loader: Any) -> int | None:
 
 
 def shapes_of(tensors: Iterable[Any]) -> tuple[Any, ...]:
-    """What decides whether a program takes these tensors."""
+    """The properties that decide whether a program accepts these tensors."""
     return tuple((value.shape, value.dtype, value.device) if isinstance(value, Tensor) else None for value in tensors)
 
 
@@ -71,7 +70,7 @@ def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
         return [*batch.values()] if isinstance(batch, Mapping) and tuple(batch) == names else None
 
     def take(batch: Any) -> Sequence[Any] | None:
-        if not isinstance(batch, Mapping) or not batch.keys() <= known:  # one that comes later may be looked at
+        if not isinstance(batch, Mapping) or not batch.keys() <= known:  # a new field may be read
             return None
         try:
             return [batch[name] for name in names]
@@ -101,7 +100,7 @@ def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
             batch = {name: batch[name] for name in names}
         leaves, found = batch_tree.flatten(batch)
         fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
-        if found != spec or constants != fixed or kinds != [*map(type, fixed)]:  # 1 is True, and not the same
+        if found != spec or constants != fixed or kinds != [*map(type, fixed)]:  # 1 == True, but they differ
             return None
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

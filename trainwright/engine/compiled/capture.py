@@ -1,8 +1,8 @@
-"""From a model and a batch to the operations that make its loss, and whether they are still the same ones.
+"""Capture the tensor operations from a batch to its loss, and check that they still apply.
 
-TorchDynamo reads the Python that leads from a batch to its loss, gives its tensor operations as one graph, and the
-guards: what of the model, its settings and the process must be as it was for the graph to be right. The graph is then
-called past that Python, so the guards are asked before each step.
+TorchDynamo reads the Python from a batch to its loss and returns its tensor operations as one graph, with guards: the
+state of the model, its settings and the process for which the graph is valid. The graph is then called without that
+Python, so the guards are checked before each step.
 """
 
 import itertools
@@ -22,25 +22,25 @@ from trainwright.engine.compiled.errors import NotCapturable, reason
 
 
 class Effects:
-    """What is at ``sources`` before a forward pass; ``undo`` afterwards tells what has become another."""
+    """The values at ``sources`` before a forward pass; ``undo`` restores them and returns what has changed."""
 
     def __init__(self, sources: list[str], scope: Mapping[str, Any], names: Mapping[str, Any]) -> None:
-        """Raises whatever comes of a source that leads nowhere."""
+        """Raises any error of a source that cannot be evaluated."""
         within = {"L": scope, "G": _Names(names)}
         self._kept = [(source, found := eval(source, within), _contents(found)) for source in sources]
         if any(isinstance(found, type) for _, found, _ in self._kept):
-            raise TypeError("what a class has cannot be put back as a whole")
+            raise TypeError("the attributes of a class cannot be restored")
 
     def undo(self, stand_for: Callable[[Any], Any]) -> list[str]:
-        """Put everything back; gives the sources of what had changed. ``stand_for`` tells what a value is there for."""
+        """Restore everything; return the changed sources. ``stand_for`` maps a placeholder to its value."""
         changed = [source for source, found, before in self._kept if _differ(_contents(found, stand_for), before)]
         for _, found, before in self._kept:
-            _put_back(found, before)
+            _restore(found, before)
         return changed
 
 
 class _Names(dict[str, Any]):
-    """Global names, with those that TorchDynamo makes for modules."""
+    """Global names, including those that TorchDynamo makes for modules."""
 
     def __missing__(self, name: str) -> Any:
         return sys.modules[name.removeprefix("__import_").replace("_dot_", ".")]
@@ -53,7 +53,7 @@ def _contents(found: Any, stand_for: Callable[[Any], Any] = lambda value: value)
     return {key: stand_for(value) for key, value in inside.items()}
 
 
-def _put_back(found: Any, before: Any) -> None:
+def _restore(found: Any, before: Any) -> None:
     if isinstance(found, list):
         found[:] = before
         return
@@ -75,7 +75,7 @@ def _is_other(left: Any, right: Any) -> bool:
     return not (is_plain and left == right) and not (isinstance(left, list | dict) and not left and left == right)
 
 
-# (batch) -> loss, and whatever else is wanted of a step, by name: tensors, and what is the same in each
+# (batch) -> loss, and further outputs of a step by name: tensors, and constants
 LossOf = Callable[[Any], tuple[Tensor, Mapping[str, Any]]]
 
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
@@ -85,18 +85,18 @@ class Capture:
     """The operations of one forward pass.
 
     Attributes:
-        graph: takes ``arguments``, gives a tuple.
-        loss: the place of the loss in that tuple.
-        outputs: the places there of what else is wanted, by name; constants: those that are no tensors.
-        places: which of the arguments are tensors of the batch, and which of them.
-        known: the other arguments, in their places: parameters, buffers, whatever tensors the model holds.
+        graph: takes ``arguments``, returns a tuple.
+        loss: the index of the loss in that tuple.
+        outputs: the indices there of further outputs, by name; constants: those that are not tensors.
+        places: which of the arguments are tensors of the batch, and which tensors.
+        known: the other arguments, in their places: parameters, buffers and other tensors of the model.
     """
 
     def __init__(self, loss_of: LossOf, layout: Layout, tensors: Sequence[Any]) -> None:
-        """Read how ``loss_of`` computes. Nothing is computed, and no random number drawn.
+        """Capture ``loss_of``. Computes nothing, and draws no random numbers.
 
         Raises:
-            NotCapturable: the Python in between does what a graph of operations cannot.
+            NotCapturable: the Python code cannot be represented as a graph.
         """
         self._layout = layout
         self._forward = _forward_of(loss_of, layout.rebuild)
@@ -104,7 +104,7 @@ class Capture:
         self._found = found = dict[str, Any]()
 
         def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-            found["graph"], found["sources"] = graph, argument_sources(graph)  # the latter are taken away later
+            found["graph"], found["sources"] = graph, argument_sources(graph)  # the sources are removed later
             num_outputs = len(_returned(graph))
             marks = [torch.empty(0) for _ in range(num_outputs)]
 
@@ -116,7 +116,7 @@ class Capture:
 
         returned = self._run(backend, tensors)
         if "marks" not in found:
-            raise NotCapturable("the loss is no function of tensors")
+            raise NotCapturable("the loss is not a function of tensors")
         self.graph: torch.fx.GraphModule = found["graph"]
         self._place_outputs(returned, found["marks"])
         self._place_arguments(found["arguments"], tensors, found["sources"])
@@ -124,15 +124,13 @@ class Capture:
         found.clear()
 
     def arguments(self, tensors: Sequence[Any]) -> list[Any] | None:
-        """What the graph takes for these tensors of a batch; None where the graph does not stand for this step."""
+        """The graph's arguments for these tensors of a batch; None if the graph does not apply to this step."""
         scope = self._scope
         scope["tensors"] = tensors = tuple(tensors)
         if not self._holds(scope):
             return None
         arguments = [*eval(self._read, self._names)]
-        if not all(
-            map(operator.is_, arguments, self.known)
-        ):  # a parameter that is another one: the optimizer's is not it
+        if not all(map(operator.is_, arguments, self.known)):  # a replaced parameter, which the optimizer does not hold
             return None
         for place, index in self.places:
             arguments[place] = tensors[index]
@@ -141,21 +139,21 @@ class Capture:
     def _run(self, backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
         try:
             returned = run_captured(self._forward, backend, tensors)
-        except Exception as error:  # of the compiler, or of what it ran into
+        except Exception as error:  # of the compiler, or of the code that it traces
             sources = written_sources(error)
             if sources is None:
                 raise NotCapturable(reason(error)) from error
-            returned = self._run_in_spite_of(sources, backend, tensors)
+            returned = self._run_with_writes(sources, backend, tensors)
         self._holds = guard_check(self._forward)
         return returned
 
-    def _run_in_spite_of(self, sources: list[str], backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
-        """Read the forward pass once more, and look whether what it writes to is as before."""
-        told = ", ".join(_short(source) for source in sources)
+    def _run_with_writes(self, sources: list[str], backend: Callable[..., Any], tensors: Sequence[Any]) -> Any:
+        """Trace the forward pass again, and check that it leaves the values that it writes unchanged."""
+        text = ", ".join(_short(source) for source in sources)
         try:
             effects = Effects(sources, self._scope, self._forward.__globals__)
         except Exception as error:
-            raise NotCapturable(f"the forward pass writes to {told}") from error
+            raise NotCapturable(f"the forward pass writes to {text}") from error
         try:
             returned = run_captured(self._forward, backend, tensors, may_write=True)
         except Exception as error:
@@ -163,11 +161,11 @@ class Capture:
         finally:
             changed = effects.undo(self._written_in_place)
         if changed:
-            raise NotCapturable(f"the forward pass writes to {told}, which a program would do once for all steps")
+            raise NotCapturable(f"the forward pass writes to {text}, which a program would do once for all steps")
         return returned
 
     def _written_in_place(self, value: Any) -> Any:
-        """The tensor that ``x += 1`` gives back as it was, where ``value`` is the mark of one; else ``value``."""
+        """The tensor that ``x += 1`` returns, if ``value`` is a placeholder of one; else ``value``."""
         graph, marks, arguments = (self._found.get(name, ()) for name in ("graph", "marks", "arguments"))
         index = next((index for index, mark in enumerate(marks) if mark is value), None)
         if index is None:
@@ -195,7 +193,7 @@ class Capture:
                 raise NotCapturable(f"the model's output {name!r} is a tensor that it did not compute")
 
     def _place_arguments(self, arguments: Sequence[Any], tensors: Sequence[Any], sources: list[str]) -> None:
-        """Which arguments are of the batch; of the others, the Python that reads them from where they are kept."""
+        """Find the arguments that belong to the batch; compile the code that reads the others."""
         index_of = {id(tensor): index for index, tensor in enumerate(tensors)}
         self.places = [(place, index_of[id(value)]) for place, value in enumerate(arguments) if id(value) in index_of]
         of_batch = {place for place, _ in self.places}
@@ -206,9 +204,9 @@ class Capture:
             self._scope["tensors"] = tuple(tensors)
             self.known = [*eval(self._read, self._names)]
         except Exception as error:
-            raise NotCapturable(f"the model reads a tensor from where it cannot be found again: {error}") from error
+            raise NotCapturable(f"the model reads a tensor that cannot be read again: {error}") from error
         if self.arguments(tensors) is None:
-            raise NotCapturable("the model's tensors are others at each look")
+            raise NotCapturable("the model's tensors change at each read")
         for value in arguments:
             if not isinstance(value, Tensor):
                 raise NotCapturable(f"the model computes with a {type(value).__name__} that changes between steps")
@@ -221,7 +219,7 @@ def _forward_of(loss_of: LossOf, rebuild: Callable[[Sequence[Tensor]], Any]) -> 
     def forward(*tensors: Any) -> Any:
         return loss_of(rebuild(tensors))
 
-    # Dynamo keeps what it has compiled by the code object, and counts: each capture has one of its own.
+    # Dynamo caches by code object and counts compilations, so each capture has its own code object.
     code = forward.__code__.replace(co_name=f"forward_{next(_numbers)}")
     return types.FunctionType(code, dict(globals()), code.co_name, None, forward.__closure__)
 
@@ -238,7 +236,7 @@ def _returned(graph: torch.fx.GraphModule) -> Sequence[Any]:
 
 
 def _short(source: str) -> str:
-    """A source as one would write it: ``model.layers.0`` for what holds the tensors of a module in a module."""
+    """A source as in Python code: ``model.layers.0`` for a module of a module."""
     return re.sub(r"\._modules\['(\w+)'\]", r".\1", source.replace("L['loss_of'].", "").replace("__self__.", ""))
 
 
@@ -246,6 +244,4 @@ def _check_operations(graph: torch.fx.GraphModule) -> None:
     if any("activation_checkpoint" in str(node.target) for node in graph.graph.nodes):
         raise NotCapturable("activation checkpointing would be undone: a program computes everything once")
     if any(node.target is torch.Tensor.set_ for node in graph.graph.nodes):
-        raise NotCapturable(
-            "the forward pass puts other data into a tensor (x.data = y); x.copy_(y) can be in a program"
-        )
+        raise NotCapturable("the forward pass replaces the data of a tensor (x.data = y); use x.copy_(y)")

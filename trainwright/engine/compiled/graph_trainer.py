@@ -1,4 +1,4 @@
-"""Graph mode of the configuration door: a whole update as one compiled program."""
+"""Graph mode of config files: a complete update as one compiled program."""
 
 import logging
 import shutil
@@ -28,11 +28,11 @@ _STEP_METHODS = ("backward", "update")
 
 
 class GraphBase(nn.Module):
-    """A model and its optimizer, whose steps are to be programs of ``backend``.
+    """A model and its optimizer, whose steps become programs of ``backend``.
 
-    ``backend`` is a name that ``torch.compile`` knows: "inductor" (fast code; needs a C++ compiler on the CPU, and is
-    "aot_eager" without one), "aot_eager" (the operations one by one, no compiler). Dropout draws the same numbers as
-    without a graph. Called, it is the model; the state dict is the model's.
+    ``backend`` is a backend of ``torch.compile``: "inductor" (fast code; needs a C++ compiler on the CPU,
+    without one it is "aot_eager"), "aot_eager" (single operations, no compiler). Dropout draws the same numbers as
+    without a graph. Calling it calls the model; its state dict is the model's.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GraphBase(nn.Module):
         backend: str = "inductor",
     ) -> None:
         super().__init__()
-        # Without a compiler the steps are to be eager, whatever the name.
+        # Without a compiler all steps are eager, so any name is accepted.
         is_usable = refusal_of_compiler() is None
         known = [*torch.compiler.list_backends(exclude_tags=()), "eager", "aot_eager"] if is_usable else [backend]
         if backend not in known:
@@ -58,10 +58,10 @@ class GraphBase(nn.Module):
 
 @overridable
 class GraphTrainer(EagerTrainer):
-    """Steps that are programs: forward, backward, clipping and optimizer in one call.
+    """Steps as programs: forward, backward, clipping and optimizer in one call.
 
-    ``graph.model`` is the model, ``graph.optimizer`` its optimizer. The first update is eager, and so are batches that
-    are shorter than the others; where a step cannot be a program all are, and a warning says why.
+    ``graph.model`` is the model, ``graph.optimizer`` its optimizer. The first update and shorter batches are eager. If
+    a step cannot be a program, all steps are eager, and a warning gives the reason.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GraphTrainer(EagerTrainer):
         skip_non_finite: bool = False,
     ) -> None:
         if graph.optimizer is None:
-            raise ConfigError("GraphTrainer: the graph has no optimizer; make it with GraphBase(model, optimizer).")
+            raise ConfigError("GraphTrainer: the graph has no optimizer; build it with GraphBase(model, optimizer).")
         settings: dict[str, Any] = {"grad_scaler": grad_scaler, "skip_non_finite": skip_non_finite}
         super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)
         self.graph = graph
@@ -85,7 +85,7 @@ class GraphTrainer(EagerTrainer):
             adds=grad_acc_steps > 1,
             skips=skip_non_finite,
             batch_size=batch_size_of(data_loader),
-            on_refusal=self._go_on_eagerly,
+            on_refusal=self._use_eager_steps,
             on_compiled=lambda seconds: self.phases.count_compile(seconds),
         )
         why = refusal_of_run(grad_scaler, adds=grad_acc_steps > 1, skips=skip_non_finite) or refusal_of_compiler()
@@ -98,7 +98,7 @@ class GraphTrainer(EagerTrainer):
         return super()._bind_run_step()
 
     def refuse_overrides(self) -> None:
-        """Before the first step: where the user has overridden a part of it, all steps are eager."""
+        """Called before the first step: if the user overrides a part of the step, all steps are eager."""
         own = [name for name in _STEP_METHODS if is_overridden(self, name)]
         if own and self._compiled is not None:
             self._compiled.refuse(f"{type(self).__name__} has its own {' and '.join(own)}")
@@ -115,7 +115,7 @@ class GraphTrainer(EagerTrainer):
         device = self._device if input_placement_device is None else input_placement_device
         clock, phases, num_steps = time.perf_counter, self.phases, self.grad_acc_steps
         outputs: list[Mapping[str, Any]] = []
-        data_time, figures = 0.0, None
+        data_time, results = 0.0, None
         for _ in self._window:
             start = clock()
             batch = get_batch(next(self._data_loader_iter), device)
@@ -124,8 +124,8 @@ class GraphTrainer(EagerTrainer):
 
             is_last = len(outputs) + 1 == num_steps
             try:
-                figures = compiled.run(batch, is_last=is_last, mean=self._mean if num_steps > 1 else None)
-                outputs.append(self._run_eagerly(batch) if figures is None else outputs_of(figures))
+                results = compiled.run(batch, is_last=is_last, mean=self._mean if num_steps > 1 else None)
+                outputs.append(self._run_eagerly(batch) if results is None else outputs_of(results))
             except Exception as error:
                 explain_forward(error, self._plain_model, batch)
                 raise
@@ -133,10 +133,10 @@ class GraphTrainer(EagerTrainer):
 
         self.write_metrics(mean_outputs(outputs, self._mean.weights), data_time)
         start = clock()
-        if figures is None:
+        if results is None:
             self.update()
         else:
-            put_figures(figures)
+            put_metrics(results)
         phases.optimizer += clock() - start
         phases.data += data_time
 
@@ -150,24 +150,24 @@ class GraphTrainer(EagerTrainer):
         return loss_dict
 
     def _losses_of(self, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
-        """What a program computes: the loss, and the scalars that are logged."""
+        """The outputs of a program: the loss, and the logged scalars."""
         outputs = self.graph.model(**batch)
         scalars = {k: v for k, v in outputs.items() if not isinstance(v, Tensor) or v.numel() == 1}
-        # Copies: one may be a parameter itself, as it is before the update.
+        # Copies: an output may be a parameter itself, with its value before the update.
         return sum_losses(outputs), {k: v.clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
 
-    def _go_on_eagerly(self) -> None:
+    def _use_eager_steps(self) -> None:
         self._compiled = None
 
 
 def refusal_of_run(grad_scaler: torch.amp.GradScaler | None, *, adds: bool, skips: bool) -> str | None:
-    """Why no step of such a run can be a program; None where nothing speaks against it."""
+    """Why no step of this run can be a program; None if it can."""
     if get_world_size() > 1:
         return "several processes exchange gradients while the backward pass runs"
     if grad_scaler is not None:
         return "the gradient scaler of float16 decides on the host whether to step"
     if adds and skips:
-        return "non_finite='skip' over several micro-batches keeps what it may have to put back outside of programs"
+        return "non_finite='skip' over several micro-batches keeps the values to restore outside of programs"
     return None
 
 
@@ -177,17 +177,17 @@ def usable_backend(backend: str, device: torch.device) -> str:
         return backend
     if any(map(shutil.which, cpp_compilers())):
         return backend
-    logger.info("Graph mode: there is no C++ compiler for inductor; the operations run one by one (aot_eager).")
+    logger.info("Graph mode: no C++ compiler found for inductor; using the backend aot_eager.")
     return "aot_eager"
 
 
-def outputs_of(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's outputs among the figures of a program."""
-    return {name[7:]: value for name, value in figures.items() if name.startswith("output.")}
+def outputs_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's outputs among the results of a program."""
+    return {name[7:]: value for name, value in results.items() if name.startswith("output.")}
 
 
-def put_figures(figures: Mapping[str, Any]) -> None:
-    """Put ``grad_norm`` and ``skipped_update`` where a program has them."""
+def put_metrics(results: Mapping[str, Any]) -> None:
+    """Store ``grad_norm`` and ``skipped_update`` if the program computes them."""
     for name, is_noisy in (("grad_norm", True), ("skipped_update", False)):
-        if name in figures and has_event_storage():  # not in a loop of the user's own
-            get_event_storage().put_scalar(name, figures[name], smoothing_hint=is_noisy)
+        if name in results and has_event_storage():  # not in a user's own loop
+            get_event_storage().put_scalar(name, results[name], smoothing_hint=is_noisy)

@@ -1,8 +1,8 @@
 """torch's optimizers as operations of a program.
 
-The arithmetic is torch's: its ``step`` is run once on stand-ins of parameters and states, and what it does is written
-down. That is its "capturable" kind, which asks no tensor for its value. It works on the states that the fused and the
-plain kinds keep, so a run may change between program and eager at any step.
+The arithmetic is torch's: its ``step`` runs once on fake parameters and states, and is traced. The trace uses the
+"capturable" variant, which reads no tensor's value. It uses the states of the fused and the plain variants, so a run
+may switch between program and eager at any step.
 """
 
 import inspect
@@ -24,23 +24,23 @@ from trainwright.engine.compiled.errors import NotCapturable, NotReady
 
 _GRADIENT, _PARAMS = attrgetter("grad"), itemgetter("params")
 
-# Of a group: what changes along a schedule, or is of no meaning to the step.
+# Settings of a group that change along a schedule, or do not affect the step.
 _NOT_SETTINGS = ("params", "lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "param_names", "fused", "foreach")
 
 
 def refusal(optimizer: Optimizer) -> str | None:
-    """Why the steps of ``optimizer`` cannot be part of a program; None where they can."""
+    """Why the steps of ``optimizer`` cannot be part of a program; None if they can."""
     kind = type(optimizer)
     torchs: Any = next(base for base in kind.__mro__ if base.__module__.startswith("torch.optim"))
     if torchs is Optimizer or kind.step is not torchs.step:
-        return f"the optimizer {kind.__name__} has a step of its own; programs know those of torch.optim"
+        return f"the optimizer {kind.__name__} has its own step; programs support those of torch.optim"
     if any(step_hooks(optimizer)):
         return f"the optimizer {kind.__name__} has hooks around its step"
     if not steps_as_its_class(optimizer) or not is_torchs(kind.step):
-        return f"somebody has put another step in place of that of the optimizer {kind.__name__}"
+        return f"the step of the optimizer {kind.__name__} has been replaced"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if has_gradient_hooks(parameters):
-        return "a parameter has a hook on its gradient, which exists only inside of a program"
+        return "a parameter has a hook on its gradient, which exists only inside a program"
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return f"the step of the optimizer {kind.__name__} needs a closure"
@@ -48,15 +48,15 @@ def refusal(optimizer: Optimizer) -> str | None:
 
 
 def has_state(optimizer: Optimizer) -> bool:
-    """Whether a step has been made, in which the optimizer makes what it keeps; True where it keeps nothing."""
+    """Whether the optimizer has created its state, or keeps none."""
     return bool(optimizer.state) or all(group.get("momentum") == 0 for group in optimizer.param_groups)
 
 
-_Kept = tuple[str, dict[str, Any], Tensor]  # a name, the state of a parameter, and what that has by this name
+_Kept = tuple[str, dict[str, Any], Tensor]  # a name, the state of a parameter, and its value of this name
 
 
 class OptimizerInputs:
-    """What a program takes of an optimizer: its states, as they are kept, and the learning rates of its groups.
+    """The inputs of a program from an optimizer: its states, and the learning rates of its groups.
 
     Attributes:
         parameters: all of them, in the order of the groups.
@@ -70,7 +70,7 @@ class OptimizerInputs:
         self._settings_of = [_settings_getter(group) for group in optimizer.param_groups]
         self._settings = self._settings_now()
         device = self.parameters[0].device
-        # Rates in double precision: those of a float32 would differ from the eager step's in the last bits.
+        # Rates in double precision: with float32 the last bits would differ from the eager step.
         self.rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in optimizer.param_groups]
         self._known_rates: list[Any] = [None for _ in self.rates]
         self._kept: list[_Kept] = []
@@ -80,12 +80,12 @@ class OptimizerInputs:
         self._forms = _forms(self.states)
 
     def tensors(self) -> list[Tensor] | None:
-        """States and rates as they are now; None where the program does not stand for the optimizer's step."""
+        """The current states and rates; None if the program does not apply to the optimizer's step."""
         optimizer = self._optimizer
         if self._settings_now() != self._settings or not self._is_plain():
             return None
         if not self._has_known_states():
-            # A state that was loaded is one of other tensors, for the same program.
+            # A loaded state has other tensors, for the same program.
             found = self._states_of_each()
             same_keys = [[key for key, _, _ in one] for one in found] == self.keys
             if not same_keys or _forms(tensor for one in found for _, _, tensor in one) != self._forms:
@@ -101,11 +101,11 @@ class OptimizerInputs:
         return [*self.states, *self.rates]
 
     def has_gradients(self) -> bool:
-        """Whether a parameter has a gradient already, which an eager backward pass would add to."""
+        """Whether a parameter has a gradient, which an eager backward pass would add to."""
         return not all(map(is_, map(_GRADIENT, self.parameters), repeat(None)))
 
     def _is_plain(self) -> bool:
-        """Whether nobody has put anything into or around the step since."""
+        """Whether the step is unchanged: not replaced, and without hooks."""
         optimizer, parameters = self._optimizer, self.parameters
         return not (
             any(self._step_hooks)
@@ -115,7 +115,7 @@ class OptimizerInputs:
         )
 
     def _has_known_states(self) -> bool:
-        """Whether each parameter has the state it had, of the same tensors."""
+        """Whether each parameter still has the same state, with the same tensors."""
         state = self._optimizer.state
         return (
             len(state) == len(self._owners)
@@ -150,25 +150,25 @@ class OptimizerInputs:
         ]
 
 
-def step_written_down(
+def trace_step(
     optimizer: Optimizer,
     inputs: OptimizerInputs,
-    stand_ins: Sequence[Any],
+    fakes: Sequence[Any],
     states: Sequence[Tensor],
     rates: Sequence[Tensor],
 ) -> None:
-    """Run the step of ``optimizer`` on ``stand_ins`` of its parameters, which have gradients, and of its states.
+    """Run the step of ``optimizer`` on fake parameters ``fakes``, which have gradients, and on its states.
 
     Raises:
-        NotReady: it has made states that are not among these.
+        NotReady: it has created further states.
         NotCapturable: it counts in Python.
     """
     shadow: Any = object.__new__(type(optimizer))
     vars(shadow).update(vars(optimizer))
-    of_each = _states_of_stand_ins(optimizer, inputs, states)
+    of_each = _fake_states(optimizer, inputs, states)
     counts = [_wide_counts(one) for one in of_each]
-    shadow.state = defaultdict(dict, zip(stand_ins, of_each, strict=True))
-    shadow.param_groups = _groups_of_stand_ins(optimizer, stand_ins, rates)
+    shadow.state = defaultdict(dict, zip(fakes, of_each, strict=True))
+    shadow.param_groups = _fake_groups(optimizer, fakes, rates)
     before = [_plain(one) for one in (*of_each, *shadow.param_groups)]
     _run_step(shadow)
     for one, keys in zip(of_each, inputs.keys, strict=True):
@@ -184,17 +184,15 @@ def step_written_down(
                 kept.copy_(wide.get(key, now))
 
 
-def clipping_groups(optimizer: Optimizer, stand_ins: Sequence[Any]) -> Optimizer:
-    """Something with the groups of ``optimizer`` over ``stand_ins``, for those who read groups alone."""
+def clipping_groups(optimizer: Optimizer, fakes: Sequence[Any]) -> Optimizer:
+    """An object with the groups of ``optimizer`` over ``fakes``, for code that reads only the groups."""
     shadow: Any = object.__new__(type(optimizer))
-    shadow.param_groups = _groups_of_stand_ins(optimizer, stand_ins, [])
+    shadow.param_groups = _fake_groups(optimizer, fakes, [])
     found: Optimizer = shadow
     return found
 
 
-def _states_of_stand_ins(
-    optimizer: Optimizer, inputs: OptimizerInputs, states: Sequence[Tensor]
-) -> list[dict[str, Any]]:
+def _fake_states(optimizer: Optimizer, inputs: OptimizerInputs, states: Sequence[Tensor]) -> list[dict[str, Any]]:
     flat, of_each = iter(states), []
     for parameter, keys in zip(inputs.parameters, inputs.keys, strict=True):
         known: Mapping[str, Any] = optimizer.state.get(parameter, {})
@@ -204,7 +202,7 @@ def _states_of_stand_ins(
 
 def _wide_counts(state: dict[str, Any]) -> dict[str, Tensor]:
     """Count the steps in double precision, as the eager step does; ``beta ** step`` in float32 differs in the fifth
-    digit of the first updates. The dictionary gets them, too."""
+    digit of the first updates. Also updates ``state``."""
     step = state.get("step")
     if not isinstance(step, Tensor) or step.dtype is not torch.float32:
         return {}
@@ -212,11 +210,9 @@ def _wide_counts(state: dict[str, Any]) -> dict[str, Tensor]:
     return {"step": state["step"]}
 
 
-def _groups_of_stand_ins(
-    optimizer: Optimizer, stand_ins: Sequence[Any], rates: Sequence[Tensor]
-) -> list[dict[str, Any]]:
-    flat, groups = iter(stand_ins), []
-    # On CUDA one kernel of many tensors is launched; on a CPU the compiler makes of each kind what it will.
+def _fake_groups(optimizer: Optimizer, fakes: Sequence[Any], rates: Sequence[Tensor]) -> list[dict[str, Any]]:
+    flat, groups = iter(fakes), []
+    # CUDA launches one kernel for many tensors; on a CPU the compiler fuses the operations.
     is_foreach = next(p for group in optimizer.param_groups for p in group["params"]).is_cuda
     for index, group in enumerate(optimizer.param_groups):
         changed = {**group, "params": [next(flat) for _ in group["params"]], "fused": False, "foreach": is_foreach}
@@ -230,11 +226,11 @@ def _groups_of_stand_ins(
 
 def _run_step(shadow: Any) -> None:
     with _NumbersMayBeTensors():
-        run_step(shadow)  # torch's own steps then leave out what looks at values
+        run_step(shadow)  # torch's steps then read no values
 
 
 class _NumbersMayBeTensors(TorchFunctionMode):
-    """``add(x, y, alpha=rate)`` and the like of a rate that is a tensor, without asking it for its value."""
+    """Allows tensor rates in ``add(x, y, alpha=rate)`` and similar calls without reading their value."""
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,4 +1,4 @@
-"""Graph mode of the objects door: one call in the place of ``train_step``."""
+"""Graph mode of the Python API: replaces ``train_step`` by one call."""
 
 import time
 import weakref
@@ -11,8 +11,8 @@ from trainwright._torch_compat.compile_graph import refusal_of_compiler
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.comparison import predictions_of
 from trainwright.engine.compiled.batch import batch_size_of
-from trainwright.engine.compiled.graph_trainer import outputs_of, put_figures, refusal_of_run, usable_backend
-from trainwright.engine.compiled.update import CompiledUpdate, say_refusal
+from trainwright.engine.compiled.graph_trainer import outputs_of, put_metrics, refusal_of_run, usable_backend
+from trainwright.engine.compiled.update import CompiledUpdate, log_refusal
 from trainwright.engine.loss_fn import contract_for, fields_of
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.engine.trainer.ranks import has_all_gpus
@@ -30,28 +30,28 @@ def compile_steps(
     own_loss: Callable[..., Tensor] | None,
     record_scores: Callable[[Any], None] | None,
 ) -> None:
-    """Put programs in the place of ``trainer.train_step``, or say why they cannot be.
+    """Replace ``trainer.train_step`` by programs, or log why that is not possible.
 
     Args:
-        criterion, own_loss: as contracts take them.
-        record_scores: is shown what the model gives for a batch, for metrics of training; None: not needed.
+        criterion, own_loss: as in contracts.
+        record_scores: receives the model's outputs of a batch, for training metrics; None: not needed.
     """
     own = [name for name in _STEP_METHODS if is_overridden(trainer, name)]
     config = trainer.config
     why = f"{type(trainer).__name__} has its own {' and '.join(own)}" if own else None
     if has_all_gpus(config.device_str):
-        why = "the batches of one process are shared out to several GPUs"
+        why = "one process splits its batches over several GPUs"
     adds, skips = config.gradient_accumulation_steps > 1, config.non_finite == "skip"
     why = why or refusal_of_run(trainer._grad_scaler, adds=adds, skips=skips)
     if why is not None:
-        say_refusal(why)
+        log_refusal(why)
         return
     steps = CompiledSteps(trainer, update, criterion, own_loss, record_scores)
     install(trainer, "train_step", steps.train_step)
 
 
 class CompiledSteps:
-    """``train_step`` of a trainer whose steps are programs; eager is what the trainer's class does."""
+    """``train_step`` of a trainer in graph mode; eager steps use the trainer's class."""
 
     def __init__(
         self,
@@ -69,25 +69,25 @@ class CompiledSteps:
         self._adds, self._skips = config.gradient_accumulation_steps > 1, config.non_finite == "skip"
         self._mean = update.mean if self._adds else None
         self._compiled: CompiledUpdate | None = None
-        # A reference to the trainer, and with it a circle, only for an override.
+        # A reference to the trainer, and so a reference cycle, only for an override.
         self._compute_loss = trainer.compute_loss if is_overridden(trainer, "compute_loss") else None
         self._batch_size = batch_size_of(trainer.train_dataloader)
 
     def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-        """One micro-batch, and at the end of its window the update."""
+        """One micro-batch, and the update at the end of its window."""
         if self._compiled is None:
             start = time.perf_counter()
             self._compiled = self._compiled_for(inputs)
-            self._trainer.phases.count_compile(time.perf_counter() - start)  # the compiler is imported
+            self._trainer.phases.count_compile(time.perf_counter() - start)  # imports the compiler
         trainer = self._trainer
-        figures = self._compiled.run(inputs, is_last=trainer._is_window_end, mean=self._mean)
-        if figures is None:
+        results = self._compiled.run(inputs, is_last=trainer._is_window_end, mean=self._mean)
+        if results is None:
             logs: dict[str, Any] = self._eager(trainer, model, inputs)
             return logs
-        put_figures(figures)
+        put_metrics(results)
         if self._record_scores is not None:
-            self._record_scores(outputs_of(figures).get(_SCORES))
-        return {"step_loss": figures["loss"]}
+            self._record_scores(outputs_of(results).get(_SCORES))
+        return {"step_loss": results["loss"]}
 
     def _compiled_for(self, inputs: Any) -> CompiledUpdate:
         names = None
@@ -106,7 +106,7 @@ class CompiledSteps:
             max_norm=self._trainer.config.max_grad_norm,
             names=names,
             batch_size=self._batch_size,
-            on_refusal=self._go_on_eagerly,
+            on_refusal=self._use_eager_steps,
             on_compiled=lambda seconds: self._trainer.phases.count_compile(seconds),
         )
         why = refusal_of_compiler()
@@ -131,13 +131,13 @@ class CompiledSteps:
 
         return loss_and_outputs if needs_scores or needs_tokens else loss_alone
 
-    def _go_on_eagerly(self) -> None:
+    def _use_eager_steps(self) -> None:
         if getattr(vars(self._trainer).get("train_step"), "__self__", None) is self:
             uninstall(self._trainer, "train_step")
 
 
 class _Recording:
-    """The model, and what it returned; made anew for each reading of a step."""
+    """The model with a record of its outputs; a new one for each capture."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

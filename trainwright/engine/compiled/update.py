@@ -1,7 +1,8 @@
-"""Whether a step is made by a program or eagerly: both work on the same parameters, buffers and states.
+"""Choose for each step between a program and eager: both use the same parameters, buffers and states.
 
-The first update is eager, in which the optimizer makes its state; so are batches of another shape than the programs'.
-What the programs stand for is checked before each step; where it has changed they are made anew, a few times.
+The first update is eager, since the optimizer creates its state in it; so are batches of another shape than the
+programs'. The conditions of a program are checked before each step; if they have changed, it is compiled again, up to
+a limit.
 """
 
 import logging
@@ -25,22 +26,22 @@ from trainwright.engine.compiled.optimizer import OptimizerInputs, has_state, re
 from trainwright.engine.compiled.program import Part, Program
 from trainwright.optim.clip import gradient_clipper
 
-_Inputs = tuple[list[Any], list[Tensor]]  # arguments of the forward pass, and states of the optimizer
+_Inputs = tuple[list[Any], list[Tensor]]  # arguments of the forward pass, and the optimizer's states
 
 logger = logging.getLogger("trainwright.engine")
 
 _MOST_CAPTURES = 8
 _MANY_MISFITS = 20
-_ONE: Any = 1.0  # in place of a loss: what its share is then is the factor
+_ONE: Any = 1.0  # in place of a loss: its share is then the factor
 
 
-def say_refusal(why: str) -> None:
-    """Say, in one line, why steps are no programs."""
+def log_refusal(why: str) -> None:
+    """Log why steps are not programs."""
     logger.warning("Graph mode: the steps stay eager: %s.", why)
 
 
 def refusal_of_torch() -> str | None:
-    """Why programs cannot be made with this release of torch; None where they can."""
+    """Why this release of torch cannot compile programs; None if it can."""
     why = graph_capture.fault() or traced_step.fault()
     return None if why is None else f"torch {torch.__version__} is not as expected ({why})"
 
@@ -49,17 +50,17 @@ class CompiledUpdate:
     """The micro-batches of updates, each in one call.
 
     Args:
-        loss_of: makes the loss of a batch and what else is wanted of it; run once per capture, never in a step.
-        names: the fields of a batch that ``loss_of`` looks at; None: all.
+        loss_of: computes the loss of a batch and further outputs; run once per capture, never in a step.
+        names: the fields of a batch that ``loss_of`` reads; None: all.
         adds: whether windows have several micro-batches.
-        skips: leave updates out whose loss or gradients are not finite.
-        max_norm: as ``gradient_clipper`` takes it.
-        batch_size: how many samples a batch has that is no shorter one; None: nobody knows.
-        on_refusal: called once if the run is to go on without programs.
-        on_compiled: is told the seconds of each making of programs, also of one that failed.
+        skips: skip updates whose loss or gradients are not finite.
+        max_norm: as in ``gradient_clipper``.
+        batch_size: the number of samples of a full batch; None: unknown.
+        on_refusal: called once if the run continues without programs.
+        on_compiled: called with the seconds of each compilation, also of a failed one.
 
     Attributes:
-        num_captures: how often the forward pass was read.
+        num_captures: the number of captures of the forward pass.
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class CompiledUpdate:
         self._on_refusal, self._on_compiled = on_refusal, on_compiled
         self._programs: _Programs | None = None
         self._others: list[_Programs] = []
-        self._is_off = self._has_told = False
+        self._is_off = self._is_warned = False
         self._misfits = 0
         self.num_captures = 0
 
     def run(self, batch: Any, *, is_last: bool = True, mean: WindowMean | None = None) -> dict[str, Any] | None:
-        """The part of an update that is this micro-batch's, and its figures; None: make it eagerly.
+        """Run this micro-batch's part of an update and return its metrics; None: it must run eagerly.
 
-        ``is_last``: of its window, so that the weights change. ``mean``: weighs the micro-batches of a window, which it
-        knows the beginning of; needed where windows have several.
+        ``is_last``: of its window, so that the weights change. ``mean``: weights the micro-batches of a window; needed
+        if windows have several.
         """
         found = self._find(batch)
         if found is None or (not self._adds and found[0].has_gradients()):
@@ -104,7 +105,7 @@ class CompiledUpdate:
         return found[0].run(batch, found[1], is_last, mean)
 
     def _find(self, batch: Any) -> tuple["_Programs", "_Inputs"] | None:
-        """The programs of this batch, and what they take."""
+        """The programs for this batch, and their inputs."""
         if self._programs is not None:
             inputs = self._programs.inputs_of(batch)
             if inputs is not None:
@@ -120,38 +121,38 @@ class CompiledUpdate:
             if inputs is not None:
                 self._programs = programs
                 return programs, inputs
-        return self._find_after_making(batch)
+        return self._find_after_compiling(batch)
 
     def _count_misfit(self) -> None:
-        """A shorter batch at an epoch's end is none to speak of; a row of them is."""
+        """Count batches without a program: a single shorter batch is normal, a sequence of them is not."""
         self._misfits += 1
-        if self._misfits == _MANY_MISFITS and not self._has_told:
-            self._has_told = True
+        if self._misfits == _MANY_MISFITS and not self._is_warned:
+            self._is_warned = True
             logger.warning(
-                "Graph mode: %d batches in a row are not of the shape that the program is made for; they are made"
-                " eagerly. Give all batches one shape: pad texts to one length, for example.", _MANY_MISFITS,
+                "Graph mode: %d consecutive batches do not have the shape of the program; they run eagerly. Give all"
+                " batches one shape, for example by padding texts to one length.", _MANY_MISFITS,
             )  # fmt: skip
 
-    def _find_after_making(self, batch: Any) -> tuple["_Programs", "_Inputs"] | None:
+    def _find_after_compiling(self, batch: Any) -> tuple["_Programs", "_Inputs"] | None:
         if self._batch_size and count_samples(batch) not in (0, self._batch_size):
             return None
         try:
-            programs = self._made_for(batch)
+            programs = self._compile_for(batch)
             inputs = programs.inputs_of(batch)
             if inputs is None:
-                raise NotCapturable("what the forward pass reads is another at each look")
+                raise NotCapturable("the inputs of the forward pass change at each read")
         except NotReady:
             return None
         except NotCapturable as why:
             self.refuse(str(why))
             return None
-        except Exception as error:  # of torch's compiler, whose ways of failing are not known beforehand
+        except Exception as error:  # of torch's compiler: any type of error is possible
             self.refuse(reason(error))
             return None
         self._programs = programs
         return programs, inputs
 
-    def _made_for(self, batch: Any) -> "_Programs":
+    def _compile_for(self, batch: Any) -> "_Programs":
         if self.num_captures >= _MOST_CAPTURES:
             raise NotCapturable(f"what a step depends on, in model or optimizer, has changed {_MOST_CAPTURES} times")
         why = refusal_of_torch() or refusal(self._optimizer)
@@ -161,7 +162,7 @@ class CompiledUpdate:
             raise NotReady
         start = time.perf_counter()
         try:
-            with _randomness_kept():
+            with _preserved_rng():
                 programs = _Programs(self._loss_of, layout_of(batch, self._names), batch, self._optimizer)
                 programs.compile(batch, self._parts, self._backend)
         finally:
@@ -175,18 +176,18 @@ class CompiledUpdate:
         logger.info(
             "Graph mode: forward, backward%s and the step of %s are one program (%s operations, no graph break), %s"
             " in %.1f s.", clipping, type(self._optimizer).__name__, operations,
-            f"made by {self._backend}" if not is_kept else "taken from disk", seconds,
+            f"compiled by {self._backend}" if not is_kept else "loaded from disk", seconds,
         )  # fmt: skip
         return programs
 
     def refuse(self, why: str) -> None:
-        say_refusal(why)
+        log_refusal(why)
         self._programs, self._others, self._is_off = None, [], True
         self._on_refusal()
 
 
 class _Programs:
-    """Those of one forward pass: the last micro-batch of a window, and, of longer ones, the others."""
+    """The programs of one forward pass: for the last micro-batch of a window, and for the others."""
 
     def __init__(self, loss_of: LossOf, layout: Layout, batch: Any, optimizer: Optimizer) -> None:
         tensors = layout.take(batch)
@@ -200,21 +201,21 @@ class _Programs:
 
     def compile(self, batch: Any, parts: Sequence[Part], backend: str) -> None:
         arguments = self._capture.arguments(self._layout.take(batch) or ())
-        assert arguments is not None  # it was made for this batch
+        assert arguments is not None  # it was captured with this batch
         settings = self._capture, arguments, self._optimizer, self._inputs
         self.made = [Program(*settings, part, backend) for part in parts]
         self._last, self._add = self.made[0], self.made[-1]
         self._trainable = self._last.trainable if len(self.made) > 1 else []
         capture = self._capture
-        tells_tokens = TOKENS in capture.outputs or capture.constants.get(TOKENS) is not None
-        self._is_by_tokens = bool(self._trainable) and tells_tokens
+        returns_tokens = TOKENS in capture.outputs or capture.constants.get(TOKENS) is not None
+        self._is_by_tokens = bool(self._trainable) and returns_tokens
         self._constants = {f"output.{name}": value for name, value in capture.constants.items()}
         self._sums = [torch.zeros_like(p, requires_grad=False) for p in self._trainable]
-        # Schedules warn where no step seems to have come before theirs.
+        # Schedules warn if no optimizer step seems to precede theirs.
         mark_stepped(self._optimizer)
 
     def inputs_of(self, batch: Any) -> "_Inputs | None":
-        """What the programs take; None where they do not stand for this batch, or for the model as it is now."""
+        """The programs' inputs; None if they do not apply to this batch, or to the current model."""
         tensors = self._layout.take(batch)
         if tensors is None:
             return None
@@ -225,11 +226,11 @@ class _Programs:
         return None if states is None else (arguments, states)
 
     def has_gradients(self) -> bool:
-        """Whether somebody has left gradients, to be added to."""
+        """Whether there are gradients to add to."""
         return self._inputs.has_gradients()
 
     def fit(self, batch: Any) -> bool:
-        """Whether the batch has the shapes of the programs, so that something else has changed."""
+        """Whether the batch has the shapes of the programs."""
         tensors = self._layout.take(batch)
         return tensors is not None and shapes_of(tensors) == self._shapes
 
@@ -240,14 +241,14 @@ class _Programs:
             share = _sum_of_tokens(mean) if self._is_by_tokens else mean.share(_ONE, batch)
         if self._sums:
             self._take_gradients()
-        figures = program.run(*inputs, self._sums, share)
-        figures.update(self._constants)
+        results = program.run(*inputs, self._sums, share)
+        results.update(self._constants)
         if mean is not None and self._is_by_tokens:
-            mean.share(figures["loss"], batch, figures[f"output.{TOKENS}"])
-        return figures
+            mean.share(results["loss"], batch, results[f"output.{TOKENS}"])
+        return results
 
     def _take_gradients(self) -> None:
-        """Have the sums be the gradients: a micro-batch that is made eagerly adds to them."""
+        """Use the sums as gradients, so that an eager micro-batch adds to them."""
         for parameter, total, has_gradient in zip(self._trainable, self._sums, self._last.has_gradient, strict=True):
             if not has_gradient:
                 continue
@@ -262,13 +263,13 @@ class _Programs:
 
 
 def _sum_of_tokens(mean: WindowMean) -> float | Tensor:
-    """Of the micro-batches of this window so far."""
+    """The tokens of this window's micro-batches so far."""
     return torch.stack([*mean.weights]).sum() if mean.weights else 0.0
 
 
 @contextmanager
-def _randomness_kept() -> Iterator[None]:
-    """A run that compiles draws the same numbers as one that does not."""
+def _preserved_rng() -> Iterator[None]:
+    """A run that compiles draws the same random numbers as one that does not."""
     state = random.getstate()
     with torch.random.fork_rng():
         yield

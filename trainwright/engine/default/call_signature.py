@@ -1,4 +1,4 @@
-"""Call what users wrote by the arguments it takes: older signatures stay good."""
+"""Call users' functions with the arguments they take, so that older signatures keep working."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ def bind_step(stepper: Any, get_batch: Callable[..., Any], device: Any) -> tuple
     """``stepper.run_step`` with its arguments bound.
 
     It may take ``(get_batch, input_placement_device)``, ``(get_batch)`` or none.
-    A partial of the method itself: no Python frame is added to the way of a batch.
+    A partial of the method itself: adds no Python frame to the path of a batch.
     """
     if hasattr(stepper, "refuse_overrides"):  # of graph mode
         stepper.refuse_overrides()
@@ -27,9 +27,9 @@ def bind_step(stepper: Any, get_batch: Callable[..., Any], device: Any) -> tuple
 
 
 def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
-    """Instantiate a config node, adding those of ``given`` that its target takes and the node leaves open.
+    """Instantiate a config node with the arguments of ``given`` that its target takes and the node does not set.
 
-    Anything but a node with a ``_target_`` (a ready-made loader, say) is returned as it is.
+    Anything but a node with a ``_target_`` (for example a loader object) is returned unchanged.
     """
     if not (isinstance(node, Mapping | DictConfig) and "_target_" in node):
         return node

@@ -1,4 +1,4 @@
-"""Settle what depends on the data: iterations, warm-up, milestones, periods given in epochs."""
+"""Resolve what depends on the data: iterations, warm-up, milestones, periods in epochs."""
 
 import inspect
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger("trainwright.engine")
 
 
 def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
-    """Write into ``cfg.train`` the number of iterations and what follows from it.
+    """Write the number of iterations, and the settings that depend on it, into ``cfg.train``.
 
     Raises:
         ConfigError: one update takes more samples than the training set has.
@@ -44,7 +44,7 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
 
 
 def num_samples(data_loader: Any, batch_size: int) -> int | None:
-    """How many samples a loader's data set has; None where nobody knows (an iterable data set)."""
+    """The number of samples of a loader's data set; None if unknown (an iterable data set)."""
     dataset = getattr(data_loader, "dataset", None)
     if hasattr(dataset, "__len__"):
         return len(dataset)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def _scale_scheduler(train: DictConfig) -> None:
     scheduler = train.scheduler
     if not (isinstance(scheduler, DictConfig) and "_target_" in scheduler):
         return
-    taken = inspect.signature(locate_target(scheduler)).parameters  # torch's own schedulers take neither
+    taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
     for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
         if name in taken:
             scheduler[name] = value

@@ -1,4 +1,4 @@
-"""The config-file door: a trainer built from a lazy configuration."""
+"""The config-file API: a trainer built from a lazy configuration."""
 
 import copy
 import logging
@@ -59,14 +59,14 @@ logger = logging.getLogger("trainwright.engine")
 
 @overridable
 class DefaultTrainer(TrainerBase):
-    """Train what a configuration describes: ``DefaultTrainer(cfg).train()``.
+    """Train as a configuration describes: ``DefaultTrainer(cfg).train()``.
 
-    Every part comes from a ``build_*`` method that a subclass may override; the way of a batch is ``run_step`` of
+    Every part comes from a ``build_*`` method that a subclass may override. The path of a batch is ``run_step`` of
     ``self._trainer``, an :class:`EagerTrainer` or :class:`GraphTrainer`, which may be replaced after ``__init__``.
 
     Attributes:
-        cfg: the run's whole configuration, completed from the defaults; the caller's ``cfg`` is not changed.
-        model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: what was built.
+        cfg: the complete configuration of the run, with defaults; the caller's ``cfg`` is not changed.
+        model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: as built.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
@@ -78,8 +78,8 @@ class DefaultTrainer(TrainerBase):
         log_to_console()
         self.device = join_ranks(as_given)
         complete_batch_sizes(as_given)
-        self.cfg = cfg = copy.deepcopy(as_given)  # what follows from the data is written into it below
-        seed_everything(cfg.train.seed)  # alike on all ranks, so that all begin with the same weights
+        self.cfg = cfg = copy.deepcopy(as_given)  # values that depend on the data are written into it below
+        seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self._folder = RunFolder(cfg.train.output_dir, resume=resume)
         self._folder.recover()
@@ -95,7 +95,7 @@ class DefaultTrainer(TrainerBase):
         grad_scaler = apply_autocast(self.model, self.device) if cfg.train.amp.enabled else None
         self.optimizer = self.build_optimizer(cfg, self.model)
         self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
-        seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws its own numbers
+        seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws other numbers
 
         self._trainer: Any = self._build_stepper(cfg, grad_scaler)
         self._built_stepper = self._trainer
@@ -104,7 +104,7 @@ class DefaultTrainer(TrainerBase):
             states["grad_scaler"] = grad_scaler
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._progress = TrainingProgress(self, states, lr=lr, seed=seed, num_samples=self._num_samples())
-        states = {"trainer": self._progress, **states}  # first: it finds out whether the others can be taken over
+        states = {"trainer": self._progress, **states}  # first: it decides whether the others can be restored
         saving = {"save_to_disk": is_main_process(), "asynchronous": cfg.train.checkpointer.asynchronous}
         self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
         self.samples_per_iter = cfg.train.global_batch_size
@@ -114,14 +114,14 @@ class DefaultTrainer(TrainerBase):
         set_position(self.train_loader, self.samples_done)
 
         self._folder.prepare(as_given)
-        # What no list of hooks may forget: around the user's own.
+        # Hooks that every run needs, around those that a user may change.
         precision = cfg.train.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
         self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
-    # What a subclass may build differently.
+    # Parts that a subclass may build differently.
 
     @classmethod
     def build_tokenizer(cls, cfg: DictConfig) -> Any:
@@ -145,7 +145,7 @@ class DefaultTrainer(TrainerBase):
         model = instantiate(cfg.model)
         if isinstance(model, DictConfig | dict) and "_target_" not in cfg.model:
             raise ConfigTypeError(
-                "model: has no _target_, so there is nothing to call. Describe the model by "
+                "model: has no _target_, so there is nothing to call. Describe the model with "
                 "model = LazyCall(Net)(...), or override build_model."
             )
         if not isinstance(model, nn.Module):
@@ -166,7 +166,7 @@ class DefaultTrainer(TrainerBase):
 
     @classmethod
     def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
-        """What ``cfg.dataloader.train`` describes: the training loader, or a tuple of which it is the first."""
+        """The training loader that ``cfg.dataloader.train`` describes, or a tuple whose first item it is."""
         if try_get_key(cfg, "dataloader.train") is None:
             raise ConfigKeyError(
                 "dataloader.train: missing. A training needs its loader, for example "
@@ -239,7 +239,7 @@ class DefaultTrainer(TrainerBase):
         return hooks
 
     def build_writers(self) -> list[EventWriter]:
-        """Where metrics go: the console, ``metrics.json``, TensorBoard."""
+        """The writers of metrics: the console, ``metrics.json``, TensorBoard."""
         train = self.cfg.train
         return default_writers(train.output_dir, self.max_iter, batch_size=train.global_batch_size)
 
@@ -253,7 +253,7 @@ class DefaultTrainer(TrainerBase):
 
     @classmethod
     def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:
-        """Settle in ``cfg`` what depends on the data: iterations, warm-up, milestones, periods given in epochs."""
+        """Resolve in ``cfg`` what depends on the data: iterations, warm-up, milestones, periods in epochs."""
         scale_to_data(cfg, data_loader)
 
     @classmethod
@@ -264,7 +264,7 @@ class DefaultTrainer(TrainerBase):
         model: nn.Module,
         evaluator: DatasetEvaluator | None = None,
     ) -> dict[str, Any]:
-        """Evaluate ``model`` on each loader: the results of the only one, or of several by data set class."""
+        """Evaluate ``model`` on each loader: the results of a single loader, or of several by data set class."""
         settings = cfg.train
         return evaluate_loaders(
             model,
@@ -276,17 +276,17 @@ class DefaultTrainer(TrainerBase):
         )
 
     def resume_or_load(self, resume: bool = True) -> None:
-        """Continue from the newest checkpoint of the folder, or begin with the weights of ``train.load_weight``."""
+        """Continue from the latest checkpoint of the folder, or start with the weights of ``train.load_weight``."""
         if resume and not self.checkpointer.has_checkpoint():
-            logger.warning("%s holds no checkpoint to resume from: beginning anew.", self.cfg.train.output_dir)
+            logger.warning("%s holds no checkpoint to resume from: starting from step 0.", self.cfg.train.output_dir)
         elif resume:
-            self._folder.resume = True  # also where a program calls this by itself
+            self._folder.resume = True  # also if a program calls this method
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
 
-    # How they work together.
+    # Implementation.
 
     def run_step(self) -> None:
-        """One iteration of ``self._trainer``. ``train`` calls that one directly unless this method is overridden."""
+        """One iteration of ``self._trainer``, which ``train`` calls directly unless this method is overridden."""
         stepper, step = bind_step(self._trainer, self._get_batch, self.device)
         stepper.iter = self.iter
         step()
@@ -294,7 +294,7 @@ class DefaultTrainer(TrainerBase):
     def _bind_run_step(self) -> tuple[Any, Any]:
         has_own_step, has_own_batch = is_overridden(self, "run_step"), is_overridden(self, "get_batch")
         has_own = has_own_step or has_own_batch or is_overridden(self._built_stepper, "run_step")
-        self._built_stepper.reads_ahead = not has_own  # a user's own may draw, or want what the loader gave
+        self._built_stepper.reads_ahead = not has_own  # an override may draw random numbers
         stepper, step = bind_step(self._trainer, self._get_batch, self.device)
         return stepper, self.run_step if has_own_step else step
 
@@ -315,14 +315,14 @@ class DefaultTrainer(TrainerBase):
         finally:
             self.checkpointer.close()
             self._folder.close()
-            self.start_iter = self.iterations_done  # a further train() goes on from here
+            self.start_iter = self.iterations_done  # a later train() continues from here
 
     def _save(self) -> None:
-        """Save what is trained so far, as the checkpoint of the last iteration done."""
+        """Save the current training state, named by the last completed iteration."""
         self.checkpointer.save(f"model_{self.iterations_done - 1:07d}", iteration=self.iterations_done - 1)
 
     def _get_batch(self, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
-        """``get_batch`` with what this run knows: its device, and the mixing that the loader carries."""
+        """``get_batch`` with this run's device and the loader's mixup function."""
         return self.get_batch(
             data,
             self.device if input_placement_device is None else input_placement_device,

@@ -1,4 +1,4 @@
-"""Before a run: is its configuration right, and who runs with us."""
+"""Prepare a run: check its configuration and join its processes."""
 
 import argparse
 import os
@@ -20,13 +20,13 @@ from trainwright.parallel.launch import setup_dist_util
 
 
 def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> None:
-    """Complete and check ``cfg`` in place, join the processes that a launcher started, and begin logging.
+    """Complete and check ``cfg`` in place, join the launcher's processes, and start logging.
 
     All three batch sizes and ``dist.data_parallel_size`` are filled in, so ``config.yaml`` has them.
 
-    ``args`` is what :func:`~trainwright.config.default_argument_parser` gives; None stands for no arguments. The
-    output folder is made and gets its ``config.yaml``, unless it holds an earlier run: that one is left as it is
-    until the new run has made its first step.
+    ``args`` is the result of :func:`~trainwright.config.default_argument_parser`; None means no arguments. The output
+    folder is created and gets its ``config.yaml``, unless it holds an earlier run, which stays unchanged until the new
+    run has made its first step.
 
     Raises:
         ConfigError: the configuration cannot run; the message lists every fault.
@@ -43,7 +43,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
             cfg[section] = whole[section]
         cfg.train.resume = bool(cfg.train.get("resume", False)) or bool(getattr(args, "resume", False))
         if source is not None:
-            # A path relative to the output folder: the saved configuration finds the project's modules by it.
+            # A path relative to the output folder: with it the saved configuration finds the project's modules.
             root = project_roots(source, cfg)[0]
             cfg.project_root = _as_text(os.path.relpath(root, Path(cfg.train.output_dir).resolve()))
 
@@ -65,7 +65,7 @@ def expand_output_dir(cfg: DictConfig) -> None:
 
 
 def complete_batch_sizes(cfg: DictConfig) -> None:
-    """Write the three batch sizes of ``cfg.train``, and how many processes share a global batch, into it.
+    """Write the three batch sizes, and the number of processes that share a global batch, into ``cfg.train``.
 
     Sizes that a run on another number of processes completed, as in its ``config.yaml``, keep the global batch.
 
@@ -83,14 +83,14 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
 
 
 def _as_text(path: str) -> str:
-    """``path`` as a value of a configuration, where ``${`` begins an interpolation."""
+    """``path`` as a value of a configuration, where ``${`` starts an interpolation."""
     return path.replace("${", r"\${")
 
 
 def join_ranks(cfg: DictConfig) -> torch.device:
-    """Join the processes that a launcher started; returns the device that ``cfg.train`` asks for.
+    """Join the launcher's processes; return the device that ``cfg.train`` requests.
 
-    ``dist.device_type`` and ``input_placement_device`` mean the same thing here; the first counts if both are given.
+    ``dist.device_type`` and ``input_placement_device`` are equivalent here; the first has priority.
     """
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
     return setup_dist_util({**cfg.train.dist, "device_type": asked})
