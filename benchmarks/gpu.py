@@ -90,7 +90,7 @@ def measure(peers: list[str], job: dict[str, Any], rounds: int, peak_tflops: flo
 def _counts(peer: str, job: dict[str, Any]) -> dict[str, Any]:
     few = job | {"steps": min(job["steps"], 60), "log_every": 20}
     counts = _run(peer, few | {"counts": "launches"})
-    found = {metric: counts[metric] for metric in ("launches", "gpu_mib", "flops") if metric in counts}
+    found: dict[str, Any] = {metric: counts[metric] for metric in ("launches", "gpu_mib", "flops") if metric in counts}
     if peer.startswith(("objects", "config")) and job["device"] != "cpu":
         watched = _run(peer, few | {"counts": "syncs"})
         found["sync"] = watched.get("error", "")
