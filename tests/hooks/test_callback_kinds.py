@@ -109,6 +109,21 @@ def test_when_it_stops(how: dict[str, Any], values: list[float], epoch: int | No
     assert epochs_until_stop(stopper(**how), values) == epoch
 
 
+def test_an_epoch_that_ends_twice_counts_once() -> None:
+    # A run that max_steps ended within epoch 2 is extended, and ends epoch 2 again, at its last step.
+    callback = stopper(patience=2)
+    logs = Logs()
+    callback.on_train_begin(logs)
+    for epoch, value in [(1, 0.5), (2, 0.4), (2, 0.4)]:
+        logs[callback.monitor] = value
+        callback.on_eval_end(logs)
+        callback.on_epoch_end(epoch, logs)
+        resumed = stopper(patience=2)
+        resumed.load_state_dict(callback.state_dict())
+        callback = resumed
+    assert (callback.wait, callback.trainercontrol.should_training_stop) == (1, False)
+
+
 @pytest.mark.parametrize(
     ("monitor", "mode"),
     [("epoch_loss", "min"), ("eval_cer", "min"), ("evaluation/accuracy", "max"), ("eval_F1", "max")],

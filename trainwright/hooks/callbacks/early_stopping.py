@@ -95,7 +95,9 @@ class EarlyStoppingCallback(Callback):
         if not self._find_monitor(logs):
             return
         value = float(logs[self.monitor])
-        self.wait += 1
+        if epochs != self._counted_epoch:  # a run that ended within an epoch ends it again when it is extended
+            self._counted_epoch = epochs
+            self.wait += 1
         if math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
             self.best = value
             if self.baseline is None or self._is_better(value, self.baseline):
@@ -123,6 +125,7 @@ class EarlyStoppingCallback(Callback):
             "wait": self.wait,
             "stopped_epoch": self.stopped_epoch,
             "is_evaluated": self._is_evaluated,
+            "counted_epoch": self._counted_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,6 +134,7 @@ class EarlyStoppingCallback(Callback):
             return
         self._watch(state.get("watched", self.monitor))
         self.best, self.wait, self._is_evaluated = state["best"], state["wait"], state["is_evaluated"]
+        self._counted_epoch = state.get("counted_epoch")
         if self._is_out_of_patience():
             self.stopped_epoch = state["stopped_epoch"]
             self._stop()
@@ -140,6 +144,7 @@ class EarlyStoppingCallback(Callback):
         self.wait = 0
         self.stopped_epoch = None
         self._is_evaluated = False  # since the last end of an epoch
+        self._counted_epoch: int | None = None  # the newest that is in wait, or was the best
 
     def _is_better(self, value: float, other: float) -> bool:
         return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
