@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright.events.storage import get_event_storage, has_event_storage
+from trainwright.optim.scaled import ScaledStep
 from trainwright.optim.skip import SkipNonFinite
 
 
@@ -65,8 +66,10 @@ def record_for_skip(
 def scaled_step(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Callable[[Tensor | None], None]:
     """The step in float16: skipped if the scale was too large for the gradients."""
 
+    scaled = ScaledStep(grad_scaler, optimizer)
+
     def step(norm: Tensor | None) -> None:
-        grad_scaler.step(optimizer)
+        scaled()
         grad_scaler.update()
 
     return step

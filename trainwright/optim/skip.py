@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainwright.optim.scaled import ScaledStep
+
 
 class SkipNonFinite:
     """A step of ``optimizer`` that changes nothing where the loss or the norm of the gradients is not finite.
@@ -27,6 +29,7 @@ class SkipNonFinite:
         self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
         self._kept: list[Tensor] = []  # what they were before this update, if its `begin` was called
         self._grad_scaler = grad_scaler
+        self._scaled_step = None if grad_scaler is None else ScaledStep(grad_scaler, optimizer)
         self._loss: Tensor | None = None
         self._has_stepped = False
         self._takes_flag = grad_scaler is None and getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -62,10 +65,10 @@ class SkipNonFinite:
         return is_bad
 
     def _plain_step(self) -> None:
-        if self._grad_scaler is None:
+        if self._grad_scaler is None or self._scaled_step is None:
             self._optimizer.step()
         else:
-            self._grad_scaler.step(self._optimizer)
+            self._scaled_step()
             self._grad_scaler.update()
 
     def _step_with_flag(self, is_bad: Tensor, kept: list[Tensor]) -> None:

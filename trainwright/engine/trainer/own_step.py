@@ -21,6 +21,7 @@ from trainwright.engine.gradients import recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.overrides import is_overridden
 from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.scaled import ScaledStep
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.dist import get_world_size
 
@@ -183,19 +184,20 @@ class _OptimizerPart:
     def __init__(self, optimizer: Optimizer, trainer: Any) -> None:
         from trainwright.engine.trainer.optim import step_of
 
-        config, self._scaler = trainer.config, trainer._grad_scaler
+        config, scaler = trainer.config, trainer._grad_scaler
         self.optimizer = optimizer
+        self._scaled_step = None if scaler is None else ScaledStep(scaler, optimizer)
         self._plain_step, _ = step_of(optimizer)
         is_main = optimizer is trainer.optimizer
         self.skip: SkipNonFinite | None = None
         clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, config.max_grad_norm)
         if config.non_finite == "skip":
-            deferred: Any = None if self._scaler is None else _WithoutUpdate(self._scaler)
+            deferred: Any = None if scaler is None else _WithoutUpdate(scaler)
             self.skip = SkipNonFinite(optimizer, trainer.model.buffers(), grad_scaler=deferred)
             clipper = gradient_norm(optimizer, config.max_grad_norm)
         self._clip: Callable[[], Tensor | None] = clipper or _no_norm
         if is_main:
-            self._clip = recorded_norm(clipper, is_scaled=self._scaler is not None)
+            self._clip = recorded_norm(clipper, is_scaled=scaler is not None)
         self.record_loss: Callable[[Tensor], None] = _ignore
         if self.skip is not None:  # all processes decide together
             self.record_loss = (SkipTogether(self.skip) if get_world_size() > 1 else self.skip).record_loss
@@ -220,8 +222,8 @@ class _OptimizerPart:
     def step(self) -> None:
         if self.skip is not None:
             recorded_step(self.skip)(self.norm)
-        elif self._scaler is not None:
-            self._scaler.step(self.optimizer)
+        elif self._scaled_step is not None:
+            self._scaled_step()
         else:
             self._plain_step()
         self.optimizer.zero_grad()
