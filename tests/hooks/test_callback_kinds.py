@@ -215,7 +215,7 @@ def test_a_stopped_run_stays_stopped_and_more_patience_lets_it_go_on(
     Trainer(tmp_path, stopper(patience=2), scores=SCORES).train(0, 7 * STEPS)
     with caplog.at_level(logging.INFO):
         assert resume_final(tmp_path, patience=2).iter == 4 * STEPS
-    assert "nothing to train" in caplog.text
+    assert "Nothing to train" in caplog.text
     assert resume_final(tmp_path, patience=4).iter == 7 * STEPS
 
 

@@ -47,6 +47,7 @@ class EarlyStoppingCallback(Callback):
     best: float | None
     wait: int
     stopped_epoch: int | None
+    _counted_epoch: int | None  # the newest one that wait takes into account
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class EarlyStoppingCallback(Callback):
         self.wait = 0
         self.stopped_epoch = None
         self._is_evaluated = False  # since the last end of an epoch
-        self._counted_epoch: int | None = None  # the newest that is in wait, or was the best
+        self._counted_epoch = None
 
     def _is_better(self, value: float, other: float) -> bool:
         return value - self.min_delta > other if self.mode == "max" else value + self.min_delta < other
