@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import build_image_test_loader, build_image_train_loader
-from trainwright.hooks import Callback, CallbackList, RunCallbacks
+from trainwright.hooks import Callback, CallbackList, EvalHook, RunCallbacks
+from trainwright.hooks.signals import Interruptions
 
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(3, (32,), generator=torch.Generator().manual_seed(6))
@@ -228,3 +229,24 @@ def test_a_signal_in_the_final_evaluation_ends_the_run_and_a_resume_evaluates(
     assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)
     third = run(tmp_path / "cut", 2)
     assert third.callbacks[0].events == []  # nothing is left to do
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@RUNS
+def test_a_resume_for_the_final_evaluation_that_fails_at_its_start_leaves_the_checkpoint_as_it_is(
+    run: Callable[..., Any], tmp_path: Path, read_rows: Any
+) -> None:
+    whole = run(tmp_path / "whole", 4)
+    # In the final evaluation, then before the state of the resumed run is restored.
+    for owner, name in ((EvalHook, "after_train"), (Interruptions, "before_train")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run(tmp_path / "cut", 2)
+    run(tmp_path / "cut", 2)
+    extended = run(tmp_path / "cut", 4)
+    assert state_of(extended) == state_of(whole)
+    assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)

@@ -27,6 +27,14 @@ def has_failed(trainer: Any) -> bool:
     return bool(trainer.iter < trainer.max_iter or trainer.has_failed)
 
 
+def has_failed_at_start(trainer: Any) -> bool:
+    """Whether the training failed before its first iteration, perhaps before the state of a resumed run was restored.
+
+    The checkpoint that it resumed from is current, and must not be overwritten.
+    """
+    return bool(trainer.has_failed and trainer.iterations_done == trainer.start_iter)
+
+
 def check_prefix(prefix: str, where: str) -> None:
     """Check before the training that a checkpoint can have this name.
 
@@ -112,7 +120,8 @@ class PeriodicCheckpointer(HookBase):
                 self._checkpointer.wait()
 
     def _is_last(self) -> bool:
-        return bool(self.trainer.iter >= (self.trainer.max_iter if self._max_iter is None else self._max_iter))
+        is_last = self.trainer.iter >= (self.trainer.max_iter if self._max_iter is None else self._max_iter)
+        return bool(is_last and not has_failed_at_start(self.trainer))
 
     def _saves_before_end(self) -> bool:
         done, period = self.trainer.iter + 1, self._period

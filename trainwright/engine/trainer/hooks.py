@@ -16,7 +16,7 @@ from trainwright.engine.trainer.parts import CSV_NAME
 from trainwright.events.writers import EventWriter
 from trainwright.events.writers.dispatcher import WriterDispatcher
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed
+from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed, has_failed_at_start
 from trainwright.hooks.evaluate import EvalHook
 from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.writers import PeriodicWriter
@@ -150,7 +150,7 @@ class SaveSteps(HookBase):
             self._save_now()
 
     def after_train(self) -> None:
-        is_finished = self.trainer.iter >= self.trainer.max_iter
+        is_finished = self.trainer.iter >= self.trainer.max_iter and not has_failed_at_start(self.trainer)
         # Also after a failure behind the update, for example in its evaluation: the update itself is complete.
         is_done = self._due is not None and self.trainer.iterations_done == self._due + 1
         try:
