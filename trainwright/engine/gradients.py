@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainwright.config.errors import ConfigError
 from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.optim.scaled import ScaledStep
 from trainwright.optim.skip import SkipNonFinite
@@ -79,7 +80,12 @@ def unscaled(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer, finish: Ca
     """``finish`` with unscaled gradients."""
 
     def unscale_and_finish() -> None:
-        grad_scaler.unscale_(optimizer)
+        try:
+            grad_scaler.unscale_(optimizer)
+        except AssertionError as error:  # it has not scaled any loss yet
+            raise ConfigError(
+                "float16: the gradients are not scaled. Call self.backward(loss) instead of loss.backward()."
+            ) from error
         finish()
 
     return unscale_and_finish

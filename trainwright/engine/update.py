@@ -64,6 +64,7 @@ class Update:
     ) -> None:
         self._plain_step = step
         self._zero_grad = zero_grad
+        self._grad_scaler = grad_scaler
         self._step: Callable[[Tensor | None], object] = lambda norm: step()
         self._prepare: Callable[[], None] = _nothing
         is_scaled, is_weighed = grad_scaler is not None, accumulates or replica is not None
@@ -117,6 +118,13 @@ class Update:
         if not self.is_prepared:
             self.is_prepared = True
             self._prepare()
+
+    def release(self) -> None:
+        """After ``prepare`` and a step of the user's own instead of ``finish``: the next update is prepared again."""
+        if self.is_prepared:
+            self.is_prepared = False
+            if self._grad_scaler is not None:  # it unscales once between two updates of its scale
+                self._grad_scaler.update()
 
     def _finish(self) -> None:
         self.prepare()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright import Trainer, TrainingConfig
+from trainwright.config import ConfigError
 
 # B batch, F features, C classes.
 INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
@@ -165,6 +166,34 @@ def test_an_optimization_step_of_ones_own_sees_plain_gradients(settings: dict[st
     if "grad_norm" in own.storage.latest():
         told = [value for value, _ in own.storage.history("grad_norm").values()]
         assert norms == pytest.approx(told)
+
+
+class PlainStep(Trainer):
+    def optimization_step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_an_optimization_step_sees_unscaled_gradients_in_every_update(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"mixed_precision": "fp16", "gradient_accumulation_steps": 2}
+    assert_equal(trained(PlainStep, tmp_path / "own", **settings), trained(Trainer, tmp_path / "plain", **settings))
+    (warning,) = [record.getMessage() for record in caplog.records if "calls optimizer.step()" in record.getMessage()]
+    assert "gradient scaler" in warning
+    assert "gradient_accumulation_steps" not in warning  # it is called at the end of each window
+
+
+class PlainBackward(Trainer):
+    def training_step(self, batch: Any) -> Any:
+        loss = self.compute_loss(self.model, batch)
+        loss.backward()
+        return loss.detach()
+
+
+def test_gradients_of_fp16_that_were_not_scaled_are_an_error_that_says_how_to_scale_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"self\.backward\(loss\)"):
+        trained(PlainBackward, tmp_path, mixed_precision="fp16")
 
 
 class Pair(nn.Module):

@@ -333,6 +333,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         """Call a user's ``optimization_step`` with unscaled gradients, averaged over all processes."""
         self._update.prepare()
         optimization_step()
+        self._update.release()
 
     def _close_loaders(self) -> None:
         self._batches = iter(())

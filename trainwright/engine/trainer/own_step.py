@@ -250,6 +250,7 @@ class _FirstWindow:
         self._trainer, self._own = trainer, own
         self.used: set[str] = set()
         self.is_ours = self._has_raw_step = self._has_lost_gradients = False
+        self._has_early_step = "run_step" in own  # a step within an accumulation window
         self._update = update = trainer._update
         self._calls = update.backward, update.finish
         self._handle = register_optimizer_step_pre_hook(self._see_step)
@@ -297,7 +298,7 @@ class _FirstWindow:
         if self._has_raw_step:
             without.add("step")
         lost = []
-        if config.gradient_accumulation_steps > 1 and without:
+        if config.gradient_accumulation_steps > 1 and ("backward" in without or self._has_early_step):
             lost.append(f"gradient_accumulation_steps={config.gradient_accumulation_steps}")
         if self._trainer._grad_scaler is not None and without:
             lost.append("the gradient scaler of mixed_precision='fp16'")
@@ -330,7 +331,9 @@ class _FirstWindow:
             return
         parameters = {id(parameter) for parameter in self._trainer.model.parameters()}
         # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
-        self._has_raw_step |= any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
+        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
+            self._has_raw_step = True
+            self._has_early_step |= not self._trainer._is_window_end
 
 
 def _ignore(loss: Tensor) -> None:
