@@ -98,6 +98,13 @@ def test_labels_are_shifted_where_the_loss_shifts_them(
     assert trainer.storage.latest()["accuracy"][0] == accuracy  # of the training
 
 
+def test_a_first_batch_whose_labels_are_all_ignored_does_not_decide_whether_they_are_shifted(tmp_path: Path) -> None:
+    data: list[dict[str, Tensor]] = [{"input_ids": row, "labels": row} for row in TEXTS]
+    data[0] = {"input_ids": TEXTS[0], "labels": torch.full_like(TEXTS[0], -100)}
+    settings = config(tmp_path, eval_batch_size=1)
+    assert Trainer(NextToken(1, shifts=True), settings, data, data).evaluate()["accuracy"] == 1.0
+
+
 def test_labels_that_are_shifted_out_have_no_weight_in_the_loss(tmp_path: Path) -> None:
     rows = [torch.cat([row[: 2 + n % 4], row.new_full((4 - n % 4,), -100)]) for n, row in enumerate(TEXTS)]
     data = [{"input_ids": row, "labels": labels} for row, labels in zip(TEXTS, rows, strict=True)]

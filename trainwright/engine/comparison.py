@@ -32,10 +32,12 @@ class Comparison:
     Attributes:
         is_shifted: the score at token i is compared with the label of token i + 1.
         refusal: why the default metric, accuracy, is meaningless for this run; None if it is meaningful.
+        is_final: False if the batch says nothing about shifted labels, because it has none that count.
     """
 
     is_shifted: bool = False
     refusal: str | None = None
+    is_final: bool = True
 
 
 def find_comparison(
@@ -53,6 +55,7 @@ def find_comparison(
     return Comparison(
         is_shifted=_predicts_next_token(model, scores, labels, loss),
         refusal=_refusal(scores, inputs, criterion=None if has_own_loss else criterion),
+        is_final=not _are_of_tokens(scores, labels) or bool((labels[:, 1:] >= 0).any()),
     )
 
 

@@ -128,6 +128,38 @@ def test_evaluate_by_model_and_logs_fills_the_logs(tmp_path: Path) -> None:
     assert logs["eval_epoch_metric"] == results["accuracy"]
 
 
+def test_evaluate_by_model_and_logs_gives_the_metrics_by_name_whatever_its_parameters_are_called(
+    tmp_path: Path,
+) -> None:
+    class Mine(Trainer):
+        def evaluate(self, network: nn.Module, results: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+            return {**super().evaluate(network, results), "eval_remark": "not a number"}
+
+    plain = trained(Trainer, tmp_path / "plain", num_epochs=1)
+    mine = trained(Mine, tmp_path / "mine", num_epochs=1, metric_for_best_model="accuracy")
+    accuracy = plain.last_eval_results["accuracy"]
+    assert mine.last_eval_results == {**plain.last_eval_results, "metric": accuracy}
+    assert (tmp_path / "mine" / "checkpoints" / "model_best").exists()
+
+
+class Negated(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return -self.module(inputs)  # type: ignore[no-any-return]
+
+
+def test_evaluate_by_model_evaluates_a_wrapper_of_the_users_own_and_not_what_it_wraps(tmp_path: Path) -> None:
+    trainer = trained(Trainer, tmp_path, num_epochs=1)
+    negated = Negated(trainer.model)
+    with torch.no_grad():
+        expected = F.cross_entropy(negated.eval()(INPUTS), LABELS).item()
+    assert trainer.evaluate(negated, {})["eval_epoch_loss"] == pytest.approx(expected)
+    assert trainer.evaluate(nn.DataParallel(trainer.model), {})["eval_loss"] == trainer.evaluate()["loss"]
+
+
 def test_an_evaluate_step_of_ones_own_says_what_the_results_are(tmp_path: Path) -> None:
     class Mine(Trainer):
         def evaluate_step(self, model: nn.Module, inputs: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class EvaluatingTrainer(TrainerShared):
             scores = last if losses_of(last) is None else predictions_of(last)
             outputs = {} if scores is None else {"logits": scores}
         ignored = getattr(self.loss, "ignore_index", -100)
-        if self._comparison is None:
+        if self._comparison is None or not self._comparison.is_final:
             self._comparison = self._find_comparison(last, batch, loss)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
         self._weight = weight_of(outputs, batch, ignored, is_shifted=self._comparison.is_shifted)
@@ -149,7 +149,8 @@ class EvaluatingTrainer(TrainerShared):
     @contextmanager
     def _replaced_model(self, model: Any) -> Iterator[None]:
         """Evaluate ``model`` in place of the trainer's own, on the run's device and in its precision."""
-        if model is self.model or getattr(model, "module", None) is self.model:
+        is_torchs = type(model).__module__.startswith("torch.")  # DistributedDataParallel and others
+        if model is self.model or (is_torchs and getattr(model, "module", None) is self.model):
             yield
             return
         replaced = ("model", "_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
@@ -185,15 +186,10 @@ class EvaluatingTrainer(TrainerShared):
         if not is_overridden(self, "evaluate"):
             return self._score(self.eval_dataloader)
         parameters = inspect.signature(self.evaluate).parameters
-        if "logs" in parameters and "dataset" not in parameters:
-            logs = self.evaluate(self.model, {"global_step": self.iterations_done}) or {}
-            return {
-                name.removeprefix("eval_epoch_"): logs[name]
-                for name in ("eval_epoch_loss", "eval_epoch_metric")
-                if name in logs
-            }
-        needs_data = any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
-        return self.evaluate(self.eval_dataset) if needs_data else self.evaluate()
+        needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        if len(needed) == 2 or ("logs" in parameters and "dataset" not in parameters):
+            return _results_in(self.evaluate(self.model, {"global_step": self.iterations_done}) or {})
+        return self.evaluate(self.eval_dataset) if needed else self.evaluate()
 
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
         self._mean_loss, self._own_results, self._num_seen, self._comparison = MeanLoss(), dict[str, Any](), 0, None
@@ -293,6 +289,7 @@ class EvaluatingTrainer(TrainerShared):
         return Comparison(
             is_shifted=comparison.is_shifted and getattr(handler, "shifts_labels", False),
             refusal=comparison.refusal if getattr(handler, "is_default", False) else None,
+            is_final=comparison.is_final,
         )
 
     def _log_refusal(self, why: str) -> None:
@@ -305,6 +302,17 @@ class EvaluatingTrainer(TrainerShared):
 
     def _generates(self) -> bool:
         return bool(self.config.evaluate_with_generate and getattr(self.model, "is_generative", False))
+
+
+def _results_in(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The results in the logs that an ``evaluate(model, logs)`` returns: ``loss``, ``metric``, and others by name."""
+    names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
+    results = {name: logs[key] for name, key in names.items() if key in logs}
+    others = {key: value for key, value in logs.items() if key not in (*names.values(), "eval_global_step")}
+    for key, value in others.items():
+        if key.startswith("eval_") and isinstance(value, int | float | Tensor):
+            results.setdefault(key.removeprefix("eval_"), value)
+    return results
 
 
 def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:
