@@ -36,8 +36,8 @@ def ahead_of_time(
         try:
             return _loaded(kept), True
         except (OSError, RuntimeError) as error:
-            told = (str(error).splitlines() or [type(error).__name__])[0]
-            logger.info("Graph mode: %s cannot be read, and is made anew: %s", kept, told)
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            logger.info("Graph mode: %s cannot be read, and is compiled again: %s", kept, reason)
     _compile(graph, flat, options, kept)
     call = _loaded(kept)
     try:
@@ -90,8 +90,8 @@ def _key(graph: torch.fx.GraphModule, flat: Sequence[Tensor], options: dict[str,
 def _processor() -> list[str]:
     """What the compiler makes code for: the folder may be one that several machines see."""
     found = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text(encoding="utf-8", errors="replace").splitlines() if told.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     for field in ("model name", "flags", "Features"):
         found += [line for line in lines if line.startswith(field)][:1]
     return found

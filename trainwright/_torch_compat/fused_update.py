@@ -1,7 +1,7 @@
 """The step of torch's fused optimizers without what surrounds their kernel.
 
 For a tiny network ``optimizer.step()`` takes 25 us and its kernel 9: the rest is a label for the profiler, hooks that
-nobody has set, and new lists of parameters, gradients and states. Here the lists are kept for as long as they are what
+are not set, and new lists of parameters, gradients and states. Here the lists are kept for as long as they are what
 torch would make. The kernel and its arguments are torch's, so the result is the same to the last bit.
 """
 
@@ -73,8 +73,8 @@ def step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
 class DirectUpdate(PlainUpdate):
     """Steps of torch's Adam, AdamW, SGD or Adagrad.
 
-    What is not plain is left to ``optimizer.step``: hooks on the optimizer, a step that somebody has put in place of
-    its own or of its class's, a learning rate that is a tensor, parameters on several devices, settings other than
+    ``optimizer.step`` is called for what is not plain: hooks on the optimizer, a replaced step of the object or of
+    its class, a learning rate that is a tensor, parameters on several devices, settings other than
     fused. What changes between steps, such as groups, frozen parameters, and states that were loaded or reset, is
     noticed.
     """

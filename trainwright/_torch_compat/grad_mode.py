@@ -22,7 +22,7 @@ def grad_switch() -> Callable[[bool], object]:
 
 
 def probe(switch: Callable[[bool], Any]) -> None:
-    """Compare with what torch tells of its mode."""
+    """Compare with the mode that torch reports."""
     before = torch.is_grad_enabled()
     try:
         for mode in (False, True, False):

@@ -76,7 +76,7 @@ class PlainUpdate:
                 parameter.grad = None
 
     def _is_untouched(self) -> bool:
-        """Whether nobody has put another step in place of the one that was there, of the object or of its class."""
+        """Whether the step, of the object or of its class, has not been replaced."""
         return type(self._optimizer).step is self._class_step and steps_as_its_class(self._optimizer)
 
 

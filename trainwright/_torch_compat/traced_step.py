@@ -32,7 +32,7 @@ def run_step(optimizer: Any) -> None:
 
 
 def has_gradient_hooks(parameters: list[Tensor]) -> bool:
-    """Whether somebody has put a hook on the gradient of one of these parameters."""
+    """Whether the gradient of one of these parameters has a hook."""
     return any(map(_HOOKS, parameters)) or any(map(_LATE_HOOKS, parameters))
 
 

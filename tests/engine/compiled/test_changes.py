@@ -159,7 +159,7 @@ HOOKS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "before": (lambda _, optimizer: optimizer.register_step_pre_hook(lowered), "has hooks around its step"),
     "after": (lambda _, optimizer: optimizer.register_step_post_hook(lowered), "has hooks around its step"),
-    "step": (lambda _, optimizer: setattr(optimizer, "step", lambda *a: None), "has put another step in place"),
+    "step": (lambda _, optimizer: setattr(optimizer, "step", lambda *a: None), "has been replaced"),
 }
 
 
@@ -207,7 +207,7 @@ def test_a_step_put_in_place_of_the_classs(when: str, caplog: pytest.LogCaptureF
         assert torch.optim.AdamW.step.call_count == (UPDATES if when == "before" else UPDATES - CHANGE_AT - 1)  # type: ignore[attr-defined]
     finally:
         patch.stop()
-    assert "has put another step in place" in refusals(caplog)[0]
+    assert "has been replaced" in refusals(caplog)[0]
     assert run.trainer.iter == UPDATES
 
 
@@ -336,7 +336,7 @@ def test_a_program_on_disk_that_cannot_be_read_is_made_anew(
     kept.write_bytes(b"not a program" if damage == "text" else whole[: len(whole) // 2])
     second = Run("inductor", net=Small, updates=5)
     third = Run("inductor", net=Small, updates=5)
-    assert caplog.text.count("cannot be read, and is made anew") == 1
+    assert caplog.text.count("cannot be read, and is compiled again") == 1
     assert ["loaded from disk" in line for line in captures(caplog)] == [False, False, True]
     assert first.values().tolist() == second.values().tolist() == third.values().tolist()
     assert [*(tmp_path / "trainwright").iterdir()] == [kept]

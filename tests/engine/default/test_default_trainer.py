@@ -366,11 +366,11 @@ def test_the_device_that_is_asked_for_is_the_one_that_is_set_up(
 
 
 def test_trainers_leave_no_thread_and_no_copy_of_what_was_saved(tmp_path: Path) -> None:
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     for number in range(2):
         trainer = DefaultTrainer(config(tmp_path / str(number), train_iter=3))
         trainer.train()
-        assert threading.active_count() == before
+        assert {*threading.enumerate()} <= before  # some of an earlier test may end meanwhile
         assert not trainer.checkpointer._writer._staging._blocks
 
 

@@ -236,7 +236,7 @@ def test_a_run_is_not_gone_on_with_on_other_data_of_as_many_batches(tmp_path: Pa
         return Trainer(make(), config(tmp_path, dataloader_drop_last=False, num_epochs=2, **settings), data)
 
     trainer(17, max_steps=5).train()
-    with pytest.raises(ConfigError, match="5 steps took 17 samples, and would take 20 now"):
+    with pytest.raises(ConfigError, match="5 steps took 17 samples, but would take 20 now"):
         trainer(20, resume_from_checkpoint=True)
 
 
