@@ -12,6 +12,7 @@ import logging.handlers
 import os
 import re
 import weakref
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class RunFolder:
         self.path = Path(path)
         self.resume = resume
         self.is_open = False
+        self.on_open: Callable[[], None] | None = None  # called once, by all ranks
         self.files = RunFiles(self.path, self.layout)
         self._config: Any = None
         self._lock: int | None = None
@@ -159,6 +161,9 @@ class RunFolder:
             if self._config is not None:
                 self.write_config(self._config)
         synchronize()
+        on_open, self.on_open = self.on_open, None
+        if on_open is not None:
+            on_open()
         self._log_to_file()
 
     def write_config(self, config: Any) -> None:

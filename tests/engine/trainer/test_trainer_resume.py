@@ -280,6 +280,26 @@ def test_a_checkpoint_of_the_folder_given_to_train_continues_that_run_in_place(t
         assert rows_of(folder) == rows_of(tmp_path / "whole")
 
 
+def test_a_run_that_went_back_and_stopped_before_its_next_save_continues_where_it_went_back_to(tmp_path: Path) -> None:
+    whole = Trainer(net(), config(tmp_path / "whole", log_steps=2, save_steps=0), DATA)
+    whole.train()
+    folder = tmp_path / "run"
+    Trainer(net(), config(folder, log_steps=2, save_steps=0), DATA).train()
+
+    class Stop(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            if logs["epoch_step"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(net(), config(folder, log_steps=2, save_steps=0), DATA, callbacks=[Stop()]).train(folder / "epoch_1")
+    assert (folder / "checkpoints" / "last_checkpoint").read_text().strip() == (folder / "epoch_1").resolve().name
+    resumed = Trainer(net(), config(folder, log_steps=2, save_steps=0, resume_from_checkpoint=True), DATA)
+    resumed.train()
+    assert torch.equal(weights(resumed), weights(whole))
+    assert rows_of(folder) == rows_of(tmp_path / "whole")
+
+
 def test_a_checkpoint_of_an_earlier_run_starts_a_run_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
         Trainer(net(), config(tmp_path), DATA).train()

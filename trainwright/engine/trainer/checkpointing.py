@@ -49,6 +49,16 @@ class SavingTrainer(TrainerShared):
         """Restore the complete training state from a checkpoint. ``train`` continues from there."""
         self.checkpointer.load(Path(path).expanduser())
 
+    def _continue_from(self, path: str | Path) -> None:
+        """Continue the run of the output folder from ``path``, a checkpoint or the folder of all of them.
+
+        A checkpoint becomes the one to resume from with the first step, so a kill does not bring back later ones.
+        """
+        self._folder.resume = True
+        checkpoint = Path(path).expanduser().resolve()
+        if checkpoint.parent == Path(self.checkpointer.save_dir).resolve() and not checkpoint.name.startswith("."):
+            self._folder.on_open = partial(self.checkpointer.tag_last_checkpoint, checkpoint.name)
+
     def push_to_hub(self, repo_id: str, *, commit_message: str | None = None, private: bool = False) -> str:
         """Upload the model, its config, preprocessor, card and training state; return the URL of the repository.
 

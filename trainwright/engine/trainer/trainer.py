@@ -132,7 +132,8 @@ class Trainer(TrainerLifecycle):
         self._folder = TrainerFolder(self.output_dir, config)
         self._folder.recover()
         source = parts.resume(config, self.checkpointer)
-        self._folder.resume = source is not None and self._folder.contains(source)
+        if source is not None and self._folder.contains(source):
+            self._continue_from(source)
         if not config.overwrite_output_dir and not self._folder.resume and self._folder.holds_a_run():
             raise ConfigError(
                 f"TrainingConfig.output_dir: {config.output_dir} holds a run, and overwrite_output_dir is False. Set"
@@ -219,7 +220,7 @@ class Trainer(TrainerLifecycle):
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
             if self._folder.contains(resume_checkpoint_path):
-                self._folder.resume = True
+                self._continue_from(resume_checkpoint_path)
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):
