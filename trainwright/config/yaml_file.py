@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainwright.config.errors import ConfigError, MissingFileError
-from trainwright.config.lazy.interpolation import check_interpolations
+from trainwright.config.lazy.interpolation import check_expansion, check_interpolations
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -98,6 +98,7 @@ def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
 
     content = read_mapping(filename)
     check_interpolations(content, str(filename))
+    check_expansion(content, str(filename))
     cfg = DictConfig(content, flags={"allow_objects": True})
     distrust(cfg)
     set_origin(cfg, os.path.abspath(filename))
