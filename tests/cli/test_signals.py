@@ -76,7 +76,7 @@ def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tm
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    saved = re.search(r"SIGUSR1: saved after iteration (\d+); going on", output)
+    saved = re.search(r"SIGUSR1: saved after iteration (\d+); continuing", output)
     assert saved is not None, output
     assert (folder / f"model_{int(saved[1]) - 1:07d}" / "manifest.json").is_file()
     assert sha(folder / "model_final") == sha(finished.folder / "model_final")

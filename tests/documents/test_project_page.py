@@ -36,7 +36,7 @@ def test_the_project_runs_as_the_page_says(
     for row in rows[:-1]:
         if "lr" in row:
             assert row["lr"] == pytest.approx(lr_of(row, warmup=3, total=225), rel=1e-6)
-    assert "3 blocks again" in done.stdout, "recompute_grad"
+    assert "recomputes 3 blocks" in done.stdout, "recompute_grad"
     saved = yaml.safe_load((folder / "config.yaml").read_text())
     assert saved["train"]["amp"]["enabled"] is True
     assert saved["train"]["test_micro_batch_size"] == 32
