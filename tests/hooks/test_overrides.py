@@ -88,13 +88,23 @@ def objects_config(folder: Path, **settings: Any) -> TrainingConfig:
     return TrainingConfig(output_dir=folder, **{**given, **settings})
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("name", TRAINER_METHODS)
+def ways_of(names: list[str], built_with: tuple[str, ...]) -> list[Any]:
+    """Each method with each way; not on the object where the method is called while the object is made."""
+    return [
+        pytest.param(name, way, id=f"{name}-{way.__name__}")
+        for name in names
+        for way in WAYS
+        if not (way is on_the_object and name in built_with)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    ways_of(TRAINER_METHODS, ("create_train_dataloader", "create_eval_dataloader", "build_hooks")),
+)
 def test_every_documented_method_of_the_trainer(
     name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way is on_the_object and name in ("create_train_dataloader", "create_eval_dataloader", "build_hooks"):
-        pytest.skip("called while the object is made")
     log = Log()
     kind, change = way(Trainer, name, log, monkeypatch)
     trainer = kind(nn.Linear(4, 2), objects_config(tmp_path), PAIRS, PAIRS)
@@ -178,13 +188,13 @@ OF_THE_CLASS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("name", DEFAULT_METHODS)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    ways_of(DEFAULT_METHODS, ("resume_or_load", "build_hooks", "build_writers")),
+)
 def test_every_method_of_the_default_trainer(
     name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if way is on_the_object and name.startswith(("build", "resume")):
-        pytest.skip("called while the object is made")
     log = Log()
     kind, change = way(DefaultTrainer, name, log, monkeypatch)
     trainer = kind(files_config(tmp_path))

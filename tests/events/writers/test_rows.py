@@ -53,22 +53,25 @@ def test_files_kept_beside_are_numbered(tmp_path):
     assert not file.has_content()
 
 
+ODD = [
+    (os.mkfifo, "a pipe"),
+    (os.mkdir, "a folder"),
+    (lambda path: path.symlink_to(os.devnull), "a device"),
+    (lambda path: path.symlink_to(path.name), "a link in a circle of links"),
+]
+
+
 @pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (os.mkfifo, "a pipe"),
-        (os.mkdir, "a folder"),
-        (lambda path: path.symlink_to(os.devnull), "a device"),
-        (lambda path: path.symlink_to(path.name), "a link in a circle of links"),
+    ("place", "make", "kind"),
+    [  # in the place of the file, or of its folder
+        *(("rows", *odd) for odd in ODD),
+        *((".", *odd) for odd in ODD if odd[1] != "a folder"),
     ],
 )
-@pytest.mark.parametrize("place", ["rows", "."])
 def test_where_something_else_is_in_its_place_nothing_is_written_and_one_warning_says_so(
     tmp_path, caplog, make, kind, place
 ):
     odd = tmp_path / "logs" / place
-    if place == "." and kind == "a folder":
-        pytest.skip("as it should be")
     odd.parent.mkdir(exist_ok=True)
     make(odd)
     file = RowFile(tmp_path / "logs" / "rows")

@@ -239,7 +239,7 @@ class _NumbersMayBeTensors(TorchFunctionMode):
                 factor = kwargs[name]
                 kwargs = {key: value for key, value in kwargs.items() if key != name}
                 first, second, *others = args
-                scaled = torch._foreach_mul(second, factor) if isinstance(second, list | tuple) else second * factor
+                scaled = [value * factor for value in second] if isinstance(second, list | tuple) else second * factor
                 args = (first, scaled, *others)
         return function(*args, **kwargs)
 

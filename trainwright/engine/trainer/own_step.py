@@ -86,12 +86,9 @@ class OwnStep(HookBase):
 
     def before_train(self) -> None:
         trainer = self.trainer
-        for moment in ("before_step", "after_step"):
-            vars(self).pop(moment, None)
         own = [name for name in _STEP_METHODS if is_overridden(trainer, name)]
         if not own:
             return
-        self.before_step, self.after_step = self._begin, self._end  # type: ignore[method-assign]
         self._first = _FirstWindow(trainer, own)
         if get_world_size() > 1:  # a user's step may call optimizer.step() itself
             self._removable = trainer.optimizer.register_step_pre_hook(self._average)
@@ -103,12 +100,13 @@ class OwnStep(HookBase):
             self._removable = None
         self._parts.clear()
 
-    def _begin(self) -> None:
+    def before_step(self) -> None:
         for part in self._parts.values():
             part.begin()
 
-    def _end(self) -> None:
-        self._update_scale()
+    def after_step(self) -> None:
+        if self._parts:
+            self._update_scale()
         if self._first is not None and self._first.is_over():
             self._first.warn()
             self._stop_watching()
