@@ -107,7 +107,9 @@ def test_the_state_of_a_loss_module(is_trained: bool, tmp_path: Path, caplog: py
     assert (float(loss.scale.detach()) == 1) == (not is_trained)
 
 
-def test_parameters_of_the_model_that_no_group_holds_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_of_the_model_that_no_group_holds_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     config = TrainingConfig(output_dir=tmp_path, num_epochs=1, loss="MSELoss", metrics=None, early_stopping=None)
     Trainer(model, config, DATA, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1)).train()

@@ -106,13 +106,13 @@ def test_a_resumed_run_stays_in_place_and_its_log_goes_on(tmp_path: Path) -> Non
     folder = RunFolder(tmp_path, resume=True)
     folder.prepare(CONFIG)
     folder.open()
-    logger.info("goes on")
+    logger.info("continues")
     folder.close()
     assert not (tmp_path / EARLIER_RUNS).exists()
     assert (tmp_path / "metrics.json").read_text() == WRITTEN["metrics.json"]
     log = (tmp_path / "log.txt").read_text()
     assert log.startswith(WRITTEN["log.txt"])
-    assert log.rstrip().endswith("goes on")
+    assert log.rstrip().endswith("continues")
 
 
 def test_a_folder_that_is_dropped_stops_logging(tmp_path: Path) -> None:

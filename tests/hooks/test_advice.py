@@ -21,7 +21,9 @@ NAMES = SettingNames(
 WELL = {"data": 4.0, "forward": 36.0, "backward": 48.0, "optimizer": 8.0, "hooks": 4.0}
 
 
-def told(seconds: float = 100.0, iterations: int = 10_000, facts: dict[str, Any] | None = None, **phases: float) -> str:
+def advice_for(
+    seconds: float = 100.0, iterations: int = 10_000, facts: dict[str, Any] | None = None, **phases: float
+) -> str:
     """The advice for some seconds in each phase, "" for none."""
     times = PhaseTimes(**{**WELL, **phases})
     own = {"iterations": iterations, "num_workers": 0, "num_cpus": 4, "names": NAMES, **(facts or {})}
@@ -29,37 +31,37 @@ def told(seconds: float = 100.0, iterations: int = 10_000, facts: dict[str, Any]
 
 
 def test_no_advice_where_all_is_well() -> None:
-    assert told() == ""
+    assert advice_for() == ""
 
 
 @pytest.mark.parametrize(("seconds", "iterations"), [(1.9, 10_000), (100.0, 49)])
 def test_no_advice_for_a_short_run(seconds: float, iterations: int) -> None:
     scale = seconds / 100
     phases = {name: value * scale for name, value in {**WELL, "data": 64.0, "forward": 10.0, "backward": 14.0}.items()}
-    assert told(seconds, iterations, **phases) == ""
-    assert told(data=64.0, forward=10.0, backward=14.0) != ""
+    assert advice_for(seconds, iterations, **phases) == ""
+    assert advice_for(data=64.0, forward=10.0, backward=14.0) != ""
 
 
 def test_slow_samples_are_read_by_workers() -> None:
-    said = told(data=60.0, forward=10.0, backward=18.0)
-    assert said.startswith("Waiting for data takes 60 % of the time")
-    assert "dataloader_num_workers" in said
-    assert "__getitems__" in said
-    assert "__getitems__" not in told(data=60.0, forward=10.0, backward=20.0, facts={"reads_batches": True})
+    line = advice_for(data=60.0, forward=10.0, backward=18.0)
+    assert line.startswith("Waiting for data takes 60 % of the time")
+    assert "dataloader_num_workers" in line
+    assert "__getitems__" in line
+    assert "__getitems__" not in advice_for(data=60.0, forward=10.0, backward=20.0, facts={"reads_batches": True})
 
 
 def test_quick_samples_are_read_by_whole_batches_and_not_by_workers() -> None:
     quick = {"iterations": 1_000_000, "data": 60.0, "forward": 10.0, "backward": 20.0}
-    said = told(**quick)  # type: ignore[arg-type]
-    assert said.index("ColumnDataset") < said.index("__getitems__ returns the complete batch, with data_collator=same")
-    assert "num_workers" not in said
-    assert "data" not in told(**quick, facts={"reads_batches": True})  # type: ignore[arg-type]
+    line = advice_for(**quick)  # type: ignore[arg-type]
+    assert line.index("ColumnDataset") < line.index("__getitems__ returns the complete batch, with data_collator=same")
+    assert "num_workers" not in line
+    assert "data" not in advice_for(**quick, facts={"reads_batches": True})  # type: ignore[arg-type]
 
 
 def test_with_workers_there_it_is_more_of_them_up_to_the_number_of_cpus() -> None:
     slow = {"data": 60.0, "forward": 10.0, "backward": 20.0}
-    assert "with 2 workers for 4 CPUs: raise dataloader_num_workers" in told(**slow, facts={"num_workers": 2})  # type: ignore[arg-type]
-    assert "prepare samples once" in told(**slow, facts={"num_workers": 4})  # type: ignore[arg-type]
+    assert "with 2 workers for 4 CPUs: raise dataloader_num_workers" in advice_for(**slow, facts={"num_workers": 2})  # type: ignore[arg-type]
+    assert "prepare samples once" in advice_for(**slow, facts={"num_workers": 4})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("num_workers", "told_as"), [(1, "with 1 worker: "), (4, "with 4 workers: ")])
@@ -67,45 +69,45 @@ def test_batches_that_are_quicker_read_than_handed_over_are_read_without_workers
     num_workers: int, told_as: str
 ) -> None:
     handed_over = {"iterations": 100_000, "data": 70.0, "forward": 6.0, "backward": 10.0, "optimizer": 4.0}
-    said = told(**handed_over, facts={"num_workers": num_workers})  # type: ignore[arg-type]
-    assert said.startswith(f"Waiting for data takes 70 % of the time, {told_as}")
-    assert said.endswith("try dataloader_num_workers=0.")
+    line = advice_for(**handed_over, facts={"num_workers": num_workers})  # type: ignore[arg-type]
+    assert line.startswith(f"Waiting for data takes 70 % of the time, {told_as}")
+    assert line.endswith("try dataloader_num_workers=0.")
     # The same time a batch, but of a long step: there the workers are too few.
-    slow = told(**{**handed_over, "iterations": 20_000}, facts={"num_workers": num_workers})  # type: ignore[arg-type]
+    slow = advice_for(**{**handed_over, "iterations": 20_000}, facts={"num_workers": num_workers})  # type: ignore[arg-type]
     assert "dataloader_num_workers=0" not in slow
 
 
 def test_one_worker_is_no_plural() -> None:
     slow = {"data": 60.0, "forward": 10.0, "backward": 20.0}
-    assert ", with 1 worker for 4 CPUs: raise" in told(**slow, facts={"num_workers": 1})  # type: ignore[arg-type]
+    assert ", with 1 worker for 4 CPUs: raise" in advice_for(**slow, facts={"num_workers": 1})  # type: ignore[arg-type]
 
 
 def test_times_of_data_are_of_batches_and_not_of_updates() -> None:
     of_8 = {"iterations": 50_000, "data": 60.0, "forward": 10.0, "backward": 20.0}
-    assert "num_workers" in told(**of_8)  # type: ignore[arg-type]
-    assert "num_workers" not in told(**of_8, facts={"batches": 8})  # type: ignore[arg-type]
+    assert "num_workers" in advice_for(**of_8)  # type: ignore[arg-type]
+    assert "num_workers" not in advice_for(**of_8, facts={"batches": 8})  # type: ignore[arg-type]
 
 
 def test_evaluations_and_saves_that_take_long() -> None:
     less = {"forward": 10.0, "backward": 20.0}
-    said = told(hooks=58.0, evaluation=50.0, **less)
-    assert said == "Evaluations take 50 % of the time: eval_steps makes them less frequent."
-    said = told(hooks=58.0, save=50.0, **less)
-    assert said == "Saves take 50 % of the time: save_steps makes them less frequent."
-    said = told(hooks=58.0, save=50.0, **less, facts={"saves_async": False})  # type: ignore[arg-type]
-    assert "asynchronous=True writes them in the background" in said
+    line = advice_for(hooks=58.0, evaluation=50.0, **less)
+    assert line == "Evaluations take 50 % of the time: eval_steps makes them less frequent."
+    line = advice_for(hooks=58.0, save=50.0, **less)
+    assert line == "Saves take 50 % of the time: save_steps makes them less frequent."
+    line = advice_for(hooks=58.0, save=50.0, **less, facts={"saves_async": False})  # type: ignore[arg-type]
+    assert "asynchronous=True writes them in the background" in line
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "metrics", "hooks", "compile"])
 def test_nothing_is_blamed_whose_cause_is_not_measured(phase: str) -> None:
     """The first use of a package, for one, is in the phase that uses it."""
-    assert told(iterations=300_000, **{**dict.fromkeys(WELL, 2.0), phase: 90.0}) == ""
+    assert advice_for(iterations=300_000, **{**dict.fromkeys(WELL, 2.0), phase: 90.0}) == ""
 
 
 def test_what_saves_most_is_advised_and_nothing_else() -> None:
     both = {"data": 25.0, "hooks": 45.0, "save": 40.0, "forward": 10.0, "backward": 12.0}
-    assert told(**both).startswith("Saves take")  # type: ignore[arg-type]
-    assert told(**{**both, "data": 50.0, "save": 20.0, "hooks": 20.0}).startswith("Waiting for data")  # type: ignore[arg-type]
+    assert advice_for(**both).startswith("Saves take")  # type: ignore[arg-type]
+    assert advice_for(**{**both, "data": 50.0, "save": 20.0, "hooks": 20.0}).startswith("Waiting for data")  # type: ignore[arg-type]
 
 
 def test_shares_are_of_the_whole_and_add_up() -> None:

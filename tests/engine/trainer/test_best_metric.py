@@ -74,7 +74,7 @@ def test_early_stopping_and_schedules_go_the_same_way(tmp_path: Path) -> None:
         )
         assert trainer.lr_scheduler.mode == "min"  # type: ignore[union-attr]
         if monitor.get("monitor") == "eval_epoch_metric":
-            continue  # of a function nobody knows the first metric's name before it is called
+            continue  # a function's first metric has no known name before the call
         trainer.train()
         (stopping,) = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStoppingCallback)]
         assert stopping.mode == "min"

@@ -308,7 +308,7 @@ class ByName(nn.Module):
         return self.layer(features)
 
 
-def test_batches_that_do_not_fit_the_model_are_told_with_their_fields(tmp_path: Path) -> None:
+def test_batches_that_do_not_fit_the_model_are_refused_with_their_fields(tmp_path: Path) -> None:
     wrong = [{"x": x, "labels": 1} for x in INPUTS]
     with pytest.raises(ConfigTypeError, match=r"does not take the batch with the fields \['x', 'labels'\]"):
         Trainer(ByName(), config(tmp_path), wrong).train()

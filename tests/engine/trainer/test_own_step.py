@@ -139,7 +139,9 @@ def test_what_a_bare_step_bypasses_is_one_warning(
     assert "no effect" not in caplog.text
 
 
-def test_gradients_that_are_cleared_inside_a_window_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_gradients_that_are_cleared_inside_a_window_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Clears(Helped):
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
             self.optimizer.zero_grad()
@@ -164,8 +166,8 @@ def test_an_optimization_step_of_ones_own_sees_plain_gradients(settings: dict[st
     assert_equal(own, plain)
     assert len(norms) == plain.max_iter
     if "grad_norm" in own.storage.latest():
-        told = [value for value, _ in own.storage.history("grad_norm").values()]
-        assert norms == pytest.approx(told)
+        recorded = [value for value, _ in own.storage.history("grad_norm").values()]
+        assert norms == pytest.approx(recorded)
 
 
 class PlainStep(Trainer):
