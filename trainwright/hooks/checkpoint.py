@@ -15,7 +15,7 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import ConfigError
-from trainwright.events.writers.display_metrics import unit_of
+from trainwright.events.writers.console import unit_of
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_world_size
 

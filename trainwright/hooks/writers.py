@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.dispatcher import WriterDispatcher
+from trainwright.events.writers.writer_thread import WriterDispatcher
 from trainwright.hooks.base import HookBase
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainwright.events import EventStorage, TensorBoardWriter
-from trainwright.events.writers.fault_tolerant import SafeWriter
+from trainwright.events.writers.base import SafeWriter
 
 pytest.importorskip("tensorboard")
 
@@ -104,7 +104,7 @@ def test_after_sync_the_rows_of_a_process_that_ends_without_close_are_there(tmp_
     program = f"""
 import os
 from trainwright.events import EventStorage, TensorBoardWriter
-from trainwright.events.writers.fault_tolerant import SafeWriter
+from trainwright.events.writers.base import SafeWriter
 with EventStorage(0) as storage:
     storage.put_scalar("loss", 1.0)
     writer = TensorBoardWriter({str(tmp_path)!r})

@@ -14,7 +14,7 @@ from trainwright.engine.run_directory import RunFolder, is_left_out
 from trainwright.engine.run_files import Layout
 from trainwright.engine.trainer.parts import CSV_NAME
 from trainwright.events.writers import EventWriter
-from trainwright.events.writers.dispatcher import WriterDispatcher
+from trainwright.events.writers.writer_thread import WriterDispatcher
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import BestCheckpointer, Saver, has_failed, has_failed_at_start
 from trainwright.hooks.evaluate import EvalHook

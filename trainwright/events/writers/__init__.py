@@ -1,13 +1,16 @@
-"""Where metrics go: files, TensorBoard, the log, the terminal."""
+"""Where metrics go: files, TensorBoard, the log, the terminal; and the default writers of a run."""
 
-from trainwright.events.writers.base import EventWriter
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainwright.events.writers.base import EventWriter, SafeWriter
 from trainwright.events.writers.console import ConsoleWriter
 from trainwright.events.writers.csv_table import CSVWriter
-from trainwright.events.writers.defaults import default_writers
-from trainwright.events.writers.fault_tolerant import SafeWriter
 from trainwright.events.writers.json_lines import JSONWriter
 from trainwright.events.writers.progress import ProgressAwareHandler, ProgressWriter
 from trainwright.events.writers.tensorboard import TensorBoardWriter
+from trainwright.terminal import is_terminal
 
 __all__ = [
     "default_writers",
@@ -20,3 +23,35 @@ __all__ = [
     "ProgressAwareHandler",
     "SafeWriter",
 ]
+
+
+def default_writers(
+    folder: str | Path,
+    max_iter: int,
+    *,
+    batch_size: int,
+    progress_bar: bool = True,
+    console: bool = True,
+    table: str | Path | None = None,
+    tensorboard: str | Path | None = "",
+    tensorboard_aliases: Mapping[str, str] | None = None,
+) -> list[EventWriter]:
+    """A progress bar on a terminal, log lines, ``metrics.json`` and TensorBoard events in ``folder``.
+
+    Args:
+        batch_size: samples per iteration, for the displayed throughput; 0 if unknown.
+        table: path of an additional CSV file.
+        tensorboard: another folder for TensorBoard events; None: no events.
+        tensorboard_aliases: second names of metrics in TensorBoard, by metric name.
+    """
+    writers: list[EventWriter] = []
+    if progress_bar and is_terminal(sys.stdout):  # first, so that console lines are skipped while the bar is shown
+        writers.append(ProgressWriter(max_iter, batch_size=batch_size or None, file=sys.stdout))
+    if console:
+        writers.append(ConsoleWriter(batch_size, max_iter))
+    writers.append(JSONWriter(Path(folder, "metrics.json")))
+    if table is not None:
+        writers.append(CSVWriter(table))
+    if tensorboard is not None:
+        writers.append(SafeWriter(TensorBoardWriter(tensorboard or folder, aliases=tensorboard_aliases)))
+    return writers

@@ -1,6 +1,12 @@
-"""The interface of a writer, which reads new metrics from the storage and writes them to its target."""
+"""The interfaces of a writer, which reads new metrics from the storage, and a wrapper that disables one that fails."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
 
 from trainwright.events.storage import EventStorage, get_event_storage
+
+logger = logging.getLogger("trainwright.events")
 
 
 class EventWriter:
@@ -49,3 +55,61 @@ class FileWriter(EventWriter):
 
     def sync(self) -> None:
         """Wait until the flushed rows are on disk: they survive a power failure."""
+
+
+class SafeWriter(FileWriter):
+    """Wrap another writer: if it raises, log the error once and disable it; the run continues."""
+
+    def __init__(self, writer: EventWriter) -> None:
+        self._writer = writer
+        self.in_background = getattr(writer, "in_background", True)
+        self._is_on = True
+
+    def __repr__(self) -> str:
+        return f"SafeWriter({self._writer!r})"
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        self._try(self._writer.write if storage is None else partial(self._writer.write, storage))
+
+    def close(self) -> None:
+        try:
+            self._writer.close()
+        except Exception:
+            self._disable()
+
+    @property
+    def is_of_file(self) -> bool:
+        """Whether the wrapped writer can be called as a file writer."""
+        return is_file_writer(self._writer)
+
+    def gather(self, storage: EventStorage) -> None:
+        if isinstance(self._writer, FileWriter):
+            self._try(partial(self._writer.gather, storage))
+
+    def flush(self) -> None:
+        if isinstance(self._writer, FileWriter):
+            self._try(self._writer.flush)
+
+    def sync(self) -> None:
+        if isinstance(self._writer, FileWriter):
+            self._try(self._writer.sync)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            if self._is_on:
+                call()
+        except Exception:  # any error of a tracker or a disk: it is logged, and the run does not depend on it
+            self._disable()
+
+    def _disable(self) -> None:
+        """Call it in the ``except`` block of the error."""
+        if self._is_on:
+            logger.exception("%r failed and is disabled for the rest of the run; training continues.", self._writer)
+        self._is_on = False
+
+
+def is_file_writer(writer: EventWriter) -> bool:
+    """Whether a writer only writes rows into a file: False for a subclass that overrides ``write``."""
+    if isinstance(writer, SafeWriter):
+        return writer.is_of_file
+    return isinstance(writer, FileWriter) and type(writer).write is FileWriter.write

@@ -5,17 +5,14 @@ import logging
 import math
 import os
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
-from trainwright.events.storage import EventStorage
-from trainwright.events.writers.base import FileWriter
-from trainwright.events.writers.rows import Row, RowFile, rows_after
+from trainwright.events.writers.rows import Row, RowWriter
 
 logger = logging.getLogger("trainwright.events")
 
 
-class JSONWriter(FileWriter):
+class JSONWriter(RowWriter):
     """Append new metrics as JSON lines: sorted keys, including ``iteration``; NaN and inf are null.
 
     The file is opened at the first write. A resumed run then removes the rows of iterations that it repeats, and a
@@ -23,45 +20,12 @@ class JSONWriter(FileWriter):
     """
 
     def __init__(self, json_file: str | os.PathLike[str], window_size: int = 20) -> None:
-        self._file = RowFile(Path(json_file))
-        self._window_size = window_size
-        self._last_written = -1
-        self._storage: EventStorage | None = None  # the storage that the file was prepared for
-        self._gathered: list[str] = []  # lines to write
+        super().__init__(json_file, window_size)
 
-    def __repr__(self) -> str:
-        return f"JSONWriter({str(self._file.path)!r}, window_size={self._window_size})"
+    def _append(self, rows: list[tuple[int, Row]]) -> None:
+        self._file.append("".join(_line(iteration, row) for iteration, row in rows).encode())
 
-    def gather(self, storage: EventStorage) -> None:
-        if storage is not self._storage:
-            if not storage.latest():
-                return
-            self._last_written = self._make_ready(storage.first_unwritten, is_new_run=storage.start_iter == 0)
-            self._storage = storage
-        rows = rows_after(storage, self._last_written, self._window_size)
-        if rows:
-            self._gathered += [_line(iteration, row) for iteration, row in rows.items()]
-            self._last_written = max(rows)
-
-    def flush(self) -> None:
-        if self._gathered:
-            self._file.append("".join(self._gathered).encode())
-            self._gathered = []
-
-    def sync(self) -> None:
-        self._file.sync()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _make_ready(self, first: int, *, is_new_run: bool) -> int:
-        """Keep only complete rows before iteration ``first`` in the file; return the last kept iteration, or -1."""
-        self._file.close()
-        if not self._file.has_content():
-            return -1
-        if is_new_run:
-            logger.info("%s: renamed the file of an earlier run to %s.", self._file.path, self._file.rename_to_backup())
-            return -1
+    def _keep_before(self, first: int) -> int:
         content = self._file.path.read_bytes()
         lines = content.splitlines()
         rows = [(iteration, line) for line in lines if (iteration := _iteration(line)) is not None]

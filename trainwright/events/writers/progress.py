@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.display_metrics import ShownMetrics, new_metrics
+from trainwright.events.writers.console import ShownMetrics, new_metrics
 from trainwright.terminal import guarded
 
 if TYPE_CHECKING:

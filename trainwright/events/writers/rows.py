@@ -1,12 +1,14 @@
-"""Rows of a metrics file: appended in complete blocks; on resume the file is replaced atomically to remove rows."""
+"""Files with one row per iteration: appended in complete blocks; on resume the rows to be repeated are removed."""
 
 import logging
 import os
+from abc import abstractmethod
 from contextlib import suppress
 from pathlib import Path
 
 from trainwright.checkpoint.files import atomic_write, irregular, open_regular, remove_stale, sync_folder
 from trainwright.events.storage import EventStorage
+from trainwright.events.writers.base import FileWriter
 
 logger = logging.getLogger("trainwright.events")
 
@@ -20,6 +22,63 @@ def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[
         if at > iteration:
             rows.setdefault(at, {})[name] = value
     return dict(sorted(rows.items()))
+
+
+class RowWriter(FileWriter):
+    """Base of the writers of a file with one row per iteration.
+
+    The file is opened at the first write. A resumed run then removes the rows of iterations that it repeats, and a
+    line that a crash left incomplete; a run that starts at 0 renames the file of an earlier run to ``….old``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], window_size: int) -> None:
+        self._file = RowFile(Path(path))
+        self._window_size = window_size
+        self._last_written = -1
+        self._storage: EventStorage | None = None  # the storage that the file was prepared for
+        self._gathered: list[tuple[int, Row]] = []  # to be written by ``flush``
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._file.path)!r}, window_size={self._window_size})"
+
+    def gather(self, storage: EventStorage) -> None:
+        if storage is not self._storage:
+            if not storage.latest():
+                return
+            self._file.close()
+            self._last_written = self._prepare(storage.first_unwritten, is_new_run=storage.start_iter == 0)
+            self._storage = storage
+        rows = rows_after(storage, self._last_written, self._window_size)
+        self._gathered += rows.items()
+        self._last_written = max(rows, default=self._last_written)
+
+    def flush(self) -> None:
+        if self._gathered:
+            self._append(self._gathered)
+            self._gathered = []
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _prepare(self, first: int, *, is_new_run: bool) -> int:
+        """Keep only complete rows before iteration ``first`` in the file; return the last kept iteration, or -1."""
+        if not self._file.has_content():
+            return -1
+        last = None if is_new_run else self._keep_before(first)
+        if last is None:
+            logger.info("%s: renamed the file of an earlier run to %s.", self._file.path, self._file.rename_to_backup())
+        return -1 if last is None else last
+
+    @abstractmethod
+    def _append(self, rows: list[tuple[int, Row]]) -> None:
+        """Append rows to the file as one block."""
+
+    @abstractmethod
+    def _keep_before(self, first: int) -> int | None:
+        """As ``_prepare``, for a file with content; None if it is not a file of this writer."""
 
 
 class RowFile:

@@ -14,8 +14,7 @@ import pytest
 from trainwright.checkpoint.files import atomic_write
 from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
 from trainwright.events.writers import SafeWriter, default_writers, writer_thread
-from trainwright.events.writers.dispatcher import WriterDispatcher
-from trainwright.events.writers.writer_thread import sync_files
+from trainwright.events.writers.writer_thread import WriterDispatcher, sync_files
 
 
 @pytest.fixture(autouse=True)
