@@ -56,9 +56,22 @@ class HistoryBuffer:
         if len(self._values) >= 2 * self.max_length:
             self._cut()
 
+    def replace_last(self, values: list[float], total_before: float) -> None:
+        """Replace the newest values. ``total_before``: the total of all values before them."""
+        # In place, and as many as before: read-only views share the arrays.
+        self._values[len(self._values) - len(values) :] = array("d", values)
+        self._total = total_before
+        for value in values:
+            self._total += value
+
     def frozen(self) -> "HistoryBuffer":
         """A read-only view of the values up to now, without later ones. It copies nothing, so its cost is constant."""
         return _FrozenHistory(self)
+
+    @property
+    def total(self) -> float:
+        """The sum of all values ever added."""
+        return self._total
 
     def latest(self) -> float:
         """The newest value."""

@@ -2,12 +2,12 @@
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsFloat, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypedDict, TypeGuard
 
 import torch
 from torch import Tensor
@@ -35,6 +35,14 @@ class StorageState(TypedDict):
     samples: int
     written: int | None
     scalars: dict[str, ScalarState]
+
+
+class _LocalMeans(NamedTuple):
+    """The newest values of a metric, which are means of this process until :meth:`EventStorage.reduce`."""
+
+    first_iteration: int
+    total_before: float  # of the values before them
+    parts: list["Tensor | None"]  # numerator and denominator of each value; None: a value that is final
 
 
 class NoEventStorageError(UserError, RuntimeError):
@@ -101,6 +109,9 @@ class EventStorage:
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._restored: set[str] = set()  # names known from a checkpoint only: the code may use another hint
+        self._all_reduce: Callable[[Tensor], object] | None = None
+        self._num_parts = 0
+        self._local: dict[str, _LocalMeans] = {}
         self._media = MediaBuffer()
         self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # by window size: results since the last flush
 
@@ -161,6 +172,50 @@ class EventStorage:
         """Record several values: ``put_scalars(loss=loss, accuracy=0.9)``."""
         for name, value in scalars.items():
             self.put_scalar(name, value, smoothing_hint)
+
+    def put_mean(self, name: str, part: Tensor, all_reduce: Callable[[Tensor], object]) -> None:
+        """Record this process's part of a mean over all processes, which :meth:`reduce` computes.
+
+        Until then readers see the mean of this process. Every process must put the same parts in the same order.
+
+        Args:
+            part: numerator and denominator, shape (2,).
+            all_reduce: adds up a tensor over all processes, in place.
+        """
+        name = self._prefix + name
+        if self._hints.get(name) is not True:
+            self._admit(name, smoothing_hint=True)
+        self._all_reduce = all_reduce
+        self._pending.append((name, part, self.iter))
+        self._num_parts += 1
+        if self._num_parts >= _MAX_PENDING:
+            self.reduce()
+
+    def reduce(self) -> None:
+        """Compute the means over all processes of all parts put so far, in one collective call.
+
+        Every process must call it at the same place; does nothing without parts.
+        """
+        if not self._num_parts or self._all_reduce is None:
+            return
+        self._flush()
+        local, self._local, self._num_parts, self._shown = self._local, {}, 0, {}
+        parts = [part for means in local.values() for part in means.parts if part is not None]
+        together = torch.stack(parts)
+        self._all_reduce(together)
+        numbers = iter(_means(together).tolist())
+        for name, means in local.items():
+            history = self._histories[name]
+            kept = history.values()[-len(means.parts) :]
+            values = [
+                value if part is None else next(numbers) for (value, _), part in zip(kept, means.parts, strict=True)
+            ]
+            history.replace_last(values, means.total_before)
+
+    def first_local_iteration(self, name: str) -> float:
+        """The iteration from which on the values of a metric are means of this process only; infinity: none are."""
+        self._flush()
+        return self._local[name].first_iteration if name in self._local else math.inf
 
     def put_image(self, name: str, image: "ArrayLike") -> None:
         """Keep an image for the writers: (C, H, W) or (H, W), uint8 in [0, 255] or float in [0, 1].
@@ -246,6 +301,7 @@ class EventStorage:
     def load_state_dict(self, state: StorageState) -> None:
         """Restore the metrics of a checkpoint; ``iter`` and ``start_iter`` stay unchanged."""
         self._pending.clear()
+        self._local, self._num_parts = {}, 0
         self._histories = {}
         self._hints = {}
         self._shown = {}
@@ -282,16 +338,39 @@ class EventStorage:
         pending, self._pending = self._pending, []
         self._shown = {}
         columns: dict[str, tuple[list[float], list[int]]] = {}
-        for (name, _, iteration), number in zip(pending, _to_numbers([value for _, value, _ in pending]), strict=True):
+        numbers = _to_numbers([_means(value) if _is_part(value) else value for _, value, _ in pending])
+        for (name, _, iteration), number in zip(pending, numbers, strict=True):
             if name not in columns:
                 columns[name] = ([], [])
             values, iterations = columns[name]
             values.append(number)
             iterations.append(iteration)
+        if self._num_parts:
+            self._keep_parts(pending)
         for name, (values, iterations) in columns.items():
             if name not in self._histories:
                 self._histories[name] = HistoryBuffer()
             self._histories[name].extend(values, iterations)
+
+    def _keep_parts(self, pending: list[tuple[str, float | Tensor, int]]) -> None:
+        """Keep the parts that become values of the histories now, from the first one of each metric on."""
+        for name, value, iteration in pending:
+            if _is_part(value) and name not in self._local:
+                history = self._histories.get(name)
+                self._local[name] = _LocalMeans(iteration, 0.0 if history is None else history.total, [])
+        for name, value, _ in pending:
+            if name in self._local:
+                self._local[name].parts.append(value if _is_part(value) else None)
+
+
+def _is_part(value: float | Tensor) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dim() == 1
+
+
+def _means(parts: Tensor) -> Tensor:
+    """Numerators / denominators, shape (..., 2); 0 where a denominator is 0."""
+    numerators, denominators = parts.unbind(-1)
+    return torch.where(denominators > 0, numerators / denominators, torch.zeros_like(numerators))
 
 
 @dataclass(frozen=True, slots=True)
