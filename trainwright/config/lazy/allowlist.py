@@ -21,7 +21,6 @@ from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.lazy.dotted_path import locate
-from trainwright.config.lazy.lookup import try_get_key
 
 # Rooms of trainwright: everything public of a kind, or single names. What is allowed is the object itself, so its
 # longer paths are too (trainwright.optim.schedules.WarmupCosineLR); its methods are not.
@@ -203,7 +202,7 @@ def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[
     """
     working = working_folder()
     root = project_root(config_file)
-    named = try_get_key(cfg, "project_root") if isinstance(cfg, dict | DictConfig) else None
+    named = cfg.get("project_root") if isinstance(cfg, dict | DictConfig) else None
     if isinstance(named, str):
         there = (Path(config_file).resolve().parent / named).resolve()
         if any(there.is_relative_to(folder) for folder in working):

@@ -11,22 +11,6 @@ from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.lazy_config import get_config
 from trainwright.config.lazy.provenance import is_set, mark_default, raw_children
 from trainwright.config.schema.aliases import resolve_aliases
-from trainwright.config.schema.batch_sizes import (
-    milestone_iterations,
-    resolve_batch_sizes,
-    total_iterations,
-    warmup_iterations,
-)
-from trainwright.config.schema.validation import validate
-
-__all__ = [
-    "complete",
-    "validate",
-    "resolve_batch_sizes",
-    "total_iterations",
-    "warmup_iterations",
-    "milestone_iterations",
-]
 
 
 def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
