@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from trainwright import Trainer
 from trainwright.config import ConfigError, ConfigKeyError, LazyCall, LazyConfig
+from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete
-from trainwright.config.schema.validation import validate
 from trainwright.config.secrets import MISSING, REDACTED, RedactingFormatter, is_secret_name, redact, without_secrets
 from trainwright.config.training.training_config import TrainingConfig
 from trainwright.engine.run_directory import RunFolder

@@ -14,7 +14,7 @@ from torch import nn
 
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError, ConfigTypeError, LazyCall, get_config
-from trainwright.config.schema.train_keys import TRAIN, Rule
+from trainwright.config.schema.keys import TRAIN, Rule
 from trainwright.config.training.types import Profile
 from trainwright.data import build_image_train_loader
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer

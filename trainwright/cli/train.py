@@ -17,8 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.config.arguments import default_argument_parser
 from trainwright.config.errors import ConfigError, MissingFileError, UserError
 from trainwright.config.lazy.allowlist import allow_module, use_project
-from trainwright.config.lazy.lazy_config import LazyConfig
-from trainwright.config.lazy.lookup import try_get_key
+from trainwright.config.lazy.lazy_config import LazyConfig, try_get_key
 from trainwright.config.secrets import redact
 from trainwright.config.yaml_file import regular_file
 from trainwright.terminal import guarded, open_standard_streams, print_line

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainwright.config.lazy.lazy_call import LazyCall as LazyCall
     from trainwright.config.lazy.lazy_config import LazyConfig as LazyConfig
     from trainwright.config.lazy.lazy_config import get_config as get_config
-    from trainwright.config.lazy.lookup import try_get_key as try_get_key
+    from trainwright.config.lazy.lazy_config import try_get_key as try_get_key
     from trainwright.config.training.metric_config import MetricConfig as MetricConfig
     from trainwright.config.training.reference import dump_default_yaml as dump_default_yaml
     from trainwright.config.training.reference import get_config_help as get_config_help
@@ -39,8 +39,7 @@ _NAMES_OF = {
     "lazy.configurables": "configurable",
     "lazy.instantiation": "instantiate",
     "lazy.lazy_call": "LazyCall",
-    "lazy.lazy_config": "LazyConfig get_config",
-    "lazy.lookup": "try_get_key",
+    "lazy.lazy_config": "LazyConfig get_config try_get_key",
     "training.metric_config": "MetricConfig",
     "training.reference": "dump_default_yaml get_config_help",
     "training.training_config": "TrainerConfig TrainingConfig",

@@ -5,7 +5,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.config.lazy.lookup import try_get_key
+from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.provenance import is_set
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.metrics.objective import objective_of_name

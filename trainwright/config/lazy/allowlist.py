@@ -20,7 +20,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError
-from trainwright.config.lazy.dotted_path import locate
+from trainwright.config.lazy.targets import locate
 
 # Rooms of trainwright: everything public of a kind, or single names. What is allowed is the object itself, so its
 # longer paths are too (trainwright.optim.schedules.WarmupCosineLR); its methods are not.

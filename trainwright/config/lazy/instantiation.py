@@ -10,7 +10,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.allowlist import locate_untrusted
-from trainwright.config.lazy.dotted_path import locate, short_name
 from trainwright.config.lazy.provenance import (
     building_data,
     holds_data,
@@ -21,7 +20,7 @@ from trainwright.config.lazy.provenance import (
     raw_children,
     shown,
 )
-from trainwright.config.lazy.signatures import argument_fault
+from trainwright.config.lazy.targets import argument_fault, locate, short_name
 
 TARGET = "_target_"
 RECURSIVE = "_recursive_"

@@ -9,9 +9,9 @@ from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigTypeError
 from trainwright.config.lazy.configurables import takes_config
-from trainwright.config.lazy.dotted_path import dotted_path, is_taken_apart
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.provenance import set_origin, trust
+from trainwright.config.lazy.targets import dotted_path, is_taken_apart
 
 
 class LazyCall:

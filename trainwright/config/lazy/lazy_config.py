@@ -1,5 +1,6 @@
-"""Configurations in files: read, changed and written."""
+"""``LazyConfig``, ``get_config`` and ``try_get_key``: load a configuration from a file and read it."""
 
+import inspect
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,48 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError, did_you_mean
+from trainwright.config.lazy.lazy_call import LazyCall
 from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import mark_default, set_origin
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import save, to_py
-from trainwright.config.schema.section_values import SECTIONS, section_fault
+from trainwright.config.lazy.targets import short_name
 from trainwright.config.yaml_file import load_yaml
+
+# The names of the sections, with an example of each.
+SECTIONS = {
+    "model": "LazyCall(Net)(width=64)",
+    "dataloader": "dict(train=LazyCall(...)(...), test=[LazyCall(...)(...)])",
+    "train": "dict(train_iter=100)",
+    "optim": "LazyCall(torch.optim.SGD)(lr=0.1)",
+    "graph": "dict(enabled=True)",
+    "tokenization": "dict(tokenizer=LazyCall(...)(...))",
+}
+
+_ONLY_SETTINGS = ("train", "graph")
+
+
+def section_fault(name: str, value: Any) -> str | None:
+    """Why ``value`` cannot be the section ``name``, with a suggestion; None if it can."""
+    if value is None or isinstance(value, Mapping | DictConfig):
+        return None
+    if isinstance(value, LazyCall):
+        target = short_name(value._target)
+        return f"LazyCall({target}) was not called. Did you forget the second call? Write LazyCall({target})(...)."
+    example = f"for example {name} = {SECTIONS[name]}"
+    if inspect.isclass(value) or inspect.isroutine(value):
+        called = short_name(value)
+        what = "class" if inspect.isclass(value) else "function"
+        return f"got the {what} {called}. Describe the call of it: LazyCall({called})(...)."
+    if inspect.ismodule(value):
+        return (
+            f"got the module {value.__name__}; it must be a section, {example}. If it is only an import, "
+            "give it another name."
+        )
+    is_plain = isinstance(value, bool | int | float | complex | str | bytes)
+    if is_plain or name in _ONLY_SETTINGS or (name != "dataloader" and isinstance(value, list | tuple | ListConfig)):
+        return f"got {value!r} ({type(value).__name__}); it must be a section, {example}."
+    return None
 
 
 class MissingConfigError(MissingFileError, RuntimeError):
@@ -118,3 +155,34 @@ def _pick(found: Mapping[str, Any] | DictConfig, key: str, filename: str | os.Pa
         names = [str(name) for name in found if not str(name).startswith("_")]
         raise ConfigKeyError(f"{filename}: there is no {key!r} in it. {did_you_mean(key, names)}")
     return as_node(found[key], key, filename)
+
+
+_ABSENT = object()
+
+
+def try_get_key(cfg: Any, *keys: str, default: Any = None) -> Any:
+    """The value of the first of the dotted ``keys`` that exists, else ``default``.
+
+    A key that is present with None gives None.
+
+    >>> try_get_key({"train": {"seed": 1}}, "seed", "train.seed")
+    1
+    """
+    for key in keys:
+        value = cfg
+        for part in key.split("."):
+            value = _child(value, part)
+            if value is _ABSENT:
+                break
+        if value is not _ABSENT:
+            return value
+    return default
+
+
+def _child(node: Any, part: str) -> Any:
+    if isinstance(node, Mapping | DictConfig):
+        # Not get(), for which a key that is present with None is absent in a config.
+        return node[part] if part in node else _ABSENT  # noqa: SIM401
+    if isinstance(node, list | tuple | ListConfig) and part.isdigit() and int(part) < len(node):
+        return node[int(part)]
+    return _ABSENT

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
-from trainwright.config.lazy.interpolation import check_interpolations
 from trainwright.config.lazy.provenance import distrust, distrust_only, raw_children, set_override
 from trainwright.config.schema.aliases import make_way
+from trainwright.config.yaml_file import check_interpolations
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

@@ -1,4 +1,4 @@
-"""Write a configuration as YAML that loads to an equal one and builds the same run."""
+"""Write a configuration as YAML that loads to an equal one and builds the same run, or as Python code for reading."""
 
 import dataclasses
 import enum
@@ -15,9 +15,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigImportError
 from trainwright.config.lazy.allowlist import PLAIN_CONTAINERS, is_never_named
-from trainwright.config.lazy.dotted_path import dotted_path, locate, short_name
 from trainwright.config.lazy.provenance import is_trusted, raw_children
-from trainwright.config.lazy.signatures import signature_of
+from trainwright.config.lazy.targets import dotted_path, locate, short_name, signature_of
 from trainwright.config.secrets import redact, warn_of_hidden, without_secrets
 from trainwright.config.yaml_file import Dumper
 

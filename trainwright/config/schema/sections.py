@@ -1,16 +1,134 @@
-"""The sections of a run: missing settings are filled from the defaults, leaf by leaf."""
+"""The sections of a run: missing settings are filled from the defaults; batch sizes and iterations are computed.
+
+The arithmetic is exact, because ceil(0.07 * 100) is 8 with floats.
+"""
 
 import copy
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from trainwright.config.errors import ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.lazy.instantiation import TARGET
-from trainwright.config.lazy.lazy_config import get_config
+from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.provenance import is_set, mark_default, raw_children
 from trainwright.config.schema.aliases import resolve_aliases
+
+
+def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tuple[int, int, int]:
+    """``(train_micro_batch_size, global_batch_size, num_accumulation_steps)``, computed from the given ones.
+
+    ``global = micro * accumulation * data_parallel_size`` holds for the result.
+
+    Raises:
+        ConfigError: neither batch size is given, or the given values are inconsistent.
+    """
+    names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
+    micro, whole, accumulation = (try_get_key(train, name) for name in names)
+    given = (
+        f"train_micro_batch_size={micro}, global_batch_size={whole}, num_accumulation_steps={accumulation}, "
+        f"data-parallel size {data_parallel_size}"
+    )
+    for name, value in zip(names, (micro, whole, accumulation), strict=True):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(
+                f"train.{name}: got {value!r} ({type(value).__name__}); it must be a whole number >= 1 or None."
+            )
+    if micro is None and whole is None:
+        raise ConfigError(f"train: give train_micro_batch_size or global_batch_size ({given}).")
+
+    if micro is None:
+        accumulation = accumulation or 1
+        micro = _divide(whole, accumulation * data_parallel_size, "num_accumulation_steps * data-parallel size", given)
+    elif whole is None:
+        accumulation = accumulation or 1
+        whole = micro * accumulation * data_parallel_size
+    elif accumulation is None:
+        accumulation = _divide(whole, micro * data_parallel_size, "train_micro_batch_size * data-parallel size", given)
+    elif whole != (product := micro * accumulation * data_parallel_size):
+        raise ConfigError(
+            f"train.global_batch_size: {whole} must be equal to train_micro_batch_size * num_accumulation_steps * "
+            f"data-parallel size, which is {product} ({given}). Leave one of them out (None) and it is computed."
+        )
+    return micro, whole, accumulation
+
+
+def total_iterations(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
+    """The iterations of a run: ``train_iter``, or ``train_epoch`` epochs if that is more."""
+    train_iter, train_epoch = try_get_key(train, "train_iter", default=0), try_get_key(train, "train_epoch", default=0)
+    total = max(train_iter or 0, iterations_of_epochs(train, dataset_length, global_batch_size))
+    if total < 1:
+        raise ConfigError(
+            f"train: nothing to do with train_iter={train_iter} and train_epoch={train_epoch}"
+            + (" (the training set is empty)." if dataset_length == 0 else ". Give one of them.")
+        )
+    return int(total)
+
+
+def iterations_of_epochs(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
+    """The iterations of ``train_epoch`` epochs, 0 without any.
+
+    An epoch has ``iter_per_epoch`` iterations if that is given; else the epochs are counted in samples, so that only
+    the very last global batch is rounded up. ``dataset_length`` is None for data of unknown length.
+    """
+    train_epoch = try_get_key(train, "train_epoch", default=0)
+    iter_per_epoch = try_get_key(train, "iter_per_epoch")
+    if not train_epoch:
+        return 0
+    if iter_per_epoch is not None:
+        iterations: int = math.ceil(exact(train_epoch) * iter_per_epoch)
+        return iterations
+    if dataset_length is None:
+        raise ConfigError(
+            f"train.train_epoch: got {train_epoch}, but the training data has no length, so an epoch has no end. "
+            "Give train.iter_per_epoch, or train.train_iter with train_epoch=0."
+        )
+    return math.ceil(exact(train_epoch) * dataset_length / global_batch_size)
+
+
+def warmup_iterations(train_iter: int, warmup_ratio: float) -> int:
+    """The iterations of the warm-up: the share ``warmup_ratio`` of ``train_iter``, rounded up."""
+    if not 0 <= warmup_ratio < 1:
+        raise ConfigError(f"train.warmup_ratio: got {warmup_ratio!r}; it must be a share of the iterations in [0, 1).")
+    return math.ceil(exact(warmup_ratio) * train_iter)
+
+
+def milestone_iterations(milestones: Iterable[float], train_iter: int) -> list[int]:
+    """Milestones as iterations: shares of ``train_iter``, rounded down. Whole numbers >= 1 are iterations already."""
+    found = list(milestones)
+    if (fault := milestone_fault(found)) is not None:
+        raise ConfigError(f"train.scheduler.milestones: got {found}; it must be {fault}.")
+    return [m if isinstance(m, int) and m >= 1 else math.floor(exact(m) * train_iter) for m in found]
+
+
+def milestone_fault(milestones: Any) -> str | None:
+    """What milestones must be, if these are not."""
+    allowed = "a list of increasing ratios in [0, 1), or of increasing whole numbers of iterations"
+    numbers = list(milestones)
+    if any(isinstance(m, bool) or not isinstance(m, int | float) for m in numbers):
+        return allowed
+    ratios = all(0 <= m < 1 for m in numbers)
+    iterations = all(isinstance(m, int) for m in numbers) and all(m >= 1 for m in numbers)
+    increasing = all(a < b for a, b in itertools.pairwise(numbers))
+    return None if increasing and (ratios or iterations) else allowed
+
+
+def _divide(whole: int, divisor: int, named: str, given: str) -> int:
+    if whole % divisor:
+        raise ConfigError(
+            f"train.global_batch_size: {whole} must be divisible by {named}, which is {divisor} ({given}). "
+            f"The nearest that fit are {whole // divisor * divisor or divisor} and {(whole // divisor + 1) * divisor}."
+        )
+    return whole // divisor
+
+
+def exact(number: float) -> Fraction:
+    """The decimal number as the user wrote it: 0.1 is one tenth, not the nearest binary fraction."""
+    return Fraction(str(number))
 
 
 def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:

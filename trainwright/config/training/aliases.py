@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.config.enums import MISSPELLED
-from trainwright.config.training.metric_config import MetricConfig
-from trainwright.config.training.read_only import plain
+from trainwright.config.training.metric_config import MetricConfig, plain
 from trainwright.config.training.types import WARMUP_SCHEDULES
 
 NO_OPINION = object()  # what a synonym may say of its field: whatever it is without it

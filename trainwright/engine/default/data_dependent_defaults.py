@@ -8,9 +8,13 @@ from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.lazy.instantiation import locate_target
-from trainwright.config.lazy.lookup import try_get_key
-from trainwright.config.schema.batch_sizes import iterations_of_epochs
-from trainwright.config.schema.sections import milestone_iterations, total_iterations, warmup_iterations
+from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.schema.sections import (
+    iterations_of_epochs,
+    milestone_iterations,
+    total_iterations,
+    warmup_iterations,
+)
 from trainwright.parallel.dist import get_data_parallel_size
 
 logger = logging.getLogger("trainwright.engine")

@@ -13,9 +13,9 @@ from torch import nn
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate
-from trainwright.config.lazy.lookup import try_get_key
+from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete
-from trainwright.config.schema.validation import validate
 from trainwright.data.collate import to_batch
 from trainwright.data.loaders import set_position
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer

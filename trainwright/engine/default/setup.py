@@ -9,9 +9,9 @@ import torch
 from omegaconf import DictConfig, open_dict
 
 from trainwright.config.lazy.allowlist import project_roots
-from trainwright.config.lazy.lookup import try_get_key
+from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete, resolve_batch_sizes
-from trainwright.config.schema.validation import validate
 from trainwright.config.secrets import remember_secrets
 from trainwright.engine.console import log_to_console
 from trainwright.engine.eval_metric import resolve_eval_mode

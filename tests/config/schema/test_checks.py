@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError, LazyCall, LazyConfig
+from trainwright.config.schema.checks import _say_without_meaning, validate
 from trainwright.config.schema.sections import complete
-from trainwright.config.schema.validation import _say_without_meaning, validate
 
 
 def net(width=1, depth=1):
@@ -155,7 +155,7 @@ def test_faults_deep_in_the_dataloader_carry_their_index_and_line():
     cfg.dataloader.test = [LazyCall(loader)(dataset=[LazyCall(loader)(num_worker=1)])]
     text = str(fault(cfg))
     assert text.startswith("dataloader.test.0.dataset.0.num_worker (in ")
-    assert "test_validation.py:" in text
+    assert "test_checks.py:" in text
 
 
 def test_an_override_is_blamed_for_what_it_touched():

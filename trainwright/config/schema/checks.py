@@ -12,13 +12,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
+from trainwright.config.lazy.lazy_config import SECTIONS, section_fault
 from trainwright.config.lazy.overrides import override_key
 from trainwright.config.lazy.provenance import is_trusted, origin_of, override_at, raw_children, shown
-from trainwright.config.lazy.signatures import unknown_arguments
+from trainwright.config.lazy.targets import unknown_arguments
 from trainwright.config.schema.aliases import CANONICAL, canonical_key
-from trainwright.config.schema.batch_sizes import milestone_fault
-from trainwright.config.schema.section_values import SECTIONS, section_fault
-from trainwright.config.schema.train_keys import GRAPH, GRAPH_WITHOUT_MEANING, TRAIN, TRAIN_WITHOUT_MEANING, Rule, Table
+from trainwright.config.schema.keys import GRAPH, GRAPH_WITHOUT_MEANING, TRAIN, TRAIN_WITHOUT_MEANING, Rule, Table
+from trainwright.config.schema.sections import milestone_fault
 from trainwright.config.secrets import is_secret_name
 
 logger = logging.getLogger("trainwright.config")
