@@ -18,8 +18,8 @@ from trainwright.data import (
     collate,
 )
 from trainwright.data.batch_loader import BatchLoader, make_loader
-from trainwright.data.epochs import EpochSampler
-from trainwright.data.generators import read_state, write_state
+from trainwright.data.sampler import EpochSampler
+from trainwright.data.seeding import read_state
 
 DRAWS = {
     "nothing": lambda: 0.0,
@@ -31,11 +31,21 @@ DRAWS = {
 }
 
 
+def states():
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore(states):
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
 @pytest.fixture(autouse=True)
 def _kept_generators():
-    state = read_state()
+    kept = states()
     yield
-    write_state(state)
+    restore(kept)
 
 
 class Augmented(Dataset):
@@ -234,10 +244,10 @@ def test_a_subset_is_read_as_what_it_is_a_subset_of():
 def test_reading_does_not_move_the_random_numbers_of_training(draw, num_workers):
     random.gauss(0, 1)  # with the second of two normal numbers still to come
     np.random.normal()
-    before = read_state()
+    before = states()
     batches = iter(train_loader(Augmented(400, draw, every=7), num_workers=num_workers))
     expected = [(fn(), next(batches))[0] for _ in range(20) for fn in DRAWS.values()]
-    write_state(before)
+    restore(before)
     assert [fn() for _ in range(20) for fn in DRAWS.values()] == expected
 
 

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ["char_labels", "dataset", "image_processor", "padding", "preprocessor", "text_normalizer", "tokenizer"]
+MODULES = ["labels", "dataset", "image_processor", "collators", "preprocessor", "tokenizer"]
 
 
 @pytest.mark.parametrize("name", [*(f"data.tasks.{module}" for module in MODULES), "checkpoint.hub"])

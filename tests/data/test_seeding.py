@@ -4,7 +4,33 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.data.seeding import mixed_seed, permutation, seed_everything_in_this_process
+from trainwright.data import seeding as generators
+from trainwright.data.seeding import (
+    SavedGenerators,
+    mixed_seed,
+    permutation,
+    read_state,
+    seed_everything,
+    seed_generators,
+    seed_numpy,
+)
+
+
+def states():
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def restore(states):
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+@pytest.fixture(autouse=True)
+def _kept_generators():
+    kept = states()
+    yield
+    restore(kept)
 
 
 def test_neighbouring_inputs_give_seeds_that_share_nothing():
@@ -30,21 +56,129 @@ def test_first_places_of_a_permutation_are_uniform_over_epochs():
     assert counts.max() < 365
 
 
-@pytest.fixture
-def _kept_generators():
-    states = (torch.get_rng_state(), random.getstate(), np.random.get_state())
-    yield
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    np.random.set_state(states[2])
-
-
-@pytest.mark.usefixtures("_kept_generators")
 def test_all_three_generators_follow_the_seed():
     def draws(seed):
-        seed_everything_in_this_process(seed)
+        seed_everything(seed)
         return random.random(), float(np.random.random()), float(torch.rand(()))
 
     first, other = draws(2**63 + 5), draws(3)
     assert draws(2**63 + 5) == first
     assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+DRAWS = {
+    "random": random.random,
+    "random.gauss": lambda: random.gauss(0, 1),
+    "random.shuffle": lambda: random.shuffle([1, 2, 3]),
+    "numpy": np.random.random,
+    "numpy.normal": np.random.normal,
+    "torch": lambda: torch.rand(()).item(),
+    "torch.normal": lambda: torch.randn(()).item(),
+    "torch.perm": lambda: torch.randperm(3).tolist(),
+    "random, 624 words": lambda: random.getrandbits(32 * 624),
+    "numpy, 624 words": lambda: np.random.bytes(4 * 624),
+    "torch, 624 words": lambda: torch.randint(2**31, (624,)).tolist(),
+    "random.seed": lambda: random.seed(3),
+    "random.setstate": lambda: random.setstate(random.Random(3).getstate()),
+    "numpy.seed": lambda: np.random.seed(3),
+    "numpy.set_state": lambda: np.random.set_state(np.random.RandomState(3).get_state()),
+    "torch.manual_seed": lambda: torch.default_generator.manual_seed(3),
+    "torch.set_rng_state": lambda: torch.set_rng_state(torch.Generator().manual_seed(3).get_state()),
+}
+
+
+def _keep_second_normal_numbers():
+    for name in ("random.gauss", "numpy.normal", "torch.normal"):
+        DRAWS[name]()
+
+
+# How the generators come to be where they are when they are set aside.
+BEGINNINGS = {
+    "numpy as it was seeded": lambda: seed_numpy(7),
+    "numpy after a draw": lambda: (seed_numpy(7), np.random.random()),
+    "numpy at the end of its words": lambda: (seed_numpy(7), np.random.bytes(4 * 624)),
+    "numpy seeded by the user": lambda: np.random.seed(8),
+    "second normal numbers": lambda: (seed_numpy(7), _keep_second_normal_numbers()),
+}
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("name", [None, *DRAWS])
+def test_what_happens_while_they_are_set_aside_is_noticed_and_undone(name, beginning):
+    BEGINNINGS[beginning]()
+    before = states()
+    for _ in range(3):
+        outside = SavedGenerators()
+        if name is not None:
+            DRAWS[name]()
+        assert outside.has_drawn() == (name is not None)
+        outside.restore()
+        drawn = [draw() for draw in DRAWS.values()]
+        restore(before)
+        assert drawn == [draw() for draw in DRAWS.values()]
+        restore(before)
+
+
+# At the end of its words numpy may make the next ones before they are asked for: other words, the same numbers.
+@pytest.mark.parametrize("beginning", [name for name in BEGINNINGS if name != "numpy at the end of its words"])
+def test_put_back_restores_each_state(beginning):
+    BEGINNINGS[beginning]()
+    before = read_state()
+    SavedGenerators().restore()
+    assert read_state() == before
+
+
+def test_numpys_generator_may_be_replaced_meanwhile():
+    twister = np.random.get_bit_generator()
+    for make in (np.random.MT19937, np.random.PCG64):
+        seed_numpy(7)
+        outside = SavedGenerators()
+        try:
+            np.random.set_bit_generator(make(3))
+            assert outside.has_drawn()
+            outside.restore()
+        finally:
+            np.random.set_bit_generator(twister)
+
+
+def test_another_kind_of_generator_behind_numpy_random_is_left_alone():
+    twister = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        outside = SavedGenerators()
+        seed_generators(bytes(8), "")
+        first = np.random.random()
+        outside.restore()
+        assert first == np.random.Generator(np.random.PCG64(3)).random()
+    finally:
+        np.random.set_bit_generator(twister)
+
+
+def test_seeding_repeats_everything_and_gives_each_generator_numbers_of_its_own():
+    def draws(key):
+        seed_generators(key, "sample")
+        return [random.getrandbits(32), int(np.random.randint(2**32)), int(torch.randint(2**32, ()))]
+
+    first = draws(bytes(range(8)))
+    assert draws(bytes(range(8))) == first
+    assert not {*first} & {*draws(bytes(range(1, 9)))}
+    assert len({*draws(bytes(8))}) == 3
+
+
+def test_seed_numpy_is_numpys_own_seed():
+    seed_numpy(7)
+    first = np.random.get_state()
+    np.random.seed(7)
+    assert np.array_equal(first[1], np.random.get_state()[1])
+    assert first[2:] == np.random.get_state()[2:]
+
+
+def test_seeding_leaves_the_generators_of_accelerators_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("touched"))
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("touched"))
+    seed_generators(bytes(8), "")
+
+
+def test_the_number_that_is_written_out_is_the_one_that_numpy_gives():
+    np.random.seed(generators._NUMPY_MARK.seed)
+    assert np.random.get_bit_generator().random_raw() == generators._NUMPY_MARK.next

@@ -5,7 +5,8 @@ import random
 import numpy as np
 import torch
 
-from trainwright.engine.randomness import random_state, seed_everything, set_random_state
+from trainwright.data.seeding import seed_everything
+from trainwright.engine.randomness import random_state, set_random_state
 
 
 def draw() -> tuple[float, float, float, float]:

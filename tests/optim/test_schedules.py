@@ -13,6 +13,12 @@ from trainwright.optim import (
     WarmupMultiStepLR,
     WarmupPolynomialLR,
     WarmupStepLR,
+    configure_constant_scheduler,
+    configure_constant_scheduler_with_warmup,
+    configure_cosine_scheduler_with_warmup,
+    configure_cosine_with_hard_restarts_scheduler_with_warmup,
+    configure_linear_scheduler_with_warmup,
+    configure_polynomial_decay_scheduler_with_warmup,
 )
 
 N = 20
@@ -172,3 +178,72 @@ def test_all_faults_of_a_schedule_are_said_at_once():
 def test_a_setting_out_of_range_is_named(cls, arguments, fault):
     with pytest.raises(ConfigError, match=fault):
         cls(optimizer(), **{"max_iter": N, "warmup_factor": 0.1, "warmup_iter": 2, **arguments})
+
+
+W, N = 4, 20
+WARMUP_RATES = (0.2, 0.03)
+
+
+def two_groups() -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in WARMUP_RATES], lr=1.0)
+
+
+def assert_follows(scheduler, decay, *, warmup: int = W) -> None:
+    for t in range(N + 5):
+        expected = [b * t / warmup if t < warmup else decay(t, b) for b in WARMUP_RATES]
+        assert [group["lr"] for group in scheduler.optimizer.param_groups] == pytest.approx(
+            expected, rel=1e-12, abs=1e-15
+        )
+        scheduler.optimizer.step()
+        scheduler.step()
+
+
+def progress(t: int) -> float:
+    return min(1.0, (t - W) / (N - W))
+
+
+def test_constant():
+    assert_follows(configure_constant_scheduler(two_groups()), lambda t, b: b, warmup=0)
+
+
+def test_constant_with_warmup():
+    assert_follows(configure_constant_scheduler_with_warmup(two_groups(), W), lambda t, b: b)
+
+
+def test_linear():
+    assert_follows(configure_linear_scheduler_with_warmup(two_groups(), W, N), lambda t, b: b * (1 - progress(t)))
+
+
+@pytest.mark.parametrize("cycles", [0.5, 1.5])
+def test_cosine(cycles):
+    assert_follows(
+        configure_cosine_scheduler_with_warmup(two_groups(), W, N, num_cycles=cycles),
+        lambda t, b: b * (1 + math.cos(2 * math.pi * cycles * progress(t))) / 2,
+    )
+
+
+def test_cosine_with_hard_restarts_starts_again_at_the_full_rate():
+    def decay(t: int, b: float) -> float:
+        return b * (1 + math.cos(math.pi * ((t - W) % 8) / 8)) / 2 if t < N else 0.0  # two cycles of 8 steps
+
+    assert_follows(configure_cosine_with_hard_restarts_scheduler_with_warmup(two_groups(), W, N, num_cycles=2), decay)
+
+
+def test_polynomial():
+    assert_follows(
+        configure_polynomial_decay_scheduler_with_warmup(two_groups(), W, N, lr_end=1e-3, power=2.0),
+        lambda t, b: (b - 1e-3) * (1 - progress(t)) ** 2 + 1e-3,
+    )
+
+
+def test_a_warm_up_as_long_as_the_run_ends_at_zero_after_it():
+    assert_follows(configure_linear_scheduler_with_warmup(two_groups(), N, N), lambda t, b: 0.0, warmup=N)
+
+
+def test_faults_are_named():
+    with pytest.raises(ConfigError, match=r"lr_end: got 0.05.*0.03"):
+        configure_polynomial_decay_scheduler_with_warmup(two_groups(), W, N, lr_end=0.05)
+    with pytest.raises(ConfigError, match="num_warmup_steps: got -1"):
+        configure_constant_scheduler_with_warmup(two_groups(), -1)
+    with pytest.raises(ConfigError, match="num_training_steps: got 0"):
+        configure_linear_scheduler_with_warmup(two_groups(), 0, 0)

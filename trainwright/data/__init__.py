@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from trainwright.data import datasets as datasets
     from trainwright.data import transforms as transforms
     from trainwright.data.columns import ColumnDataset as ColumnDataset
-    from trainwright.data.epochs import EpochSampler as EpochSampler
     from trainwright.data.errors import DataError as DataError
     from trainwright.data.instance import DistTensorData as DistTensorData
     from trainwright.data.instance import Instance as Instance
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from trainwright.data.loaders import build_nlp_train_loader as build_nlp_train_loader
     from trainwright.data.loaders import build_nlp_train_val_test_loader as build_nlp_train_val_test_loader
     from trainwright.data.sampler import CyclicSampler as CyclicSampler
+    from trainwright.data.sampler import EpochSampler as EpochSampler
     from trainwright.data.sampler import RangedSampler as RangedSampler
     from trainwright.data.sampler import SingleRoundSampler as SingleRoundSampler
     from trainwright.data.tasks.audio_features import AudioFeatureExtractor as AudioFeatureExtractor
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from trainwright.data.tasks.text_datasets import SequenceLabelingDatasetConfig as SequenceLabelingDatasetConfig
     from trainwright.data.tasks.text_datasets import TextClassificationDataset as TextClassificationDataset
     from trainwright.data.tasks.text_datasets import TextClassificationDatasetConfig as TextClassificationDatasetConfig
-    from trainwright.data.tasks.text_generation import TextGenerationDataset as TextGenerationDataset
-    from trainwright.data.tasks.text_generation import TextGenerationDatasetConfig as TextGenerationDatasetConfig
-    from trainwright.data.tasks.text_normalizer import TextNormalizer as TextNormalizer
-    from trainwright.data.tasks.text_normalizer import TextNormalizerConfig as TextNormalizerConfig
+    from trainwright.data.tasks.text_datasets import TextGenerationDataset as TextGenerationDataset
+    from trainwright.data.tasks.text_datasets import TextGenerationDatasetConfig as TextGenerationDatasetConfig
     from trainwright.data.tasks.tokenizer import HFTokenizer as HFTokenizer
     from trainwright.data.tasks.tokenizer import HFTokenizerConfig as HFTokenizerConfig
+    from trainwright.data.tasks.tokenizer import TextNormalizer as TextNormalizer
+    from trainwright.data.tasks.tokenizer import TextNormalizerConfig as TextNormalizerConfig
     from trainwright.data.tasks.tokenizer import TextTokenizer as TextTokenizer
     from trainwright.data.tasks.tokenizer import TextTokenizerConfig as TextTokenizerConfig
     from trainwright.data.tasks.tokenizer import Tokenizer as Tokenizer
@@ -61,14 +61,13 @@ if TYPE_CHECKING:
 _NAMES_OF = {
     "columns": "ColumnDataset",
     "datasets": "datasets",
-    "epochs": "EpochSampler",
     "errors": "DataError",
     "instance": "DistTensorData Instance",
     "loaders": (
         "build_image_test_loader build_image_train_loader build_nlp_test_loader "
         "build_nlp_train_loader build_nlp_train_val_test_loader"
     ),
-    "sampler": "CyclicSampler RangedSampler SingleRoundSampler",
+    "sampler": "EpochSampler CyclicSampler RangedSampler SingleRoundSampler",
     "tasks.audio_features": "AudioFeatureExtractor AudioFeatureExtractorConfig",
     "tasks.collators": (
         "CharLevelOCRDataCollator ImageCaptioningDataCollator SequenceLabelingDataCollator "
@@ -81,11 +80,12 @@ _NAMES_OF = {
     "tasks.speech_dataset": "SpeechRecognitionDataset SpeechRecognitionDatasetConfig",
     "tasks.text_datasets": (
         "SequenceLabelingDataset SequenceLabelingDatasetConfig TextClassificationDataset "
-        "TextClassificationDatasetConfig"
+        "TextClassificationDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
     ),
-    "tasks.text_generation": "TextGenerationDataset TextGenerationDatasetConfig",
-    "tasks.text_normalizer": "TextNormalizer TextNormalizerConfig",
-    "tasks.tokenizer": "HFTokenizer HFTokenizerConfig TextTokenizer TextTokenizerConfig Tokenizer TokenizerConfig",
+    "tasks.tokenizer": (
+        "TextNormalizer TextNormalizerConfig HFTokenizer HFTokenizerConfig TextTokenizer "
+        "TextTokenizerConfig Tokenizer TokenizerConfig"
+    ),
     "transforms": "transforms",
 }
 

@@ -23,17 +23,15 @@ from trainwright._torch_compat.batch_collate import pin_memory
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.batch_reader import BatchReader
 from trainwright.data.collate import collate
-from trainwright.data.epochs import EpochSampler
-from trainwright.data.indices import Rounds
-from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
-from trainwright.data.seeding import LOADER_STREAM, WORKER_STREAM, mixed_seed, seed_everything_in_this_process
+from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices, SingleRoundSampler
+from trainwright.data.seeding import LOADER_STREAM, WORKER_STREAM, mixed_seed, seed_everything
 from trainwright.parallel.dist import get_data_parallel_rank
 
 
 def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
     """What a loader's worker does first. ``user_init(worker_id)`` comes last."""
     _outlive_signals()
-    seed_everything_in_this_process(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
+    seed_everything(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
     info = get_worker_info()
     if info is not None and isinstance(info.dataset, BatchReader):
         # Worker functions look for their data set here, and the reader is none of theirs. The class is frozen.
@@ -184,6 +182,29 @@ class BatchLoader(DataLoader[Any]):
             f"BatchLoader(<{type(self.dataset).__name__} of {len(self.dataset)}>, "  # type: ignore[arg-type]  # torch's Dataset has no len
             f"batch_sampler={self.batch_sampler!r}, num_workers={self.num_workers})"
         )
+
+
+class Rounds:
+    """A batch sampler whose plain lists become `SampleIndices`: their epoch is the round, 0 for the first.
+
+    Lists that know their place already stay as they are.
+    """
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+        self.round = -1  # set by the loader, not counted here: torch may call iter() twice for one round
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def __iter__(self) -> Iterator[SampleIndices]:
+        epoch, position = self.round, 0
+        for indices in self.batch_sampler:
+            placed = indices
+            if not isinstance(indices, SampleIndices):
+                placed = SampleIndices(indices, epoch=epoch, position=position, epoch_length=None)
+                position += len(placed)
+            yield placed
 
 
 class _FromHere(map):  # type: ignore[type-arg]  # its type is the function's affair

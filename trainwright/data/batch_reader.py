@@ -1,8 +1,8 @@
-"""BatchReader: from the indices of a batch to the batch. Each sample is read under random numbers of its own.
+"""BatchReader: from the indices of a batch to the batch. Each sample is read with random numbers of its own.
 
 Seeding three generators takes 7 us a sample, more than many data sets need to read it. So only the first batch is read
-with a seed for each sample. If nothing was drawn, later batches are read without seeds, and `SetAside` detects whether
-one of them has drawn random numbers. If so, it and all later batches are read with seeds.
+with a seed for each sample. If nothing was drawn, later batches are read without seeds, and `SavedGenerators` detects
+whether one of them has drawn random numbers. If so, it and all later batches are read with seeds.
 """
 
 import operator
@@ -15,9 +15,8 @@ from torch.utils.data import Subset
 from trainwright.data.collate import collate
 from trainwright.data.columns import batch_picker
 from trainwright.data.errors import DataError
-from trainwright.data.generators import SetAside, State, read_state, seed_generators
-from trainwright.data.indices import SampleIndices
-from trainwright.data.seeding import SAMPLE_STREAM, stream_key, words_at
+from trainwright.data.sampler import SampleIndices
+from trainwright.data.seeding import SAMPLE_STREAM, SavedGenerators, read_state, seed_generators, stream_key
 
 _SHOWN = 64  # indices that a message names at most
 
@@ -39,7 +38,8 @@ class BatchReader:
         self.pick = batch_picker(dataset, collate_fn)  # None: samples are read, or what __getitems__ gives
         self._reads_batches = _reads_batches(dataset)
         self._draws: bool | None = None  # None: nothing has been read yet
-        self._seeded: State | None = None  # as the generators were right after seeding, while the first batch is read
+        # While the first batch is read: the state of the generators right after seeding.
+        self._seeded: tuple[Any, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -48,16 +48,16 @@ class BatchReader:
         """The batch of these indices. Torch's loaders call this where it exists, once for each batch."""
         if self.pick is not None:  # nothing can be drawn there
             return self.pick(indices)
-        outside = SetAside()
+        saved = SavedGenerators()
         try:
             if self._draws is False:
                 batch = self._read(indices)
-                if not outside.has_drawn():
+                if not saved.has_drawn():
                     return batch
                 self._draws = True  # as where one sample in a thousand is changed at random
             return self._read_seeded(indices)
         finally:
-            outside.put_back()
+            saved.restore()
 
     def _read(self, indices: SampleIndices) -> Any:
         if self._reads_batches:
@@ -66,49 +66,48 @@ class BatchReader:
         try:
             samples = [dataset[index] for index in left]
         except Exception as error:
-            self._tell_sample(error, indices, len(indices) - operator.length_hint(left) - 1)
+            self._add_sample_note(error, indices, len(indices) - operator.length_hint(left) - 1)
             raise
         return self._collated(indices, samples)
 
     def _read_seeded(self, indices: SampleIndices) -> Any:
         batch_place = f"{indices.epoch}:{indices.position}"
-        samples: Any = []
         if self._reads_batches:
             self._seed(f"fetch:{batch_place}")
             samples = self._fetched(indices)
-            self._note_draws()
+            self._record_draws()
         else:
-            for number, index in enumerate(indices):
-                self._seed(f"{indices.epoch_of(number)}:{_plain(index)}")
-                samples.append(self._sample(indices, number, index))
-                self._note_draws()
+            samples = [self._seeded_sample(indices, number) for number in range(len(indices))]
         self._seed(f"collate:{batch_place}")
         batch = self._collated(indices, samples)
-        self._note_draws()
+        self._record_draws()
         self._draws, self._seeded = bool(self._draws), None
         return batch
 
+    def _seeded_sample(self, indices: SampleIndices, number: int) -> Any:
+        self._seed(f"{indices.epoch_of(number)}:{_plain(indices[number])}")
+        try:
+            sample = self.dataset[indices[number]]
+        except Exception as error:
+            self._add_sample_note(error, indices, number)
+            raise
+        self._record_draws()
+        return sample
+
     def _seed(self, place: str) -> None:
-        seed_generators(words_at(self._key, place))
+        seed_generators(self._key, place)
         if self._draws is None:
             self._seeded = read_state()
 
-    def _note_draws(self) -> None:
+    def _record_draws(self) -> None:
         if self._draws is None and self._seeded is not None and read_state() != self._seeded:
             self._draws = True
-
-    def _sample(self, indices: SampleIndices, number: int, index: int) -> Any:
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            self._tell_sample(error, indices, number)
-            raise
 
     def _fetched(self, indices: SampleIndices) -> Any:
         try:
             samples = self.dataset.__getitems__(indices)
         except Exception as error:
-            self._tell(error, f"reading {self._shown(indices)}")
+            _add_note(error, f"reading {self._shown(indices)}")
             raise
         if self.collate_fn is collate and isinstance(samples, Mapping | Tensor):
             raise DataError(
@@ -121,22 +120,23 @@ class BatchReader:
         try:
             return self.collate_fn(samples)
         except Exception as error:
-            self._tell(error, f"making a batch of {self._shown(indices)}")
+            _add_note(error, f"making a batch of {self._shown(indices)}")
             raise
 
-    def _tell_sample(self, error: Exception, indices: SampleIndices, number: int) -> None:
+    def _add_sample_note(self, error: Exception, indices: SampleIndices, number: int) -> None:
         what = f"sample {_plain(indices[number])} of {type(self.dataset).__name__}"
-        self._tell(error, f"reading {what} (epoch {indices.epoch_of(number)})")
-
-    def _tell(self, error: Exception, doing: str) -> None:
-        error.add_note(f"While {doing}.")
-        if isinstance(error, StopIteration):  # would end the loop over the loader, without a word
-            raise DataError(f"data: StopIteration was raised while {doing}.") from error
+        _add_note(error, f"reading {what} (epoch {indices.epoch_of(number)})")
 
     def _shown(self, indices: SampleIndices) -> str:
         shown = ", ".join(str(_plain(index)) for index in indices[:_SHOWN])
         more = f", … ({len(indices)} in all)" if len(indices) > _SHOWN else ""
         return f"the samples {shown}{more} of {type(self.dataset).__name__} (epoch {indices.epoch})"
+
+
+def _add_note(error: Exception, doing: str) -> None:
+    error.add_note(f"While {doing}.")
+    if isinstance(error, StopIteration):  # would end the loop over the loader without a message
+        raise DataError(f"data: StopIteration was raised while {doing}.") from error
 
 
 def _plain(index: Any) -> Any:
@@ -148,7 +148,7 @@ def _plain(index: Any) -> Any:
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Whether the data set has a ``__getitems__`` of its own. That of torch's Subset only hands on what it is over."""
+    """Whether the data set has a ``__getitems__`` of its own. That of torch's Subset calls the one of its data set."""
     while isinstance(dataset, Subset) and type(dataset).__getitems__ is Subset.__getitems__:
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))

@@ -8,8 +8,7 @@ import torch
 from torch.utils.data import default_collate
 
 from trainwright._torch_compat.batch_collate import collate_parts
-from trainwright.data.collate_errors import difference
-from trainwright.data.errors import DataError
+from trainwright.data.errors import DataError, difference
 from trainwright.data.instance import DistTensorData, Instance
 
 # Losses want class labels as int64. uint8 is left alone: it is what images come in, and torch's losses take it as

@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from trainwright.config.errors import ConfigTypeError
-from trainwright.data.collate_errors import difference
-from trainwright.data.errors import DataError
+from trainwright.data.errors import DataError, difference
 
 
 @dataclass(slots=True)

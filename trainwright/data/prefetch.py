@@ -1,15 +1,19 @@
-"""Prefetching: while a step computes, the next batch is read and copied to the accelerator in the background.
+"""The batches of a loader as an iterator: cycled over epochs, and prefetched to the accelerator.
 
-Order and content of the batches do not change. Reading is one batch ahead of training, as with workers: the position
-of a resumed run counts the batches trained on, not the batches read.
+Prefetching: while a step computes, the next batch is read and copied to the accelerator in the background. Order and
+content of the batches do not change. Reading is one batch ahead of training, as with workers: the position of a
+resumed run counts the batches trained on, not the batches read.
 """
 
+import logging
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from trainwright.config.errors import ConfigError
 from trainwright.data.instance import DistTensorData, Instance
 
 _WITH_STREAMS = ("cuda", "xpu")
@@ -109,3 +113,40 @@ def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
     if isinstance(value, DistTensorData):
         return DistTensorData(_on(device, value.tensor, moved), value.sbp_list, value.placement_idx)
     return value
+
+
+logger = logging.getLogger("trainwright.data")
+
+
+def cycle(data_loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of ``data_loader``, repeated forever.
+
+    Calls ``set_epoch`` of the sampler, if it has it (torch's DistributedSampler), before each epoch.
+
+    Raises:
+        ConfigError: an epoch has no batch.
+    """
+    log_if_workers_restart(data_loader)
+    for epoch in count():
+        set_epoch = getattr(getattr(data_loader, "sampler", None), "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+        is_empty = True
+        for batch in data_loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise ConfigError(
+                f"The data loader {type(data_loader).__name__} gave no batch: its dataset is empty, or smaller than a"
+                " batch and drop_last is True."
+            )
+
+
+def log_if_workers_restart(data_loader: Any) -> None:
+    """Log a suggestion if a torch DataLoader restarts its workers in each epoch."""
+    if getattr(data_loader, "num_workers", 0) and not getattr(data_loader, "persistent_workers", True):
+        logger.info(
+            "The given %s restarts its %d workers in each epoch; persistent_workers=True keeps them.",
+            type(data_loader).__name__,
+            data_loader.num_workers,
+        )

@@ -6,7 +6,8 @@ micro_batch_size`` on. So batches run across epoch ends, nothing is dropped or p
 together hold the same samples for any W.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count, starmap
 from numbers import Integral
 from typing import Any
 
@@ -18,30 +19,153 @@ from torch.utils.data import Sampler
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.errors import DataError
-from trainwright.data.indices import SampleIndices
 from trainwright.data.seeding import permutation
 
 _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at once would delay the first batch
 
 
-class CyclicSampler(Sampler[list[int]]):
+class SampleIndices(list[int]):
+    """The indices of one batch: a list that knows the ``epoch`` of its first index and its ``position`` in that epoch.
+
+    Positions count the samples of all ranks. An epoch has ``epoch_length`` of them, so a batch may reach into the next
+    ones; None for an epoch that ends only where its sampler ends.
+
+    >>> batch = SampleIndices([3, 4, 0], epoch=7, position=3, epoch_length=5)
+    >>> batch, [batch.epoch_of(number) for number in range(3)]
+    ([3, 4, 0], [7, 7, 8])
+    """
+
+    __slots__ = ("epoch", "epoch_length", "position")
+
+    def __init__(self, indices: Iterable[int], *, epoch: int, position: int, epoch_length: int | None) -> None:
+        super().__init__(indices)
+        self.epoch = epoch
+        self.position = position
+        self.epoch_length = epoch_length
+
+    def epoch_of(self, number: int) -> int:
+        """The epoch of the index at place ``number`` of this batch."""
+        if self.epoch_length is None:
+            return self.epoch
+        return self.epoch + (self.position + number) // self.epoch_length
+
+
+class _Order:
+    """The order of the samples in an epoch. Keeps the permutation of the last requested epoch."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._key: tuple[int, int] | None = None
+        self._tensor = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._array: npt.NDArray[np.int64] = self._tensor.numpy()
+
+    def tensor(self, seed: int, epoch: int) -> Tensor:
+        if self._key != (seed, epoch):
+            self._tensor = permutation(self._length, seed, epoch)
+            self._array = self._tensor.numpy()
+            self._key = (seed, epoch)
+        return self._tensor
+
+    def array(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+        """A view as an array: converting a part of it to a list takes a quarter of the time that a tensor takes."""
+        self.tensor(seed, epoch)
+        return self._array
+
+
+class _BatchSampler(Sampler[list[int]]):
+    """Base of the samplers of batches. A subclass says where its batches lie (`_places`)."""
+
+    _epoch_length: int | None = None  # where a batch may reach into the next epoch
+
+    def __init__(
+        self,
+        dataset: Any,  # anything with len()
+        shuffle: bool,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        seed: int,
+        **counts: tuple[Any, int],
+    ) -> None:
+        """``counts``: further whole numbers by their names, with their minima, to be checked and kept."""
+        name = type(self).__name__
+        self.dataset = dataset
+        self.data_size = _num_samples(name, dataset)
+        _check_counts(
+            name,
+            **counts,
+            data_parallel_rank=(data_parallel_rank, 0),
+            data_parallel_size=(data_parallel_size, 1),
+            seed=(seed, 0),
+        )
+        for field, (value, _) in counts.items():
+            setattr(self, field, value)
+        self.shuffle = shuffle
+        self.data_parallel_rank = data_parallel_rank
+        self.data_parallel_size = data_parallel_size
+        self.seed = seed
+        self._order = _Order(self.data_size)
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        """For each batch of this rank: the epoch, the position in it, and the number of samples."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[SampleIndices]:
+        prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
+        for epoch, position, size in self._places():
+            part = self._indices(epoch, position, size)
+            indices = SampleIndices(part, epoch=epoch, position=position, epoch_length=self._epoch_length)
+            if prefetch is not None:
+                prefetch(indices)
+            yield indices
+
+    def index_tensors(self) -> Iterator[Tensor]:
+        """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
+        return starmap(self._index_tensor, self._places())
+
+    def _indices(self, epoch: int, position: int, size: int) -> list[int]:
+        indices: list[int] = []
+        while len(indices) < size:  # over the end of an epoch, or of several if the data set is smaller than a batch
+            stop = min(position + size - len(indices), self.data_size)
+            if self.shuffle:
+                indices += self._order.array(self.seed, epoch)[position:stop].tolist()
+            else:
+                indices += range(position, stop)
+            epoch, position = epoch + 1, 0
+        return indices
+
+    def _index_tensor(self, epoch: int, position: int, size: int) -> Tensor:
+        stop = position + size
+        if stop > self.data_size:
+            return torch.tensor(self._indices(epoch, position, size), device="cpu")
+        if self.shuffle:
+            return self._order.tensor(self.seed, epoch)[position:stop]
+        return torch.arange(position, stop, device="cpu")
+
+    def _repr(self, *names: str) -> str:
+        return _repr(self, self.dataset, *names)
+
+
+class CyclicSampler(_BatchSampler):
     """An infinite stream of micro-batches of one rank, for training.
 
-    ``len(dataset)`` is all that is asked of the data set; if it says ``supports_prefetch``, its ``prefetch(indices)``
-    is called with each micro-batch right before that is handed out. ``len(sampler)`` is the number of steps in which
-    an epoch is consumed, ``ceil(N / (micro_batch_size * data_parallel_size))``; iterating never ends.
+    Only ``len(dataset)`` is required. If the data set has ``supports_prefetch``, its ``prefetch(indices)`` is called
+    right before each micro-batch is yielded. ``len(sampler)`` is the number of steps that consume an epoch,
+    ``ceil(N / (micro_batch_size * data_parallel_size))``; iteration never ends.
 
-    Iterating does not move ``consumed_samples``: a loader fetches ahead, so only the trainer knows what was trained
-    on. It says so by `set_consumed_samples`, and the next ``iter()`` starts there at the cost of one permutation.
+    Iteration does not change ``consumed_samples``: a loader reads ahead, so only the trainer knows what was trained
+    on. It calls `set_consumed_samples`, and the next ``iter()`` starts there at the cost of one permutation.
 
     >>> batches = iter(CyclicSampler(range(5), micro_batch_size=2))
     >>> [next(batches) for _ in range(4)]
     [[0, 1], [2, 3], [4, 0], [1, 2]]
     """
 
+    micro_batch_size: int
+    consumed_samples: int
+
     def __init__(
         self,
-        dataset: Any,  # anything with len()
+        dataset: Any,
         micro_batch_size: int,
         shuffle: bool = False,
         consumed_samples: int = 0,
@@ -49,97 +173,54 @@ class CyclicSampler(Sampler[list[int]]):
         data_parallel_size: int = 1,
         seed: int = 0,
     ) -> None:
-        self.dataset = dataset
-        self.data_size = _num_samples("CyclicSampler", dataset)
-        _check_counts(
-            "CyclicSampler",
+        super().__init__(
+            dataset,
+            shuffle,
+            data_parallel_rank,
+            data_parallel_size,
+            seed,
             micro_batch_size=(micro_batch_size, 1),
             consumed_samples=(consumed_samples, 0),
-            data_parallel_rank=(data_parallel_rank, 0),
-            data_parallel_size=(data_parallel_size, 1),
-            seed=(seed, 0),
         )
-        self.micro_batch_size = micro_batch_size
-        self.shuffle = shuffle
-        self.consumed_samples = consumed_samples
-        self.data_parallel_rank = data_parallel_rank
-        self.data_parallel_size = data_parallel_size
-        self.seed = seed
-        self._shuffled = _Shuffled(self.data_size)
+        self._epoch_length = self.data_size
 
     def set_consumed_samples(self, consumed_samples: int) -> None:
-        """Let the next ``iter()`` start behind this many samples of the stream, counted over all ranks."""
+        """Start the next ``iter()`` after this many samples of the stream, counted over all ranks."""
         _check_counts("CyclicSampler.set_consumed_samples", consumed_samples=(consumed_samples, 0))
         self.consumed_samples = consumed_samples
 
     def __len__(self) -> int:
         return _ceil_div(self.data_size, self.micro_batch_size * self.data_parallel_size)
 
-    def __iter__(self) -> Iterator[SampleIndices]:
-        prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
-        position = self.consumed_samples + self.data_parallel_rank * self.micro_batch_size
-        while True:
-            indices = self._indices(position, self.micro_batch_size)
-            if prefetch is not None:
-                prefetch(indices)
-            yield indices
-            position += self.micro_batch_size * self.data_parallel_size
-
-    def index_tensors(self) -> Iterator[Tensor]:
-        """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
-        size, step = self.micro_batch_size, self.micro_batch_size * self.data_parallel_size
-        position = self.consumed_samples + self.data_parallel_rank * size
-        while True:
-            epoch, offset = divmod(position, self.data_size)
-            indices = self.part_of_epoch(epoch, offset, size)
-            yield indices if len(indices) == size else torch.tensor(self._indices(position, size), device="cpu")
-            position += step
-
-    def _indices(self, position: int, count: int) -> SampleIndices:
-        epoch, offset = divmod(position, self.data_size)
-        indices = self.indices_of_epoch(epoch, offset, count)
-        last = epoch
-        while len(indices) < count:  # over the end of an epoch, or of several when the data set is smaller than a batch
-            last += 1
-            indices += self.indices_of_epoch(last, 0, count - len(indices))
-        return SampleIndices(indices, epoch=epoch, position=offset, epoch_length=self.data_size)
-
-    def indices_of_epoch(self, epoch: int, offset: int, count: int) -> list[int]:
-        """At most ``count`` indices of one epoch's order, from ``offset`` on."""
-        if not self.shuffle:
-            return list(range(offset, min(offset + count, self.data_size)))
-        part: list[int] = self._shuffled.order(self.seed, epoch)[offset : offset + count].tolist()
-        return part
-
-    def part_of_epoch(self, epoch: int, offset: int, count: int) -> Tensor:
-        """``indices_of_epoch`` as a tensor: int64 (B,), a view of the epoch's order where it is shuffled."""
-        if not self.shuffle:
-            return torch.arange(offset, min(offset + count, self.data_size), device="cpu")
-        return self._shuffled.tensor(self.seed, epoch)[offset : offset + count]
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        size = self.micro_batch_size
+        start = self.consumed_samples + self.data_parallel_rank * size
+        for position in count(start, size * self.data_parallel_size):
+            yield *divmod(position, self.data_size), size
 
     def __repr__(self) -> str:
-        return (
-            f"CyclicSampler({_named(self.dataset)}, micro_batch_size={self.micro_batch_size}, shuffle={self.shuffle}, "
-            f"consumed_samples={self.consumed_samples}, data_parallel_rank={self.data_parallel_rank}, "
-            f"data_parallel_size={self.data_parallel_size}, seed={self.seed})"
+        return self._repr(
+            "micro_batch_size", "shuffle", "consumed_samples", "data_parallel_rank", "data_parallel_size", "seed"
         )
 
 
-class SingleRoundSampler(Sampler[list[int]]):
+class SingleRoundSampler(_BatchSampler):
     """One pass in micro-batches of one rank, for evaluation.
 
     Rank r takes the r-th micro-batch of each round, so rank 0, gathering round by round, sees the order of the data
-    set. Nothing is padded and nothing comes twice: the last micro-batch may be shorter, and late ranks may have one
-    micro-batch less. ``drop_last`` drops that shorter one and nothing else. ``shuffle`` gives the same order in every
-    pass, that of epoch 0 under ``seed``.
+    set. There is no padding and no repeated sample: the last micro-batch may be shorter, and late ranks may have one
+    micro-batch less. ``drop_last`` drops only that shorter one. ``shuffle`` gives the same order in every pass, that
+    of epoch 0 under ``seed``.
 
     >>> [list(SingleRoundSampler(range(5), 2, data_parallel_rank=rank, data_parallel_size=2)) for rank in (0, 1)]
     [[[0, 1], [4]], [[2, 3]]]
     """
 
+    micro_batch_size: int
+
     def __init__(
         self,
-        dataset: Any,  # anything with len()
+        dataset: Any,
         micro_batch_size: int,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -147,66 +228,120 @@ class SingleRoundSampler(Sampler[list[int]]):
         data_parallel_size: int = 1,
         seed: int = 0,
     ) -> None:
-        self.dataset = dataset
-        self.data_size = _num_samples("SingleRoundSampler", dataset)
-        _check_counts(
-            "SingleRoundSampler",
-            micro_batch_size=(micro_batch_size, 1),
-            data_parallel_rank=(data_parallel_rank, 0),
-            data_parallel_size=(data_parallel_size, 1),
-            seed=(seed, 0),
+        super().__init__(
+            dataset, shuffle, data_parallel_rank, data_parallel_size, seed, micro_batch_size=(micro_batch_size, 1)
         )
-        self.micro_batch_size = micro_batch_size
-        self.shuffle = shuffle
         self.drop_last = drop_last
-        self.data_parallel_rank = data_parallel_rank
-        self.data_parallel_size = data_parallel_size
-        self.seed = seed
-        self._shuffled = _Shuffled(self.data_size)
 
     def __len__(self) -> int:
-        return len(self._batch_numbers())
+        return len(self._starts())
 
-    def __iter__(self) -> Iterator[SampleIndices]:
-        prefetch = self.dataset.prefetch if getattr(self.dataset, "supports_prefetch", False) else None
-        for number in self._batch_numbers():
-            start = number * self.micro_batch_size
-            stop = min(start + self.micro_batch_size, self.data_size)
-            part = self._shuffled.order(self.seed, 0)[start:stop].tolist() if self.shuffle else range(start, stop)
-            indices = SampleIndices(part, epoch=0, position=start, epoch_length=None)
-            if prefetch is not None:
-                prefetch(indices)
-            yield indices
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        for start in self._starts():
+            yield 0, start, min(self.micro_batch_size, self.data_size - start)
 
-    def index_tensors(self) -> Iterator[Tensor]:
-        """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
-        order = self._shuffled.tensor(self.seed, 0) if self.shuffle else None
-        for number in self._batch_numbers():
-            start = number * self.micro_batch_size
-            stop = min(start + self.micro_batch_size, self.data_size)
-            yield torch.arange(start, stop, device="cpu") if order is None else order[start:stop]
-
-    def _batch_numbers(self) -> range:
-        if self.drop_last:
-            num_batches = self.data_size // self.micro_batch_size
-        else:
-            num_batches = _ceil_div(self.data_size, self.micro_batch_size)
-        return range(self.data_parallel_rank, num_batches, self.data_parallel_size)
+    def _starts(self) -> range:
+        size = self.micro_batch_size
+        stop = self.data_size // size * size if self.drop_last else self.data_size
+        return range(self.data_parallel_rank * size, stop, self.data_parallel_size * size)
 
     def __repr__(self) -> str:
-        return (
-            f"SingleRoundSampler({_named(self.dataset)}, micro_batch_size={self.micro_batch_size}, "
-            f"shuffle={self.shuffle}, drop_last={self.drop_last}, data_parallel_rank={self.data_parallel_rank}, "
-            f"data_parallel_size={self.data_parallel_size}, seed={self.seed})"
+        return self._repr(
+            "micro_batch_size", "shuffle", "drop_last", "data_parallel_rank", "data_parallel_size", "seed"
         )
+
+
+class EpochSampler(_BatchSampler):
+    """An infinite stream of batches that never span two epochs: the last batch of an epoch may be shorter.
+
+    The order of an epoch is that of :class:`CyclicSampler`, a pure function of (seed, epoch). ``drop_last`` drops the
+    shorter batch. ``len(sampler)`` is the number of batches per epoch. Iteration is infinite, unless ``infinite`` is
+    False: then it yields the rest of the epoch, and the next iteration yields the next epoch.
+
+    With several ranks, ``batch_size`` is that of one of them. Together their n-th batches are the n-th batch of one
+    process with ``batch_size * data_parallel_size``, in this order; a shorter one is split evenly. Where it has fewer
+    samples than there are ranks, the other ranks get its first sample as padding: ``num_samples`` is then 0.
+
+    >>> batches = iter(EpochSampler(range(5), batch_size=2))
+    >>> [next(batches) for _ in range(4)]
+    [[0, 1], [2, 3], [4], [0, 1]]
+    >>> batches = iter(EpochSampler(range(7), batch_size=2, data_parallel_rank=1, data_parallel_size=2))
+    >>> [next(batches) for _ in range(3)]
+    [[2, 3], [6], [2, 3]]
+    """
+
+    batch_size: int
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
+    ) -> None:
+        super().__init__(dataset, shuffle, data_parallel_rank, data_parallel_size, seed, batch_size=(batch_size, 1))
+        self.drop_last = drop_last
+        self.global_batch_size = whole = batch_size * data_parallel_size
+        self.samples_per_epoch = self.data_size // whole * whole if drop_last else self.data_size
+        if self.samples_per_epoch == 0:
+            ranks = f" on each of {data_parallel_size} ranks" if data_parallel_size > 1 else ""
+            raise DataError(
+                f"EpochSampler: the data set has {self.data_size} samples, fewer than a batch of {batch_size}{ranks},"
+                " and shorter batches are dropped. Give a smaller batch_size, or drop_last=False"
+                " (dataloader_drop_last=False)."
+            )
+        self.infinite = True
+        self._first_batch = 0
+
+    def set_batches_done(self, batches: int) -> None:
+        """Start the next ``iter()`` after this many batches, counted from the first epoch."""
+        self._first_batch = batches
+
+    def __len__(self) -> int:
+        return _ceil_div(self.samples_per_epoch, self.global_batch_size)
+
+    def num_samples(self, batch: int) -> int:
+        """The number of this rank's samples in a batch, by the batch's number over all epochs; 0: a padding batch."""
+        return len(self._share(batch % len(self) * self.global_batch_size))
+
+    def _share(self, start: int) -> range:
+        """This rank's positions in the batch of all ranks that begins at position ``start`` of an epoch."""
+        rank, size = self.data_parallel_rank, self.data_parallel_size
+        each, more = divmod(min(self.global_batch_size, self.samples_per_epoch - start), size)
+        first = start + rank * each + min(rank, more)
+        return range(first, first + each + (rank < more))
+
+    def _places(self) -> Iterator[tuple[int, int, int]]:
+        whole, last_whole = self.global_batch_size, self.samples_per_epoch - self.global_batch_size
+        own, size = self.data_parallel_rank * self.batch_size, self.batch_size
+        epoch, batch = divmod(self._first_batch, len(self))
+        while True:
+            for start in range(batch * whole, self.samples_per_epoch, whole):
+                if start <= last_whole:
+                    yield epoch, start + own, size
+                else:
+                    share = self._share(start) or range(start, start + 1)
+                    yield epoch, share.start, len(share)
+            epoch, batch = epoch + 1, 0
+            if not self.infinite:
+                self._first_batch = epoch * len(self)
+                return
+
+    def __repr__(self) -> str:
+        ranks = ("data_parallel_rank", "data_parallel_size") if self.data_parallel_size > 1 else ()
+        return self._repr("batch_size", "shuffle", "drop_last", "seed", *ranks)
 
 
 class RangedSampler(Sampler[int]):
     """Single indices: ``[start_index, end_index)`` of the data set's order, to resume in the middle of an epoch.
 
-    The whole data set is ordered first (shuffled under ``seed``, or as it is) and cut then, so a later start repeats
-    nothing. A start at or behind the end, as after the last batch of an epoch, leaves nothing. ``drop_last`` shortens
-    the part to whole batches of ``batch_size``, which has no other effect. ``len(sampler)`` is the number of indices
+    The whole data set is ordered first (shuffled under ``seed``, or as it is) and then cut, so a later start repeats
+    no sample. A start at or behind the end, as after the last batch of an epoch, leaves nothing. ``drop_last`` shortens
+    the part to full batches of ``batch_size``, which has no other effect. ``len(sampler)`` is the number of indices
     that it yields.
 
     >>> list(RangedSampler(range(10), batch_size=4, start_index=4))
@@ -237,7 +372,9 @@ class RangedSampler(Sampler[int]):
             seed=(0 if seed is None else seed, 0),
         )
         if end > data_size:
-            raise ConfigError(f"RangedSampler.end_index: got {end}; {_class_name(data)} has only {data_size} samples.")
+            raise ConfigError(
+                f"RangedSampler.end_index: got {end}; {type(data).__name__} has only {data_size} samples."
+            )
         if shuffle and seed is None:
             raise ConfigError(
                 "RangedSampler.seed: shuffle=True needs a seed, for example seed=0, to have an order to resume."
@@ -250,7 +387,7 @@ class RangedSampler(Sampler[int]):
         self.seed = seed
         num_indices = max(0, end - start)
         self._num_indices = num_indices // batch_size * batch_size if drop_last else num_indices
-        self._shuffled = _Shuffled(data_size)
+        self._order = _Order(data_size)
 
     def __len__(self) -> int:
         return self._num_indices
@@ -260,37 +397,12 @@ class RangedSampler(Sampler[int]):
         if not self.shuffle or self.seed is None:
             yield from part
             return
-        order = self._shuffled.order(self.seed, 0)
+        order = self._order.array(self.seed, 0)
         for start in range(part.start, part.stop, _BLOCK):
             yield from order[start : min(start + _BLOCK, part.stop)].tolist()
 
     def __repr__(self) -> str:
-        return (
-            f"RangedSampler({_named(self.data)}, batch_size={self.batch_size}, start_index={self.start_index}, "
-            f"end_index={self.end_index}, drop_last={self.drop_last}, shuffle={self.shuffle}, seed={self.seed})"
-        )
-
-
-class _Shuffled:
-    """The permutation of the epoch that was asked for last."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._key: tuple[int, int] | None = None
-        self._tensor = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._order: npt.NDArray[np.int64] = self._tensor.numpy()
-
-    def order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        if self._key != (seed, epoch):
-            self._tensor = permutation(self._length, seed, epoch)
-            # A view as an array: cutting a list out of it costs a quarter of cutting it out of a tensor.
-            self._order = self._tensor.numpy()
-            self._key = (seed, epoch)
-        return self._order
-
-    def tensor(self, seed: int, epoch: int) -> Tensor:
-        self.order(seed, epoch)
-        return self._tensor
+        return _repr(self, self.data, "batch_size", "start_index", "end_index", "drop_last", "shuffle", "seed")
 
 
 def _num_samples(where: str, dataset: Any) -> int:
@@ -298,25 +410,24 @@ def _num_samples(where: str, dataset: Any) -> int:
         num_samples = len(dataset)
     except TypeError as error:
         raise DataError(
-            f"{where}: the data set {_class_name(dataset)} has no len(). Samplers need data that are read by index: "
+            f"{where}: the data set {type(dataset).__name__} has no len(). Samplers need data that are read by index: "
             "define __len__ and __getitem__."
         ) from error
     if num_samples == 0:
         raise DataError(
-            f"{where}: the data set {_class_name(dataset)} is empty (len() is 0). Check its path and split: it "
-            "needs one sample at least."
+            f"{where}: the data set {type(dataset).__name__} is empty (len() is 0). Check its path and split: it "
+            "needs at least one sample."
         )
     return num_samples
 
 
 def _check_counts(where: str, **counts: tuple[Any, int]) -> None:
-    """Say in one message which of the values are no whole numbers at or above their minimum."""
-    faults = []
-    for name, (value, minimum) in counts.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < minimum:
-            faults.append(
-                f"{where}.{name}: got {value!r} ({type(value).__name__}); it must be a whole number >= {minimum}."
-            )
+    """Raise one error about all values that are not whole numbers at or above their minimum."""
+    faults = [
+        f"{where}.{name}: got {value!r} ({type(value).__name__}); it must be a whole number >= {minimum}."
+        for name, (value, minimum) in counts.items()
+        if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < minimum
+    ]
     if not faults and "data_parallel_size" in counts:
         rank, size = counts["data_parallel_rank"][0], counts["data_parallel_size"][0]
         if rank >= size:
@@ -331,9 +442,6 @@ def _ceil_div(numerator: int, denominator: int) -> int:
     return -(-numerator // denominator)
 
 
-def _class_name(dataset: object) -> str:
-    return type(dataset).__name__
-
-
-def _named(dataset: Any) -> str:
-    return f"<{_class_name(dataset)} of {len(dataset)}>"
+def _repr(sampler: object, data: Any, *names: str) -> str:
+    fields = ", ".join(f"{name}={getattr(sampler, name)!r}" for name in names)
+    return f"{type(sampler).__name__}(<{type(data).__name__} of {len(data)}>, {fields})"

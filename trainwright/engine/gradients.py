@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 
 from trainwright.config.errors import ConfigError
 from trainwright.events.storage import get_event_storage, has_event_storage
-from trainwright.optim.scaled import ScaledStep
-from trainwright.optim.skip import SkipNonFinite
+from trainwright.optim.skip import ScaledStep, SkipNonFinite
 
 
 def recorded_norm(clip: Callable[[], Tensor] | None, *, is_scaled: bool = False) -> Callable[[], Tensor | None]:

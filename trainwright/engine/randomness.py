@@ -1,19 +1,10 @@
-"""The random number generators of a process: seed them, get and set their state."""
+"""The random number generators of a process: get and set their state."""
 
 import random
 from typing import Any
 
 import numpy as np
 import torch
-
-from trainwright.data.generators import seed_numpy
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's generators (all devices)."""
-    random.seed(seed)
-    seed_numpy(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:

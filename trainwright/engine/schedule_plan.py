@@ -6,7 +6,7 @@ from itertools import count, islice
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.cycle import log_if_workers_restart
+from trainwright.data.prefetch import log_if_workers_restart
 from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.data.collate import to_batch
-from trainwright.data.cycle import cycle
-from trainwright.data.prefetch import ahead
+from trainwright.data.prefetch import ahead, cycle
 from trainwright.engine.accumulation import AnnouncedWindow, WindowMean, average_over_ranks, mean_outputs
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradients import recorded_norm, recorded_step, scaled_backward, scaled_step, unscaled

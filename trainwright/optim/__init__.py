@@ -7,48 +7,46 @@ from trainwright.names import on_first_use
 if TYPE_CHECKING:
     from trainwright.optim.build import build_lr_scheduler as build_lr_scheduler
     from trainwright.optim.build import build_optimizer as build_optimizer
+    from trainwright.optim.build import get_default_optimizer_params as get_default_optimizer_params
+    from trainwright.optim.build import reduce_param_groups as reduce_param_groups
     from trainwright.optim.clip import gradient_clipper as gradient_clipper
-    from trainwright.optim.configured import configure_constant_scheduler as configure_constant_scheduler
-    from trainwright.optim.configured import (
-        configure_constant_scheduler_with_warmup as configure_constant_scheduler_with_warmup,
-    )
-    from trainwright.optim.configured import (
-        configure_cosine_scheduler_with_warmup as configure_cosine_scheduler_with_warmup,
-    )
-    from trainwright.optim.configured import (
-        configure_cosine_with_hard_restarts_scheduler_with_warmup as configure_cosine_with_hard_restarts_scheduler_with_warmup,  # noqa: E501
-    )
-    from trainwright.optim.configured import (
-        configure_linear_scheduler_with_warmup as configure_linear_scheduler_with_warmup,
-    )
-    from trainwright.optim.configured import (
-        configure_polynomial_decay_scheduler_with_warmup as configure_polynomial_decay_scheduler_with_warmup,
-    )
     from trainwright.optim.freeze import LayerFreezer as LayerFreezer
     from trainwright.optim.freeze import freeze_bn as freeze_bn
-    from trainwright.optim.groups import get_default_optimizer_params as get_default_optimizer_params
-    from trainwright.optim.groups import reduce_param_groups as reduce_param_groups
     from trainwright.optim.schedules import WarmupCosineAnnealingLR as WarmupCosineAnnealingLR
     from trainwright.optim.schedules import WarmupCosineLR as WarmupCosineLR
     from trainwright.optim.schedules import WarmupExponentialLR as WarmupExponentialLR
     from trainwright.optim.schedules import WarmupMultiStepLR as WarmupMultiStepLR
     from trainwright.optim.schedules import WarmupPolynomialLR as WarmupPolynomialLR
     from trainwright.optim.schedules import WarmupStepLR as WarmupStepLR
+    from trainwright.optim.schedules import configure_constant_scheduler as configure_constant_scheduler
+    from trainwright.optim.schedules import (
+        configure_constant_scheduler_with_warmup as configure_constant_scheduler_with_warmup,
+    )
+    from trainwright.optim.schedules import (
+        configure_cosine_scheduler_with_warmup as configure_cosine_scheduler_with_warmup,
+    )
+    from trainwright.optim.schedules import (
+        configure_cosine_with_hard_restarts_scheduler_with_warmup as configure_cosine_with_hard_restarts_scheduler_with_warmup,  # noqa: E501
+    )
+    from trainwright.optim.schedules import (
+        configure_linear_scheduler_with_warmup as configure_linear_scheduler_with_warmup,
+    )
+    from trainwright.optim.schedules import (
+        configure_polynomial_decay_scheduler_with_warmup as configure_polynomial_decay_scheduler_with_warmup,
+    )
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
-    "build": "build_lr_scheduler build_optimizer",
+    "build": "build_lr_scheduler build_optimizer get_default_optimizer_params reduce_param_groups",
     "clip": "gradient_clipper",
-    "configured": (
+    "freeze": "LayerFreezer freeze_bn",
+    "schedules": (
         "configure_constant_scheduler configure_constant_scheduler_with_warmup "
         "configure_cosine_scheduler_with_warmup "
         "configure_cosine_with_hard_restarts_scheduler_with_warmup "
-        "configure_linear_scheduler_with_warmup configure_polynomial_decay_scheduler_with_warmup"
-    ),
-    "freeze": "LayerFreezer freeze_bn",
-    "groups": "get_default_optimizer_params reduce_param_groups",
-    "schedules": (
-        "WarmupCosineAnnealingLR WarmupCosineLR WarmupExponentialLR WarmupMultiStepLR WarmupPolynomialLR WarmupStepLR"
+        "configure_linear_scheduler_with_warmup configure_polynomial_decay_scheduler_with_warmup "
+        "WarmupCosineAnnealingLR WarmupCosineLR WarmupExponentialLR WarmupMultiStepLR "
+        "WarmupPolynomialLR WarmupStepLR"
     ),
 }
 

@@ -1,23 +1,69 @@
-"""Schedules that warm up onto a decay curve.
+"""Learning-rate schedules with a warm-up.
 
-With t optimizer steps taken, b the group's first rate, W ``warmup_iter``, N ``max_iter`` and f ``warmup_factor``:
+The ``configure_*`` functions warm up from zero in ``num_warmup_steps`` and then decay over the steps that are left: the
+decay begins where the warm-up ends, at the optimizer's full rate.
+
+The ``Warmup...LR`` classes warm up onto a decay curve. With t optimizer steps taken, b the group's first rate,
+W ``warmup_iter``, N ``max_iter`` and f ``warmup_factor``:
 
 * t < W, ``"linear"``: the straight line from b * f at 0 to decay(W) at W (linear warm-up as in Goyal et al. 2017,
   section 2.2); ``"constant"``: b * f.
 * t >= W: decay(t). The curve is not shifted by the warm-up, so it ends at N whatever W is.
 
-All of them take ``max_iter``, ``warmup_factor`` and ``warmup_iter``, so that a configuration can set these without
+They all take ``max_iter``, ``warmup_factor`` and ``warmup_iter``, so that a configuration can set these without
 knowing which schedule it is. Curves that do not depend on the length of the run say so.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from trainwright._torch_compat.schedule_step import is_usable, step_lambda
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.optim.formula import Formula, FormulaLR
+
+# (optimizer steps taken, the group's first learning rate) -> learning rate of the next step
+Formula = Callable[[int, float], float]
+
+
+class FormulaLR(LambdaLR):
+    """``lr = formula(step, base_lr)`` in every group; a group whose first rate is 0 stays at 0.
+
+    The formula is not part of the state: a scheduler that is built with other arguments and loads a state continues
+    with its own formula. The state holds numbers and lists of numbers, even if the optimizer keeps its learning rates
+    as tensors.
+    """
+
+    def __init__(self, optimizer: Optimizer, formula: Formula) -> None:
+        for group in optimizer.param_groups:
+            # As a float, once: a formula of a tensor would wait for the device at every step.
+            group["initial_lr"] = float(group.get("initial_lr", group["lr"]))
+        super().__init__(optimizer, [_factor(formula, group["initial_lr"]) for group in optimizer.param_groups])
+
+    def step(self, epoch: int | None = None) -> None:
+        """As torch's."""
+        if epoch is not None or not (is_usable() and step_lambda(self)):
+            super().step(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        del state["lr_lambdas"]
+        return {
+            key: [float(rate) for rate in value] if isinstance(value, list) else value for key, value in state.items()
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({**state_dict, "lr_lambdas": [None] * len(self.lr_lambdas)})
+
+
+def _factor(formula: Formula, base_lr: float) -> Callable[[int], float]:
+    if base_lr == 0:
+        return lambda step: 0.0
+    return lambda step: formula(step, base_lr) / base_lr
+
 
 WARMUP_METHODS = ("linear", "constant")
 
@@ -178,3 +224,80 @@ class WarmupPolynomialLR(FormulaLR):
 def _half_cosine(progress: float) -> float:
     """1 at progress 0, 0 at progress 1."""
     return (1 + math.cos(math.pi * progress)) / 2
+
+
+def configure_constant_scheduler(optimizer: Optimizer) -> FormulaLR:
+    """The optimizer's own rate, always."""
+    return FormulaLR(optimizer, lambda step, base_lr: base_lr)
+
+
+def configure_constant_scheduler_with_warmup(optimizer: Optimizer, num_warmup_steps: int) -> FormulaLR:
+    """Warm-up, then the optimizer's own rate."""
+    return FormulaLR(optimizer, _after_warmup(lambda step, base_lr: base_lr, num_warmup_steps))
+
+
+def configure_linear_scheduler_with_warmup(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int
+) -> FormulaLR:
+    """Warm-up, then a straight line to 0 at ``num_training_steps``."""
+    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, lambda left, base_lr: base_lr * left)
+
+
+def configure_cosine_scheduler_with_warmup(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, num_cycles: float = 0.5
+) -> FormulaLR:
+    """Warm-up, then ``num_cycles`` waves of a cosine; half a wave ends at 0."""
+
+    def decay(left: float, base_lr: float) -> float:
+        return base_lr * (1 + math.cos(2 * math.pi * num_cycles * (1 - left))) / 2
+
+    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay)
+
+
+def configure_cosine_with_hard_restarts_scheduler_with_warmup(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, num_cycles: int = 1
+) -> FormulaLR:
+    """Warm-up, then ``num_cycles`` half cosines to 0, each of which starts at the full rate; 0 after the last."""
+
+    def decay(left: float, base_lr: float) -> float:
+        if left == 0:
+            return 0.0
+        return base_lr * (1 + math.cos(math.pi * (num_cycles * (1 - left) % 1))) / 2
+
+    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay)
+
+
+def configure_polynomial_decay_scheduler_with_warmup(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, lr_end: float = 1e-7, power: float = 1.0
+) -> FormulaLR:
+    """Warm-up, then a polynomial of degree ``power`` down to the rate ``lr_end``."""
+    lowest = min(float(group["lr"]) for group in optimizer.param_groups)
+    if lr_end >= lowest:
+        raise ConfigError(f"lr_end: got {lr_end}; it must be below the optimizer's learning rate, {lowest}.")
+
+    def decay(left: float, base_lr: float) -> float:
+        return float((base_lr - lr_end) * left**power + lr_end)
+
+    return _over_the_rest(optimizer, num_warmup_steps, num_training_steps, decay)
+
+
+def _over_the_rest(
+    optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int, decay: Callable[[float, float], float]
+) -> FormulaLR:
+    """``decay(left, base_lr)``, where ``left`` falls from 1 at the end of the warm-up to 0 at the end of training."""
+    if num_training_steps < 1:
+        raise ConfigError(f"num_training_steps: got {num_training_steps}; it must be a whole number >= 1.")
+
+    def formula(step: int, base_lr: float) -> float:
+        left = (num_training_steps - step) / max(1, num_training_steps - num_warmup_steps)
+        return decay(max(0.0, left), base_lr)
+
+    return FormulaLR(optimizer, _after_warmup(formula, num_warmup_steps))
+
+
+def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:
+    if num_warmup_steps < 0:
+        raise ConfigError(f"num_warmup_steps: got {num_warmup_steps}; it must be a whole number >= 0.")
+    return lambda step, base_lr: (
+        base_lr * step / num_warmup_steps if step < num_warmup_steps else formula(step, base_lr)
+    )

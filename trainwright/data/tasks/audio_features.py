@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.errors import DataError
-from trainwright.data.tasks.padding import pad, pad_mask
+from trainwright.data.tasks.collators import pad, pad_mask
 from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 _KINDS = ("log_mel", "log_spectrum")

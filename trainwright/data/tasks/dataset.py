@@ -215,7 +215,7 @@ _OWN = {
     "speech_recognition": "trainwright.data.tasks.speech_dataset",
     "text_classification": "trainwright.data.tasks.text_datasets",
     "sequence_labeling": "trainwright.data.tasks.text_datasets",
-    "text_generation": "trainwright.data.tasks.text_generation",
+    "text_generation": "trainwright.data.tasks.text_datasets",
 }
 _registry: Registry[Dataset] = Registry("dataset", DatasetConfig, _OWN)
 

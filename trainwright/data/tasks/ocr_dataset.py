@@ -10,7 +10,7 @@ from typing import Any
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.errors import DataError
-from trainwright.data.tasks import char_labels
+from trainwright.data.tasks import labels as char_labels
 from trainwright.data.tasks.collators import IGNORED, CharLevelOCRDataCollator, ImageCaptioningDataCollator
 from trainwright.data.tasks.dataset import Dataset, DatasetConfig, register_dataset
 from trainwright.data.tasks.tables import FileFinder, Row, check_columns, files_with, raise_faults, read_rows, text_of

@@ -179,7 +179,7 @@ _OWN = {
     "image_processor": "trainwright.data.tasks.image_processor",
     "text_tokenizer": "trainwright.data.tasks.tokenizer",
     "hf_tokenizer": "trainwright.data.tasks.tokenizer",
-    "text_normalizer": "trainwright.data.tasks.text_normalizer",
+    "text_normalizer": "trainwright.data.tasks.tokenizer",
 }
 _registry: Registry[Preprocessor] = Registry("preprocessor", PreprocessorConfig, _OWN)
 

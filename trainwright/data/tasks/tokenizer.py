@@ -1,13 +1,15 @@
-"""Tokenizers: texts to the ids of their tokens, and back, by the package tokenizers.
+"""Tokenizers: texts to the ids of their tokens, and back, with the package tokenizers. `TextNormalizer` comes before.
 
 `TextTokenizer` splits into words, characters or bytes; `HFTokenizer` is one that the tokenizers library, or
 transformers, has trained. Both are used alike.
 """
 
 import collections
+import dataclasses
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,15 +17,20 @@ from torch import Tensor
 
 from trainwright.checkpoint.files import PathLike, atomic_write
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, UserError
-from trainwright.data.tasks.padding import pad, pad_mask
+from trainwright.data.tasks.collators import pad, pad_mask
 from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 VOCABULARY = "vocabulary.json"
+
 _FILE = "tokenizer.json"
+
 _SETTINGS = "tokenizer_config.json"  # transformers' own
+
 _LEVELS = ("word", "char", "byte")
+
 # Python's \w+|[^\w\s] in the terms of the library, whose \w takes combining marks as well.
 _WORDS = r"[\p{L}\p{N}_]+|[^\p{L}\p{N}_\s\x{1c}-\x{1f}]"
+
 # Names of special tokens in transformers, and their usual texts.
 _USUAL = {
     "pad_token": (["pad_token"], ["[PAD]", "<pad>", "<|padding|>", "<|endoftext|>"]),
@@ -33,7 +40,7 @@ _USUAL = {
 }
 
 
-@dataclass
+@dataclasses.dataclass
 class TokenizerConfig(PreprocessorConfig):
     """What all tokenizers have: ``max_length``, in tokens with the special ones, cuts longer texts; None never cuts.
 
@@ -154,7 +161,7 @@ class Tokenizer(Preprocessor):
         return self._tokenizer.post_process(encoding, None, add_special_tokens)
 
 
-@dataclass
+@dataclasses.dataclass
 class TextTokenizerConfig(TokenizerConfig):
     """How texts are split.
 
@@ -303,7 +310,7 @@ class TextTokenizer(Tokenizer):
         return self._special.index(getattr(self.config, field))  # they come first
 
 
-@dataclass
+@dataclasses.dataclass
 class HFTokenizerConfig(TokenizerConfig):
     """Special tokens that are None are those of transformers' ``tokenizer_config.json``, or the usual ones."""
 
@@ -416,3 +423,62 @@ def check_max_length(config: Any) -> None:
         raise ConfigError(
             f"{type(config).__name__}.max_length: got {value!r}; it must be a whole number >= 1, or None."
         )
+
+
+_FORMS = ("NFC", "NFD", "NFKC", "NFKD", "")
+
+
+@dataclasses.dataclass
+class TextNormalizerConfig(PreprocessorConfig):
+    """What is done to a text, in this order.
+
+    Fields:
+        form: Unicode's normal form: "NFKC" (default), "NFC", "NFD", "NFKD", or "" for none.
+        replace_patterns: pairs of a regular expression and its replacement, one after the other.
+        lowercase: small letters only.
+        collapse_spaces: each run of white space becomes one space; none at the ends.
+    """
+
+    name = "text_normalizer"
+    filename = "normalizer_config.yaml"
+
+    form: str = "NFKC"
+    replace_patterns: list[Any] = dataclasses.field(default_factory=list)
+    lowercase: bool = False
+    collapse_spaces: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form not in _FORMS:
+            raise ConfigError(f"TextNormalizerConfig.form: got {self.form!r}; NFC, NFD, NFKC, NFKD or '' is allowed.")
+        for pair in self.replace_patterns:
+            try:
+                pattern, replacement = pair
+                re.sub(pattern, replacement, "")
+            except (ValueError, TypeError, re.error) as error:
+                raise ConfigError(
+                    f"TextNormalizerConfig.replace_patterns: got {pair!r}; each is a pair of a regular expression and "
+                    f"its replacement ({error})."
+                ) from error
+
+
+@register_preprocessor("text_normalizer", config_class=TextNormalizerConfig)
+class TextNormalizer(Preprocessor):
+    """
+    >>> TextNormalizer()("ﬁne   ①")
+    'fine 1'
+    """
+
+    kind = "text_normalizer"
+
+    def __call__(self, texts: Any) -> Any:
+        """One text, or a list of them."""
+        return self._one(texts) if isinstance(texts, str) else [self._one(text) for text in texts]
+
+    def _one(self, text: str) -> str:
+        config = self.config
+        text = unicodedata.normalize(config.form, text) if config.form else text
+        for pattern, replacement in config.replace_patterns:
+            text = re.sub(pattern, replacement, text)
+        text = text.lower() if config.lowercase else text
+        return " ".join(text.split()) if config.collapse_spaces else text

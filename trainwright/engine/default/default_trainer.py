@@ -18,6 +18,7 @@ from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete
 from trainwright.data.collate import to_batch
 from trainwright.data.loaders import set_position
+from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.console import log_to_console
 from trainwright.engine.default.call_signature import bind_step, call_with_known
@@ -26,7 +27,6 @@ from trainwright.engine.default.setup import complete_batch_sizes, expand_output
 from trainwright.engine.eval_metric import check_eval_metric, resolve_eval_mode
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_facts import facts_of_files
 from trainwright.engine.run_summary import log_header, log_recomputed

@@ -15,9 +15,9 @@ from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.prefetch import ahead
+from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.loss_fn import Contract, contract_for
-from trainwright.engine.randomness import seed_everything
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_facts import facts_of_objects
 from trainwright.engine.run_summary import training_info
@@ -48,7 +48,7 @@ from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.epoch_progress import EpochProgress
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.hooks.profile import profile_hook
-from trainwright.optim.formula import FormulaLR
+from trainwright.optim.schedules import FormulaLR
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 from trainwright.terminal import is_terminal
 

@@ -15,7 +15,7 @@ from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError
-from trainwright.optim import configured
+from trainwright.optim import schedules as configured
 from trainwright.optim.fused import fused_arguments
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from trainwright.engine.gradients import recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.overrides import is_overridden
 from trainwright.optim.clip import gradient_clipper, gradient_norm
-from trainwright.optim.scaled import ScaledStep
-from trainwright.optim.skip import SkipNonFinite
+from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")

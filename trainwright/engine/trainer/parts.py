@@ -14,8 +14,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import checkpoint_folders, is_checkpoint
 from trainwright.config.errors import MissingFileError
 from trainwright.data.batch_loader import make_loader
-from trainwright.data.epochs import EpochSampler
-from trainwright.data.sampler import SingleRoundSampler
+from trainwright.data.sampler import EpochSampler, SingleRoundSampler
 from trainwright.engine.trainer.best_metric import metric_for_best, mode_of_monitor
 from trainwright.engine.trainer.streams import is_stream, stream_loader
 from trainwright.events.writers import EventWriter, default_writers

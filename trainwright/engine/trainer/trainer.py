@@ -24,8 +24,8 @@ from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
 from trainwright.hooks.overrides import is_overridden, overridable
-from trainwright.optim.formula import FormulaLR
 from trainwright.optim.freeze import freeze_bn
+from trainwright.optim.schedules import FormulaLR
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.tasks.char_labels import reverse_digits
+from trainwright.data.tasks.labels import reverse_digits
 from trainwright.models.config import ModelConfig, check_positive, check_share, checked_characters
 from trainwright.models.model import Model, register_model
 from trainwright.models.outputs import ModelOutput

@@ -1,4 +1,6 @@
+import gzip
 import runpy
+import struct
 import sys
 import urllib.error
 import urllib.request
@@ -10,9 +12,9 @@ import torch
 
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.data import DataError, transforms
-from trainwright.data.datasets import MNIST, read_idx, write_idx
+from trainwright.data.datasets import MNIST, FakeData, read_idx, write_idx
 
-PROJECT = Path(__file__).parents[3] / "examples" / "mnist"
+PROJECT = Path(__file__).parents[2] / "examples" / "mnist"
 
 
 def write_split(folder, part="train", count=6, suffix=""):
@@ -196,3 +198,98 @@ def test_the_digits_script_can_be_run_again_and_mends_what_is_missing(tmp_path, 
 def test_the_digits_script_says_how_to_get_what_it_lacks(prepare_digits, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert "pip install scikit-learn" in prepare_digits()[0]
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (0, 28, 28)])
+@pytest.mark.parametrize("name", ["x", "x.gz"])
+def test_written_and_read_is_the_identity(tmp_path, shape, name):
+    array = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    write_idx(tmp_path / name, array)
+    result = read_idx(tmp_path / name)
+    np.testing.assert_array_equal(result, array)
+    assert result.flags.writeable
+    assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+def test_the_bytes_are_those_of_the_format(tmp_path):
+    write_idx(tmp_path / "x", np.array([[1, 2, 3], [4, 5, 6]], np.uint8))
+    assert (tmp_path / "x").read_bytes() == struct.pack(">HBBII6B", 0, 8, 2, 2, 3, 1, 2, 3, 4, 5, 6)
+
+
+def test_equal_arrays_give_equal_gzipped_files(tmp_path):
+    for name in ("a.gz", "b.gz"):
+        write_idx(tmp_path / name, np.arange(9, dtype=np.uint8))
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gz", "b.gz"]
+
+
+WHOLE = struct.pack(">HBBI4B", 0, 8, 1, 4, 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        (b"", "no IDX file"),
+        (b"<html>not found</html>", "begins with b'<htm'.*web page"),
+        (struct.pack(">HBBI", 0, 0x0D, 1, 4) + bytes(16), "element type 0x0d; only uint8"),
+        (WHOLE[:6], "cut off within its header, at 6 of 8 bytes"),
+        (WHOLE[:-1], r"11 bytes; shape \(4,\) in its header needs 12"),
+        (WHOLE + b"x", r"13 bytes; shape \(4,\)"),
+        (gzip.compress(WHOLE, mtime=0)[:-3], "the gzip data are broken"),
+        (gzip.compress(WHOLE, mtime=0)[:10] + b"garbage", "the gzip data are broken"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_is_wrong(tmp_path, content, fact):
+    path = tmp_path / "labels-idx1"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"labels-idx1: .*{fact}"):
+        read_idx(path)
+
+
+def test_another_number_of_dimensions_is_refused(tmp_path):
+    write_idx(tmp_path / "x", np.zeros(4, np.uint8))
+    with pytest.raises(DataError, match="1 dimensions; 3 are expected"):
+        read_idx(tmp_path / "x", num_dimensions=3)
+
+
+def test_only_bytes_are_written(tmp_path):
+    with pytest.raises(DataError, match=r"got an array of int64.*astype\(np.uint8\)"):
+        write_idx(tmp_path / "x", np.zeros(4, np.int64))
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_sample_is_a_function_of_its_index_alone():
+    data, twin = FakeData(20, (3, 4, 5)), FakeData(100, (3, 4, 5))
+    state = torch.get_rng_state()
+    legacy = np.random.get_state()[1].copy()
+    later = [twin[index] for index in reversed(range(20))][::-1]
+    for index in range(20):
+        np.testing.assert_array_equal(data[index][0], later[index][0])
+        assert data[index][1] == later[index][1]
+    assert torch.equal(state, torch.get_rng_state())
+    assert np.array_equal(legacy, np.random.get_state()[1])
+
+
+def test_samples_differ_and_an_offset_shifts_them():
+    data = FakeData(10, (1, 4, 4))
+    assert len({data[index][0].tobytes() for index in range(10)}) == 10
+    np.testing.assert_array_equal(FakeData(10, (1, 4, 4), random_offset=3)[2][0], data[5][0])
+
+
+def test_shapes_types_and_classes_are_those_asked_for():
+    image, label = FakeData(5, (3, 6, 7), num_classes=4)[0]
+    assert (image.shape, image.dtype, type(label)) == ((6, 7, 3), np.uint8, int)
+    assert FakeData(5, (1, 6, 7))[0][0].shape == (6, 7)
+    assert FakeData(5, (3, 6, 7), transform=transforms.ToTensor())[0][0].shape == (3, 6, 7)
+    assert {FakeData(200, (1, 1, 1), num_classes=4)[index][1] for index in range(200)} == {0, 1, 2, 3}
+
+
+def test_the_end_is_an_index_error_so_that_a_plain_loop_ends():
+    assert len(list(FakeData(5, (1, 2, 2)))) == 5
+
+
+def test_wrong_sizes_are_refused():
+    with pytest.raises(ConfigError, match=r"FakeData\.size: got 0"):
+        FakeData(0)
+    with pytest.raises(ConfigError, match=r"FakeData.image_size: got \(28, 28\)"):
+        FakeData(5, (28, 28))
