@@ -1,7 +1,9 @@
 """Errors that users can cause. Their messages say where, what value was found, what is allowed and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from trainwright.terminal import printable
 
@@ -38,6 +40,30 @@ class ConfigSyntaxError(UserError, SyntaxError):
 
 class MissingFileError(UserError, FileNotFoundError):
     """A file or folder that a run needs does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One error in a configuration. ``origin`` is the file and line that set it, if known."""
+
+    path: str
+    text: str
+    kind: type[ConfigError] = ConfigError
+    origin: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+def error_of(faults: Sequence[Fault], message: str) -> ConfigError:
+    """An error with this message, of the class that all faults share, else a plain ConfigError."""
+    kinds = {fault.kind for fault in faults}
+    return (kinds.pop() if len(kinds) == 1 else ConfigError)(message)
+
+
+def got(value: Any) -> str:
+    """How messages show a value that is not allowed."""
+    return f"got {value!r} ({type(value).__name__})"
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

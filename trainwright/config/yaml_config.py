@@ -161,13 +161,12 @@ class YamlConfig:
         elif type(default) is float and type(value) is int:
             value = float(value)
         setattr(self, field.name, value)
-        kind = type(default)
-        if kind not in (bool, int, float, str, tuple) or (isinstance(value, kind) and type(value) is not bool):
+        if type(default) not in (bool, int, float, str, tuple):
             return None
-        if type(value) is kind:
-            return None
-        got = f"{type(self).__name__}.{field.name}: got {value!r} ({type(value).__name__})"
-        return f"{got}; it must be of type {kind.__name__}."
+        from trainwright.config.validation import type_fault  # here: loads pydantic
+
+        fault = type_fault(type(default), value)
+        return None if fault is None else f"{type(self).__name__}.{field.name}: {fault}"
 
 
 def _plain(value: Any) -> Any:

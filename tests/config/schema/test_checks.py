@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError, LazyCall, LazyConfig
-from trainwright.config.schema.checks import _say_without_meaning, validate
+from trainwright.config.schema.checks import _log_without_effect, validate
 from trainwright.config.schema.sections import complete
 
 
@@ -195,7 +195,7 @@ def test_a_target_whose_module_fails_to_import_is_a_fault(tmp_path, monkeypatch)
 
 
 def test_what_has_no_meaning_on_torch_is_said_once(caplog):
-    _say_without_meaning.cache_clear()
+    _log_without_effect.cache_clear()
     cfg = whole(nccl_fusion_max_ops=7)
     cfg.graph.debug = 1
     with caplog.at_level(logging.INFO, logger="trainwright.config"):

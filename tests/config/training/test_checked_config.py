@@ -16,7 +16,7 @@ from trainwright.config import (
     dump_default_yaml,
     get_config_help,
 )
-from trainwright.config.training.types import CATEGORIES
+from trainwright.config.training.checked_config import CATEGORIES
 
 # Some values of every field, none of which contradicts one of another field.
 VALUES: dict[str, list[Any]] = {

@@ -1,23 +1,21 @@
-"""Everything that is wrong with a configuration, said at once, before anything is built."""
+"""Checks of a config file: one error lists all faults, before anything is built."""
 
 import difflib
 import functools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, Fault, UserError, error_of, got
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
 from trainwright.config.lazy.lazy_config import SECTIONS, section_fault
 from trainwright.config.lazy.overrides import override_key
 from trainwright.config.lazy.provenance import is_trusted, origin_of, override_at, raw_children, shown
 from trainwright.config.lazy.targets import unknown_arguments
-from trainwright.config.schema.aliases import CANONICAL, canonical_key
-from trainwright.config.schema.keys import GRAPH, GRAPH_WITHOUT_MEANING, TRAIN, TRAIN_WITHOUT_MEANING, Rule, Table
+from trainwright.config.schema.aliases import canonical_key
 from trainwright.config.schema.sections import milestone_fault
 from trainwright.config.secrets import is_secret_name
 
@@ -31,15 +29,6 @@ _NUMBERS_OF_OPTIMIZERS = ("lr", "weight_decay", "eps", "momentum")
 _TAKEN_ELSEWHERE = {"optim": {"do_bias_correction"}}
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    path: str
-    what: str
-    hint: str = ""
-    kind: type[ConfigError] = ConfigError
-    origin: str | None = None
-
-
 def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> None:
     """Check a configuration that :func:`~trainwright.config.schema.sections.complete` has completed.
 
@@ -50,16 +39,14 @@ def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[
         ConfigError: the message lists every fault with key path, value, what is allowed and the nearest right name. It
             is a ConfigKeyError or ConfigTypeError if all faults are of that kind.
     """
-    faults = [*_section_faults(cfg), *_train_faults(cfg), *_graph_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
+    faults = [*_section_faults(cfg), *_setting_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
     if not faults:
         return
     source = source or origin_of(cfg)
     lines = [_line(cfg, fault, source, overrides) for fault in faults]
-    kinds = {fault.kind for fault in faults}
-    error = kinds.pop() if len(kinds) == 1 else ConfigError
     if len(lines) == 1:
-        raise error(lines[0])
-    raise error(f"{len(lines)} faults in the configuration:\n" + "\n".join(f"  {line}" for line in lines))
+        raise error_of(faults, lines[0])
+    raise error_of(faults, "\n  ".join([f"{len(lines)} faults in the configuration:", *lines]))
 
 
 def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence[str]) -> str:
@@ -71,7 +58,7 @@ def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence
     else:
         file = fault.origin or source
         place = f" (in {shown(file)})" if file else ""
-    return f"{fault.path}{place}: {fault.what} {fault.hint}".rstrip()
+    return f"{fault.path}{place}: {fault.text}"
 
 
 def _touches(key: str, path: str) -> bool:
@@ -87,14 +74,15 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
             near = difflib.get_close_matches(name, own, n=1)
             if near:
                 own.remove(near[0])
-                yield Fault(near[0], "no such section.", f"Did you mean {name!r}?", ConfigKeyError)
+                yield Fault(near[0], f"no such section. Did you mean {name!r}?", ConfigKeyError)
             else:
-                yield Fault(name, "this section is missing.", f"A run needs {' and '.join(_REQUIRED)}.", ConfigKeyError)
+                text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
+                yield Fault(name, text, ConfigKeyError)
     for name in own:
         # Sections of the user's own are welcome, so only a slip of one letter counts.
         for known in SECTIONS:
             if _one_slip_apart(name, known):
-                yield Fault(name, "no such section.", f"Did you mean {known!r}?", ConfigKeyError)
+                yield Fault(name, f"no such section. Did you mean {known!r}?", ConfigKeyError)
         yield from _secret_faults(children[name], name)
     for name in SECTIONS:
         if (what := section_fault(name, _get(cfg, name))) is not None:
@@ -116,7 +104,7 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
     if loaders is None or section_fault("dataloader", loaders) is not None:
         return
     if not isinstance(loaders, DictConfig):
-        yield Fault("dataloader", f"{_came(loaders)}; it must be a section with train and test.", kind=ConfigTypeError)
+        yield Fault("dataloader", f"{got(loaders)}; it must be a section with train and test.", kind=ConfigTypeError)
         return
     # Training asks for `train` when it builds it: an evaluation needs `test` alone.
     given = [str(key) for key, child in raw_children(loaders).items() if not child._is_none()]
@@ -127,84 +115,62 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
     if isinstance(test, DictConfig):
         yield Fault(
             "dataloader.test",
-            "got one loader; it must be a list of them.",
-            "Write [LazyCall(...)(...)].",
+            "got one loader; it must be a list of them. Write [LazyCall(...)(...)].",
             ConfigTypeError,
         )
 
 
-def _train_faults(cfg: DictConfig) -> Iterator[Fault]:
-    train = _get(cfg, "train")
-    if not isinstance(train, DictConfig):
-        return
-    yield from _table_faults(train, TRAIN, "train", also=tuple(CANONICAL))
-    if _get(train, "train_iter") == 0 and _get(train, "train_epoch") == 0:
+def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
+    """Faults of the train and graph sections, in the order of the configuration."""
+    from trainwright.config.schema.keys import GRAPH_WITHOUT_EFFECT, TRAIN_WITHOUT_EFFECT, Run  # here: loads pydantic
+    from trainwright.config.validation import section_faults
+
+    sections = {name: _get(cfg, name) for name in ("train", "graph")}
+    faults: list[Fault] = []
+    values = {k: _plain(v, k, faults) for k, v in sections.items() if v is not None and section_fault(k, v) is None}
+    without_value = {fault.path for fault in faults}
+    faults += [fault for fault in section_faults(Run, values) if fault.path not in without_value]
+    yield from sorted(faults, key=lambda fault: _position(values, fault.path))
+    train, graph = values.get("train", {}), values.get("graph", {})
+    if train.get("train_iter") == 0 and train.get("train_epoch") == 0:
         yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
-    milestones = _get(_get(train, "scheduler"), "milestones")
+    milestones = _get(_get(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"
         if allowed is not None:
-            yield Fault("train.scheduler.milestones", f"{_came(milestones)}; milestones should be {allowed}.")
-    for key, default in TRAIN_WITHOUT_MEANING.items():
-        if _get(train, key, default) != default:
-            _say_without_meaning(f"train.{key}")
-
-
-def _graph_faults(cfg: DictConfig) -> Iterator[Fault]:
-    graph = _get(cfg, "graph")
-    if not isinstance(graph, DictConfig):
-        return
-    yield from _table_faults(graph, GRAPH, "graph", also=GRAPH_WITHOUT_MEANING)
-    for key in GRAPH_WITHOUT_MEANING:
+            yield Fault("train.scheduler.milestones", f"{got(milestones)}; milestones should be {allowed}.")
+    for key, default in TRAIN_WITHOUT_EFFECT.items():
+        if train.get(key, default) != default:
+            _log_without_effect(f"train.{key}")
+    for key in GRAPH_WITHOUT_EFFECT:
         if key in graph:
-            _say_without_meaning(f"graph.{key}")
+            _log_without_effect(f"graph.{key}")
 
 
-def _table_faults(section: DictConfig, table: Table, path: str, also: Sequence[str] = ()) -> Iterator[Fault]:
-    for key in section:
-        name = str(key)
-        where = f"{path}.{name}"
-        rule = table.get(name)
-        if rule is None:
-            if name not in also:
-                yield Fault(where, "no such key.", _right_place(name, table, path, also), ConfigKeyError)
-            continue
-        value, fault = _value(section, key, where)
-        if fault is not None:
-            yield fault
-        elif isinstance(rule, Rule):
-            if not rule.holds(value):
-                kind = ConfigTypeError if _is_of_wrong_type(rule, value) else ConfigError
-                yield Fault(where, f"{_came(value)}; it must be {rule.allowed}.", kind=kind)
-        elif isinstance(value, DictConfig):
-            yield from _table_faults(value, rule, where)
-        else:
-            example = f"{name}=dict({next(iter(rule))}=...)"
-            yield Fault(where, f"{_came(value)}; it must be a section, for example {example}.", kind=ConfigTypeError)
+def _plain(value: Any, path: str, faults: list[Fault]) -> Any:
+    """Sections as dicts and lists, with interpolations resolved. Lazy calls and objects stay.
 
-
-def _right_place(name: str, table: Table, path: str, also: Sequence[str]) -> str:
-    """The group that has a key of this very name, else the nearest name."""
-    groups = [
-        group for group, rules in table.items() if isinstance(rules, dict) and name in rules and name != "enabled"
-    ]
-    if groups:
-        return f"Did you mean '{path}.{groups[0]}.{name}'?"
-    return did_you_mean(name, [*table, *also])
-
-
-def _is_of_wrong_type(rule: Rule, value: Any) -> bool:
-    """Whether the rule takes nothing of the value's type.
-
-    Text where a number belongs, rather than a number out of range.
+    A key without a value is None, and ``faults`` gets the reason.
     """
-    samples: dict[type, tuple[Any, ...]] = {
-        bool: (True, False),
-        int: (0, 1, 2),
-        float: (0.0, 0.5, 1.0, 2.0),
-        str: ("x", "max"),
-    }
-    return not any(rule.holds(sample) for sample in samples.get(type(value), ()))
+    if not isinstance(value, DictConfig | ListConfig) or (isinstance(value, DictConfig) and TARGET in value):
+        return value
+    plain: dict[Any, Any] = {}
+    for key in raw_children(value):
+        where = f"{path}.{key}"
+        child, fault = _value(value, key, where)
+        plain[key] = _plain(child, where, faults)
+        if fault is not None:
+            faults.append(fault)
+    return list(plain.values()) if isinstance(value, ListConfig) else {str(key): item for key, item in plain.items()}
+
+
+def _position(values: Any, path: str) -> list[int]:
+    found = []
+    for key in path.split("."):
+        keys = list(values) if isinstance(values, dict) else []
+        found.append(keys.index(key) if key in keys else len(keys))
+        values = values[key] if key in keys else None
+    return found
 
 
 def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
@@ -213,9 +179,9 @@ def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
     for name in _NUMBERS_OF_OPTIMIZERS:
         value = _get(optim, name)
         if isinstance(value, str | bool | ListConfig | DictConfig):
-            yield Fault(f"optim.{name}", f"{_came(value)}; it must be a number.", kind=ConfigTypeError)
+            yield Fault(f"optim.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
         elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
-            yield Fault(f"optim.{name}", f"{_came(value)}; it must be a number >= 0.")
+            yield Fault(f"optim.{name}", f"{got(value)}; it must be a number >= 0.")
 
 
 def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
@@ -269,7 +235,8 @@ def _value(section: Any, key: Any, where: str) -> tuple[Any, Fault | None]:
 
 
 def _missing_fault(where: str) -> Fault:
-    return Fault(where, "has no value yet (it is '???').", f"Give it: {where}=... on the command line.", ConfigKeyError)
+    text = f"has no value yet (it is '???'). Set it: {where}=... on the command line."
+    return Fault(where, text, ConfigKeyError)
 
 
 def _get(section: Any, path: str, default: Any = None) -> Any:
@@ -280,10 +247,6 @@ def _get(section: Any, path: str, default: Any = None) -> Any:
     except OmegaConfBaseException:  # reported where the table or the walk comes to it
         return default
     return default if found is None else found
-
-
-def _came(value: Any) -> str:
-    return f"got {value!r} ({type(value).__name__})"
 
 
 def _one_slip_apart(name: str, known: str) -> bool:
@@ -301,5 +264,5 @@ def _one_slip_apart(name: str, known: str) -> bool:
 
 
 @functools.cache  # once for each key
-def _say_without_meaning(key: str) -> None:
-    logger.info("%s is accepted and has no meaning on torch.", key)
+def _log_without_effect(key: str) -> None:
+    logger.info("%s is accepted and has no effect with torch.", key)

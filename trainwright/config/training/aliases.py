@@ -6,7 +6,7 @@ from typing import Any
 
 from trainwright.config.enums import MISSPELLED
 from trainwright.config.training.metric_config import MetricConfig, plain
-from trainwright.config.training.types import WARMUP_SCHEDULES
+from trainwright.config.types import WARMUP_SCHEDULES
 
 NO_OPINION = object()  # what a synonym may say of its field: whatever it is without it
 

@@ -11,19 +11,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import yaml
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic.fields import FieldInfo
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.enums import CUSTOM, GivenName
-from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
 from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.training.aliases import SYNONYMS, field_of
 from trainwright.config.training.field_resolution import CHECKS, Draft
 from trainwright.config.training.metric_config import plain, read_only
-from trainwright.config.training.types import CATEGORIES, category_of
 from trainwright.config.yaml_file import Dumper, load_yaml
 
 _MOST_WORKERS = 8
+
+# The headings under which a YAML file, the help and the reference page show the settings.
+CATEGORIES = ("train", "learning", "metrics", "logging", "checkpoint", "callback", "device")
+
+
+def setting(default: Any, category: str, help: str) -> Any:
+    """A field of a configuration; ``...`` for a required one."""
+    assert category in CATEGORIES
+    return Field(default, description=help, json_schema_extra={"category": category})
+
+
+def with_default(field: FieldInfo, default: Any) -> Any:
+    """The same setting in a subclass, with another default."""
+    return Field(default, description=field.description, json_schema_extra=field.json_schema_extra)
+
+
+def category_of(field: FieldInfo) -> str:
+    """The heading under which a setting is shown."""
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict), "made by setting()"
+    return str(extra["category"])
 
 
 def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,7 +318,7 @@ def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], ki
     warn_of_hidden(hidden, path)
 
 
-def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[dict[str, Any], list[str]]:
+def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[dict[str, Any], list[Fault]]:
     """The settings of a file by the names that stand there, and what is wrong with their places.
 
     Raises:
@@ -311,13 +332,15 @@ def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[
         where = name if category is None else f"{category}.{name}"
         if name not in known and (category is not None or isinstance(value, Mapping)):
             what = "no such setting" if category is not None else "no such category or setting"
-            faults.append(f"{where}: {what}. {did_you_mean(name, known if category else {*CATEGORIES, *known})}")
+            hint = did_you_mean(name, known if category else {*CATEGORIES, *known})
+            faults.append(Fault(where, f"{what}. {hint}", ConfigKeyError))
             continue
         right = category_of(kind.model_fields[field_of(name)]) if name in known else None
         if category is not None and category != right:
-            faults.append(f"{where}: {name} is not of this category. Did you mean '{right}.{name}'?")
+            faults.append(Fault(where, f"{name} is not of this category. Did you mean '{right}.{name}'?"))
         if name in values and values[name] != value:
-            faults.append(f"{where}: got {value!r}, and elsewhere in the file {values[name]!r}. Give one of them.")
+            text = f"got {value!r}, and elsewhere in the file {values[name]!r}. Give one of them."
+            faults.append(Fault(where, text))
         values[name] = value
     return values, faults
 

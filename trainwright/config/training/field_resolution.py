@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from trainwright.config.enums import CUSTOM, GivenName, TaskType
-from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
 from trainwright.config.torch_names import arguments_fault, find_torch_class
 from trainwright.config.training.aliases import FOREIGN, NO_OPINION, SYNONYMS, Synonym, canonical, field_of
-from trainwright.config.training.types import PARTS, Allowed, allowed_text
+from trainwright.config.validation import faults_of
 
 
 class Draft:
@@ -26,12 +26,11 @@ class Draft:
         settings: every field's value, given or default; complete after :meth:`check_types`.
     """
 
-    def __init__(self, kind: type[BaseModel], values: Mapping[str, Any], faults: Iterable[str] = ()) -> None:
+    def __init__(self, kind: type[BaseModel], values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
         self.kind = kind
         self.given: dict[str, Any] = {}
         self.settings: dict[str, Any] = {}
         self.faults = list(faults)
-        self._has_only_unknown_names = not self.faults
         self._said: dict[str, str] = {}  # the name that the user used
         self._without_opinion: list[Synonym] = []
         self._refused: set[str] = set()
@@ -41,13 +40,12 @@ class Draft:
                 self._take(name, values[name])
             else:
                 hint = f"Here: {FOREIGN[name]}." if name in FOREIGN else did_you_mean(str(name), known)
-                self.faults.append(f"{kind.__name__}.{name}: no such setting. {hint}")
+                self.faults.append(Fault(f"{kind.__name__}.{name}", f"no such setting. {hint}", ConfigKeyError))
 
-    def refuse(self, field: str, text: str) -> None:
+    def refuse(self, field: str, text: str, kind: type[ConfigError] = ConfigError) -> None:
         """Add a fault of a field."""
-        self.faults.append(f"{self.kind.__name__}.{self._said.get(field, field)}: {text}")
+        self.faults.append(Fault(f"{self.kind.__name__}.{self._said.get(field, field)}", text, kind))
         self._refused.add(field.partition(".")[0])
-        self._has_only_unknown_names = False
 
     @property
     def names(self) -> dict[str, str]:
@@ -76,7 +74,8 @@ class Draft:
         try:
             self.settings = validate(self.given)
         except ValidationError as error:
-            self._refuse_types(error)
+            for fault in faults_of(error, self.kind, self.given):
+                self.refuse(fault.path, fault.text, fault.kind)
             self.settings = {name: self.given.get(name, _default(self.kind, name)) for name in self.kind.model_fields}
 
     def check_together(self, checks: Iterable[tuple[tuple[str, ...], Callable[["Draft"], None]]]) -> None:
@@ -89,11 +88,11 @@ class Draft:
         """Raise one error with all faults, if there are any.
 
         Raises:
-            ConfigError: a ConfigKeyError if every fault is an unknown name.
+            ConfigError: a ConfigKeyError if every fault is an unknown name, a ConfigTypeError if every fault is a type.
         """
         if self.faults:
-            kind = ConfigKeyError if self._has_only_unknown_names else ConfigError
-            raise kind("\n".join(f"{source}: {fault}" if source else fault for fault in self.faults))
+            lines = (f"{source}: {fault}" if source else str(fault) for fault in self.faults)
+            raise error_of(self.faults, "\n".join(lines))
 
     def _take(self, name: str, value: Any) -> None:
         field, synonym = field_of(name), SYNONYMS.get(name)
@@ -103,7 +102,7 @@ class Draft:
         except ValueError as error:
             self._said[field] = name
             is_complete = isinstance(error, ConfigError)  # a complete message of a metric's config
-            self.refuse(field, str(error) if is_complete else f"got {_shown(value)}; it must be {error}.")
+            self.refuse(field, str(error) if is_complete else f"{got(value)}; it must be {error}.")
             return
         if field in self.given and not self._agree(field, synonym, meant):
             was = self._said[field]
@@ -124,25 +123,6 @@ class Draft:
             return bool(given == meant)
         return synonym.admits(given) if meant is NO_OPINION else bool(synonym.read(given) == synonym.read(meant))
 
-    def _refuse_types(self, error: ValidationError) -> None:
-        seen = set()
-        for entry in error.errors(include_url=False):
-            field = str(entry["loc"][0])
-            key = str(entry["loc"][1]) if field in PARTS and len(entry["loc"]) > 1 else None
-            where = field if key is None else f"{field}.{key}"
-            if where in seen:  # one sentence for a field, though pydantic has one for each alternative of its type
-                continue
-            seen.add(where)
-            info = self.kind.model_fields[field]
-            if entry["type"] == "missing":
-                self.refuse(where, f"missing; give {allowed_text(info)}.")
-            elif entry["type"] == "extra_forbidden":
-                self.refuse(where, f"no such key. {did_you_mean(str(key), get_type_hints(PARTS[field]))}")
-            else:
-                allowed = allowed_text(info) if key is None else _allowed_of_part(field, key)
-                value = self.given[field] if key is None else self.given[field][key]
-                self.refuse(where, f"got {_shown(value)}; it must be {allowed}.")
-
 
 def _rank(name: str) -> int:
     """The fields' own names first, and what shows them in another form last."""
@@ -152,15 +132,6 @@ def _rank(name: str) -> int:
 def _default(kind: type[BaseModel], field: str) -> Any:
     info = kind.model_fields[field]
     return None if info.is_required() else info.get_default(call_default_factory=True)
-
-
-def _allowed_of_part(field: str, key: str) -> str:
-    hint = get_type_hints(PARTS[field], include_extras=True)[key]
-    return next(item.text for item in hint.__metadata__ if isinstance(item, Allowed))
-
-
-def _shown(value: Any) -> str:
-    return f"{value!r} ({type(value).__name__})"
 
 
 _WITHOUT_WARMUP = (None, "constant")

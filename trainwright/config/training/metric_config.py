@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainwright.config.enums import GivenName
-from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.config.errors import ConfigTypeError, error_of
+from trainwright.config.validation import Allowed, faults_of
 
 
 class ReadOnlyDict(dict[str, Any]):
@@ -83,14 +84,6 @@ def plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-_ALLOWED = {
-    "name": "the name of a metric",
-    "objective": "'maximize', 'minimize' or None",
-    "output_keys": "a list of names, or None",
-    "n_decimals": "a whole number >= 0",
-}
-
-
 class MetricConfig(BaseModel):
     """A metric by its name, with what is to be done with its results and any arguments that the metric itself takes.
 
@@ -108,14 +101,22 @@ class MetricConfig(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
-    name: Annotated[str, Field(min_length=1, description="The metric.")]
+    name: Annotated[str, Field(min_length=1, description="The metric."), Allowed("the name of a metric")]
     objective: Annotated[
-        Literal["maximize", "minimize"] | None, Field(description="Which direction is better; None: the metric's own.")
+        Literal["maximize", "minimize"] | None,
+        Field(description="Which direction is better; None: the metric's own."),
+        Allowed("'maximize', 'minimize' or None"),
     ] = None
-    output_keys: Annotated[list[str] | None, Field(description="Those of its results that are wanted; None: all.")] = (
-        None
-    )
-    n_decimals: Annotated[int, Field(ge=0, description="Digits after the point that results are rounded to.")] = 4
+    output_keys: Annotated[
+        list[str] | None,
+        Field(description="The results of the metric to report; None: all."),
+        Allowed("a list of names, or None"),
+    ] = None
+    n_decimals: Annotated[
+        int,
+        Field(ge=0, description="Digits after the point that results are rounded to."),
+        Allowed("a whole number >= 0"),
+    ] = 4
 
     def __init__(self, name: Any = None, /, **values: Any) -> None:
         if name is not None:
@@ -125,7 +126,8 @@ class MetricConfig(BaseModel):
         try:
             super().__init__(**plain(values))
         except ValidationError as error:
-            raise ConfigError("\n".join(_faults(error, values))) from None
+            faults = faults_of(error, type(self), values)
+            raise error_of(faults, "\n".join(f"MetricConfig.{fault}" for fault in faults)) from None
         for holder in (self.__dict__, self.__pydantic_extra__ or {}):
             holder.update({key: read_only(value) for key, value in holder.items()})
 
@@ -144,16 +146,3 @@ class MetricConfig(BaseModel):
         return f"MetricConfig({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items())})"
 
     __str__ = __repr__
-
-
-def _faults(error: ValidationError, values: dict[str, Any]) -> list[str]:
-    faults = {}
-    for entry in error.errors(include_url=False):
-        field = str(entry["loc"][0])
-        if entry["type"] == "missing":
-            near = did_you_mean("name", values) if values else ""
-            faults[field] = f"MetricConfig.{field}: missing; it is {_ALLOWED[field]}. {near if 'mean' in near else ''}"
-        else:
-            got = f"got {values[field]!r} ({type(values[field]).__name__})"
-            faults[field] = f"MetricConfig.{field}: {got}; it must be {_ALLOWED[field]}."
-    return [fault.strip() for fault in faults.values()]

@@ -1,13 +1,13 @@
 """The reference page of the settings: ``python -m trainwright.config.training.reference > docs/trainer-config.md``."""
 
 import os
-from typing import Any
+from typing import Any, get_type_hints
 
 from trainwright.config.enums import LRSchedulerType, TaskType
 from trainwright.config.training.aliases import SYNONYMS
-from trainwright.config.training.checked_config import CheckedConfig
+from trainwright.config.training.checked_config import CATEGORIES, CheckedConfig, category_of
 from trainwright.config.training.training_config import TrainerConfig, TrainingConfig
-from trainwright.config.training.types import CATEGORIES, allowed_text, category_of
+from trainwright.config.validation import allowed_text
 
 
 def get_config_help(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, dict[str, Any]]:
@@ -29,11 +29,12 @@ def get_config_help(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, dic
 def settings_help(kind: type[CheckedConfig]) -> dict[str, dict[str, Any]]:
     """The result of :func:`get_config_help`, without printing it."""
     found = {}
+    hints = get_type_hints(kind, include_extras=True)
     for name, field in kind.model_fields.items():
         found[name] = {
             "help": field.description,
             "category": category_of(field),
-            "allowed": allowed_text(field),
+            "allowed": allowed_text(hints[name]),
             "other_names": [other for other, synonym in SYNONYMS.items() if synonym.field == name],
         }
         if not field.is_required():

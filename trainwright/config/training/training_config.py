@@ -1,18 +1,25 @@
 """The run settings of the Python API: one flat object, checked when it is created and at every change."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import Field
+
+from trainwright.config import types
 from trainwright.config.torch_names import find_device
-from trainwright.config.training import types
 from trainwright.config.training.aliases import SYNONYMS
-from trainwright.config.training.checked_config import CheckedConfig
-from trainwright.config.training.types import setting, with_default
+from trainwright.config.training.checked_config import CheckedConfig, setting, with_default
+from trainwright.config.training.metric_config import MetricConfig
+from trainwright.config.validation import Allowed
 
 if TYPE_CHECKING:
     import torch
 
 
+_Metrics = Annotated[
+    list[Annotated[str, Field(min_length=1)] | MetricConfig] | None,
+    Allowed("a list of names, of dicts and of MetricConfigs, or None"),
+]
 _NUM_SHOWN = 25
 
 # Fields that the repr shows by another name.
@@ -72,7 +79,7 @@ class TrainingConfig(CheckedConfig):
         "Processes that read data, at most the CPUs there are; -1: as many as CPUs or batch_size, at most 8.",
     )
     learning_rate: types.Positive = setting(5e-5, "learning", "The optimizer's rate, where the schedule is at its top.")
-    metrics: types.Metrics = setting(
+    metrics: _Metrics = setting(
         ["Accuracy"],
         "metrics",
         "Metrics by name, or with arguments as a MetricConfig or dict. None: those of the task, if there is one.",
@@ -238,7 +245,7 @@ class TrainerConfig(TrainingConfig):
     dataloader_drop_last: types.YesNo = with_default(_FIELDS["dataloader_drop_last"], False)
     dataloader_num_workers: types.Workers = with_default(_FIELDS["dataloader_num_workers"], 4)
     learning_rate: types.Positive = with_default(_FIELDS["learning_rate"], 2e-5)
-    metrics: types.Metrics = with_default(_FIELDS["metrics"], None)
+    metrics: _Metrics = with_default(_FIELDS["metrics"], None)
     early_stopping: types.EarlyStoppingOrNone = with_default(_FIELDS["early_stopping"], None)
     loss: types.NamedOrNone = with_default(_FIELDS["loss"], None)
     optimizer: types.Named = with_default(_FIELDS["optimizer"], "adam")

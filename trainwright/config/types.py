@@ -1,56 +1,43 @@
-"""The types of settings: what pydantic checks, and beside it the words in which a message says what is allowed."""
+"""The types of settings: what pydantic checks, with the words in which a message states what is allowed."""
 
-from dataclasses import dataclass
+import math
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, WithJsonSchema
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from trainwright.config.enums import TaskType
-from trainwright.config.training.metric_config import MetricConfig
-
-# The headings under which a YAML file, the help and the reference page show the settings.
-CATEGORIES = ("train", "learning", "metrics", "logging", "checkpoint", "callback", "device")
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """What a setting may be, as the end of the sentence "it must be ..."."""
-
-    text: str
-
-
-def setting(default: Any, category: str, help: str) -> Any:
-    """A field of a configuration; ``...`` for one that must be given."""
-    assert category in CATEGORIES
-    return Field(default, description=help, json_schema_extra={"category": category})
-
-
-def with_default(field: FieldInfo, default: Any) -> Any:
-    """The same setting in a subclass, with another default."""
-    return Field(default, description=field.description, json_schema_extra=field.json_schema_extra)
-
-
-def allowed_text(field: FieldInfo) -> str:
-    """The words of its :class:`Allowed`."""
-    return next(item.text for item in field.metadata if isinstance(item, Allowed))
-
-
-def category_of(field: FieldInfo) -> str:
-    """The heading under which a setting is shown."""
-    extra = field.json_schema_extra
-    assert isinstance(extra, dict), "made by setting()"
-    return str(extra["category"])
-
+from trainwright.config.validation import Allowed
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
+_AtLeastZero = Annotated[int, Field(ge=0)]
 _Share = Annotated[float, Field(gt=0, le=1)]
-_Whole = Annotated[int, Field(ge=0)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1)]
 
+
+def _check_whole(value: float) -> float:
+    """1e9 is a usual way to write "all of them", so a float with an integer value is accepted, and infinity."""
+    if math.isfinite(value) and value != int(value):
+        raise ValueError
+    return value
+
+
+def _check_lazy(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | list | dict):
+        raise PydanticCustomError("lazy_type", "neither a LazyCall nor an object")
+    return value
+
+
+def _profile_of_bool(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
+Anything = Annotated[Any, Allowed("anything")]
 Text = Annotated[str, Allowed("text")]
+TextOrNone = Annotated[str | None, Allowed("text, or None")]
+Words = Annotated[str, Field(pattern=r"\S"), Allowed("text that is not empty")]
 Key = Annotated[_Name, Allowed("a name")]
 Folder = Annotated[_Name, Allowed("a path")]
 PathOrNone = Annotated[_Name | None, Allowed("a path, or None")]
@@ -58,25 +45,28 @@ YesNo = Annotated[bool, Allowed("True or False")]
 YesNoOrNone = Annotated[bool | None, Allowed("True, False or None")]
 Count = Annotated[_AtLeastOne, Allowed("a whole number >= 1")]
 CountOrNone = Annotated[_AtLeastOne | None, Allowed("a whole number >= 1, or None")]
-CountOrZero = Annotated[_Whole, Allowed("a whole number >= 0")]
+CountOrZero = Annotated[_AtLeastZero, Allowed("a whole number >= 0")]
+CountOrZeroOrNone = Annotated[_AtLeastZero | None, Allowed("a whole number >= 0, or None")]
+Amount = Annotated[int | float, Field(ge=1), AfterValidator(_check_whole), Allowed("a whole number >= 1 (1e9 for all)")]
 Workers = Annotated[int, Field(ge=-1), Allowed("a whole number >= 0, or -1")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number in [0, 2**63)")]
 Positive = Annotated[_Finite, Field(gt=0), Allowed("a number > 0")]
 PositiveOrNone = Annotated[Annotated[_Finite, Field(gt=0)] | None, Allowed("a number > 0, or None")]
 NotNegative = Annotated[_Finite, Field(ge=0), Allowed("a number >= 0")]
 Ratio = Annotated[float, Field(ge=0, le=1), Allowed("a number in [0, 1]")]
+RatioBelowOne = Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1)")]
 StepsOrShare = Annotated[
     _AtLeastOne | _Share | None, Allowed("a whole number >= 1, a share of the steps such as 0.5 or 1.0, or None")
 ]
-SaveSteps = Annotated[_Whole | _Share | None, Allowed("a whole number >= 0, a share of the steps such as 0.1, or None")]
+SaveSteps = Annotated[
+    _AtLeastZero | _Share | None, Allowed("a whole number >= 0, a share of the steps such as 0.1, or None")
+]
 Named = Annotated[str | dict[str, Any], Allowed('a name, or {"name_": name, ...} with its arguments')]
 NamedOrNone = Annotated[
     str | dict[str, Any] | None, Allowed('a name, {"name_": name, ...} with its arguments, or None')
 ]
 Arguments = Annotated[dict[str, Any] | None, Allowed("a dict of arguments, or None")]
-Metrics = Annotated[
-    list[_Name | MetricConfig] | None, Allowed("a list of names, of dicts and of MetricConfigs, or None")
-]
+Lazy = Annotated[Any, AfterValidator(_check_lazy), Allowed("a LazyCall, or an object")]
 EvalStrategy = Annotated[Literal["epoch", "eval_epoch", "step", "no"], Allowed("'epoch', 'eval_epoch', 'step' or 'no'")]
 MatmulPrecision = Annotated[Literal["highest", "high", "medium"] | None, Allowed("None, 'highest', 'high' or 'medium'")]
 Precision = Annotated[Literal["no", "fp16", "bf16"] | None, Allowed("None, 'no', 'fp16' or 'bf16'")]
@@ -114,14 +104,14 @@ class ModelCheckpoint(TypedDict, total=False):
 
 
 class TensorBoard(TypedDict, total=False):
-    """Where TensorBoard's events go."""
+    """The folder of TensorBoard's event files."""
 
     log_dir: PathOrNone
     comment: Text
 
 
 class Profile(TypedDict, total=False):
-    """Which iterations to profile, and what of them: the arguments of a ProfileHook."""
+    """Which iterations to profile, and what to record: the arguments of a ProfileHook."""
 
     wait: CountOrZero
     warmup: Count
@@ -144,11 +134,7 @@ ModelCheckpointOrNone = Annotated[
 ]
 TensorBoardOrNone = Annotated[TensorBoard | None, Allowed(_KEYS.format("log_dir and comment"))]
 ProfileOrNone = Annotated[
-    Profile | None, Allowed(f"True, False, {_KEYS.format('wait, warmup, active, repeat and others of a ProfileHook')}")
+    Profile | None,
+    BeforeValidator(_profile_of_bool),
+    Allowed(f"True, False, {_KEYS.format('wait, warmup, active, repeat and others of a ProfileHook')}"),
 ]
-PARTS: dict[str, Any] = {
-    "early_stopping": EarlyStopping,
-    "model_checkpoint": ModelCheckpoint,
-    "tensorboard": TensorBoard,
-    "profile": Profile,
-}
