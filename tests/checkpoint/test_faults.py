@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer, files, folder, verify
+from trainwright.checkpoint import Checkpointer, files, saving, verify
 
 OPERATIONS = ("mkdir", "rename", "replace", "symlink", "link", "fsync")
 
@@ -30,7 +30,7 @@ class DiskThatFails:
         for name in OPERATIONS:
             monkeypatch.setattr(os, name, self._counted(getattr(os, name)))
         monkeypatch.setattr(files, "open", self._open, raising=False)
-        monkeypatch.setattr(folder, "open", self._open, raising=False)
+        monkeypatch.setattr(saving, "open", self._open, raising=False)
         monkeypatch.setattr(files, "_exchange", self._counted(files._exchange))
 
     def arm(self, fail_at):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer, CheckpointTypeError, files, folder, keep_newest, verify
+from trainwright.checkpoint import Checkpointer, CheckpointTypeError, files, keep_newest, saving, verify
 
 LARGE = 300
 
@@ -57,8 +57,8 @@ class SlowDisk:
 
     def __init__(self, monkeypatch):
         self.may_go_on = threading.Event()
-        self.commit = folder.commit_folder
-        monkeypatch.setattr(folder, "commit_folder", self._wait_and_commit)
+        self.commit = saving.commit_folder
+        monkeypatch.setattr(saving, "commit_folder", self._wait_and_commit)
 
     def _wait_and_commit(self, *arguments):
         assert self.may_go_on.wait(30)
@@ -176,7 +176,7 @@ def test_a_forked_process_saves_on_its_own(tmp_path, slow_disk):
         code = 1
         try:
             torch.set_num_threads(1)  # OpenMP's threads are not here either: torch would wait for them forever
-            folder.commit_folder = slow_disk.commit  # the event's lock may be held by a thread that is not here
+            saving.commit_folder = slow_disk.commit  # the event's lock may be held by a thread that is not here
             checkpointer.save("model_0000019", iteration=19)
             checkpointer.wait()
             code = 0
@@ -259,7 +259,7 @@ def test_a_failed_save_is_raised_once_and_by_whatever_comes_next(tmp_path, monke
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "commit_folder", fail)
+    monkeypatch.setattr(saving, "commit_folder", fail)
     called = []
     checkpointer.save("model_0000019", iteration=19, on_commit=lambda: called.append(True))
     questions = {
@@ -298,12 +298,12 @@ def test_older_ones_are_deleted_when_the_new_one_is_there(tmp_path, slow_disk):
 def test_python_does_not_end_before_a_save_is_done(tmp_path):
     script = """
 import sys, time, torch
-from trainwright.checkpoint import Checkpointer, folder
-commit = folder.commit_folder
+from trainwright.checkpoint import Checkpointer, saving
+commit = saving.commit_folder
 def late(*arguments):
     time.sleep(0.5)
     commit(*arguments)
-folder.commit_folder = late
+saving.commit_folder = late
 Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
 """
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
@@ -369,10 +369,10 @@ def test_links_lead_to_their_neighbours_also_where_the_folder_is_reached_over_a_
 def test_a_save_that_fails_when_nobody_asks_any_more_is_said_at_the_end(tmp_path):
     script = """
 import sys, torch
-from trainwright.checkpoint import Checkpointer, folder
+from trainwright.checkpoint import Checkpointer, saving
 def fail(*_):
     raise OSError(28, "No space left on device")
-folder.commit_folder = fail
+saving.commit_folder = fail
 Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
 """
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)

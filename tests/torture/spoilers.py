@@ -13,7 +13,7 @@ from tests.torture.starts import Spoiler
 
 def names_before_it_is_whole() -> None:
     """A checkpoint gets its name, and then its manifest."""
-    from trainwright.checkpoint import folder
+    from trainwright.checkpoint import saving
     from trainwright.checkpoint.files import sync_folder
 
     def commit(temporary: Path, final: Path) -> None:
@@ -23,7 +23,7 @@ def names_before_it_is_whole() -> None:
         sync_folder(final.parent)
         (final / "manifest.json").write_bytes(manifest)
 
-    folder.commit_folder = commit  # type: ignore[assignment]
+    saving.commit_folder = commit  # type: ignore[assignment]
 
 
 def points_before_it_is_there() -> None:
@@ -51,7 +51,7 @@ def keeps_all_rows() -> None:
     """A resumed run adds its rows to whatever is in metrics.json."""
     from trainwright.events.writers import JSONWriter
 
-    JSONWriter._make_ready = lambda self, first, *, is_new_run: -1  # type: ignore[method-assign]
+    JSONWriter._prepare = lambda self, first, *, is_new_run: -1  # type: ignore[method-assign]
 
 
 def keeps_what_is_half() -> None:

@@ -17,11 +17,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.checkpoint.candidates import first_good, resume_candidates
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
-from trainwright.checkpoint.folder import check_name, checkpoint_names
-from trainwright.checkpoint.order import make_last
+from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.rank_errors import raised_together
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.state_files import (

@@ -1,62 +1,33 @@
-"""A folder of checkpoints on disk: which there are, and how a new one gets its name.
+"""A folder of checkpoints: their names, the order in which they were saved, and which one a resume loads.
 
-A name is a real folder. One that is meant to be saved again (``model_best``, ``model_final``) is a relative link onto
-a hidden folder ``.<name>-<iteration>`` that never changes; saving again writes a new one and swaps the link.
+A name is a real folder, or for one that is saved again (``model_best``, ``model_final``) a relative link to a hidden
+folder ``.<name>-<iteration>``. ``last_checkpoint`` holds the name to resume from.
+
+The order follows save sequence and iteration, never the clock. A run that resumes from an older checkpoint saves
+smaller iterations than those already in the folder. From its first save on, the larger ones are superseded: a resume
+loads one of them only if no other checkpoint is readable.
 """
 
-import itertools
 import logging
+import math
 import os
 import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import BinaryIO
+from typing import TypeVar
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import (
-    Writer,
-    atomic_write,
-    commit_folder,
-    is_temporary,
-    locked,
-    read_regular,
-    real_path,
-    remove_folder,
-    replace_link,
-    swap_folders,
-    temporary_sibling,
-)
-from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure
+from trainwright.checkpoint.files import atomic_write, is_temporary, read_regular, real_path
+from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from trainwright.config.errors import MissingFileError
 
 logger = logging.getLogger("trainwright.checkpoint")
 
 WEIGHTS_NAME = "model.safetensors"
 POINTER_NAME = "last_checkpoint"
-_COPY_BYTES = 8 * 2**20
-_HIDDEN = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)  # .<name>-<iteration>, numbered if that is taken
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A checkpoint that this process has written: its folder and its manifest."""
-
-    folder: Path
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedFile:
-    """A file of a committed checkpoint, as a writer that copies it into another checkpoint."""
-
-    source: Committed
-    name: str
-
-    def __call__(self, file: BinaryIO) -> None:
-        with open(self.source.folder / self.name, "rb") as source:
-            while block := source.read(_COPY_BYTES):
-                file.write(block)
+T = TypeVar("T")
 
 
 def check_name(name: str) -> None:
@@ -65,25 +36,13 @@ def check_name(name: str) -> None:
     Raises:
         CheckpointError: the name is not allowed; the message says which names are.
     """
-    if (
-        not name
-        or name.startswith(".")
-        or not _is_encodable(name)
-        or any(mark in name for mark in "/\\\0")
-        or name == POINTER_NAME
-    ):
+    is_plain = name[:1] not in ("", ".") and not set(name) & set("/\\\0")
+    is_encodable = name.encode(errors="replace").decode() == name  # no half of a character
+    if not is_plain or not is_encodable or name == POINTER_NAME:
         raise CheckpointError(
             f"checkpoint name: got {name!r}; it must be one plain name such as 'model_0000009', without path "
             f"separators, not starting with a dot, and not {POINTER_NAME!r}."
         )
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # half of a character
-        return False
-    return True
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -107,9 +66,14 @@ def checkpoint_names(save_dir: Path) -> list[str]:
     return sorted(path.name for path in save_dir.iterdir() if path.name[0] != "." and is_checkpoint(path))
 
 
+def links_in(folder: Path) -> list[Path]:
+    """The symbolic links in ``folder``."""
+    return [path for path in folder.iterdir() if path.is_symlink()] if folder.is_dir() else []
+
+
 def link_targets(folder: Path) -> set[Path]:
     """The resolved targets of the links in ``folder``."""
-    return {real_path(link) for link in _links(folder)}
+    return {real_path(link) for link in links_in(folder)}
 
 
 def read_pointer(save_dir: Path) -> str | None:
@@ -136,117 +100,161 @@ def write_pointer(save_dir: Path, name: str) -> None:
     atomic_write(save_dir / POINTER_NAME, name.encode())
 
 
-def write_checkpoint(
-    path: Path, writers: Mapping[str, Writer], manifest: Manifest, *, before: Committed | None
-) -> Committed:
-    """Write a checkpoint to ``path`` atomically: readers never see a partial checkpoint.
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint folder; ``manifest`` is None where it cannot be read."""
 
-    Args:
-        manifest: the values of the manifest except for its files.
-        before: a checkpoint of the same iteration; files equal to its files become hard links to them.
+    path: Path
+    manifest: Manifest | None
+
+    @property
+    def iteration(self) -> int:
+        """-1 for a checkpoint without one."""
+        return -1 if self.manifest is None or self.manifest.iteration is None else self.manifest.iteration
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Increases with each save. Checkpoints without a sequence (older versions) are ordered by iteration."""
+        return (-1 if self.manifest is None else self.manifest.sequence, self.iteration)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The checkpoints of a folder, each list from the last saved to the first.
+
+    Attributes:
+        resumable: saved with ``tag_last=True``.
+        others: saved with ``tag_last=False``, such as ``model_best``, and hidden ones without a link.
+        superseded: resumable or not, with a later iteration than a resumable one that was saved after it.
+        unreadable: without a readable manifest.
+    """
+
+    resumable: list[Saved]
+    others: list[Saved]
+    superseded: list[Saved]
+    unreadable: list[Saved]
+
+    def __iter__(self) -> Iterator[Saved]:
+        return chain(self.resumable, self.others, self.superseded, self.unreadable)
+
+
+def order_of(save_dir: Path) -> Order:
+    """Read the manifests of all checkpoints in ``save_dir``."""
+    saved = [Saved(path, _manifest(path)) for path in checkpoint_folders(save_dir)]
+    saved.sort(key=lambda entry: (entry.rank, entry.path.name), reverse=True)
+    linked = link_targets(save_dir)
+    order = Order([], [], [], [])
+    smallest = math.inf  # iteration of the resumable ones that were saved later
+    for entry in saved:
+        if entry.manifest is None:
+            order.unreadable.append(entry)
+        elif entry.iteration > smallest:
+            order.superseded.append(entry)
+        elif _is_resumable(entry.path, entry.manifest, linked):
+            order.resumable.append(entry)
+            smallest = smallest if entry.manifest.iteration is None else entry.iteration
+        else:
+            order.others.append(entry)
+    return order
+
+
+def make_last(save_dir: Path, name: str) -> None:
+    """Make ``name`` the checkpoint to resume from, whatever was saved after it."""
+    for entry in order_of(save_dir).resumable:
+        if _follows(entry, name) and entry.manifest is not None and real_path(entry.path) != real_path(save_dir / name):
+            # Otherwise it looks like the newer checkpoint of a killed run.
+            manifest = replace(entry.manifest, previous=None)
+            atomic_write(entry.path / MANIFEST_NAME, manifest.to_bytes())
+    write_pointer(save_dir, name)
+
+
+def next_sequence(save_dir: Path) -> int:
+    """The sequence of a checkpoint that is saved now."""
+    return 1 + max((entry.rank[0] for entry in order_of(save_dir)), default=0)
+
+
+def resume_candidates(save_dir: Path) -> list[Path]:
+    """The checkpoints that a resume tries, in order: the newest complete one, then the others, latest first.
+
+    The newest is the one that ``last_checkpoint`` names, unless a run was killed after it had saved a checkpoint and
+    before it updated ``last_checkpoint``: then the newer checkpoint exists and names that one as its previous one. A
+    pointer to a missing checkpoint is listed too: the user has to request a fresh start explicitly.
+    """
+    try:
+        name = read_pointer(save_dir)
+        Path(save_dir, name or "").is_dir()
+    except (CheckpointError, OSError):  # OSError: it is a folder, is not readable, or holds a name that is too long
+        return [save_dir / POINTER_NAME, *(entry.path for entry in order_of(save_dir))]
+    order = order_of(save_dir)
+    if name is None:
+        return [entry.path for entry in order]
+    path = save_dir / name
+    tagged = next((entry for entry in order if real_path(entry.path) == real_path(path)), Saved(path, None))
+    # If the newest names another one, the user has put an older name into the file, which then comes first.
+    newer = list(takewhile(lambda entry: _follows(entry, name) and entry.rank > tagged.rank, order.resumable))
+    rest = [entry for entry in order if entry not in newer and entry is not tagged]
+    # If the user has made an older one the last, later ones are tried only after all others.
+    if os.path.exists(path):
+        rest.sort(key=lambda entry: _is_later(entry, tagged))
+    return [*(entry.path for entry in newer), path, *(entry.path for entry in rest)]
+
+
+def first_good(
+    save_dir: Path, candidates: list[Path], read: Callable[[Path], T], *, warn: bool = True
+) -> tuple[Path, T]:
+    """The first candidate that ``read`` accepts; with ``warn``, one warning lists the errors of the earlier ones.
 
     Raises:
-        CheckpointError: ``path`` exists and is not a checkpoint.
-        OSError: writing failed; existing checkpoints are unchanged.
+        CheckpointError: ``read`` accepts none. The message gives the reason for each.
     """
-    if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
-        raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
-    entries = {name: _entry_of(writer) for name, writer in writers.items()} if before else {}
-    if before and entries == before.manifest.files and is_checkpoint(before.folder):
-        if real_path(path) == before.folder:
-            return before
-        if _is_link_name(path) and before.manifest.tag_last >= manifest.tag_last:
-            replace_link(path, before.folder)
-            return before
-    is_real_folder = path.is_dir() and not path.is_symlink()
-    as_link = _is_link_name(path) and not is_real_folder
-    folder = _hidden_sibling(path, manifest.iteration) if as_link or is_real_folder else path
+    faults = []
+    for path in candidates:
+        try:
+            _check_candidate(path)
+            content = read(path)
+        except (CheckpointError, MissingFileError, OSError) as error:
+            faults.append(str(error))
+            continue
+        if faults and warn:
+            logger.warning("%s", "\n".join([*faults, f"Resuming from {path} instead."]))
+        return path, content
+    advice = "To start from the beginning, use another folder or move these checkpoints away."
+    raise CheckpointError("\n".join([f"{save_dir}: none of the checkpoints is valid.", *faults, advice]))
+
+
+def _check_candidate(path: Path) -> None:
+    if path.name == POINTER_NAME:
+        name = read_pointer(path.parent)  # usually raises the error of the pointer
+        raise CheckpointError(f"{path}: contains {(name or '')[:100]!r}, which is not a possible file name.")
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: {POINTER_NAME} names it, but it does not exist.")
+
+
+def _is_resumable(path: Path, manifest: Manifest, linked: set[Path]) -> bool:
+    # A hidden folder has a link, unless the run was killed before it created the link.
+    return manifest.tag_last and (not path.name.startswith(".") or real_path(path) in linked)
+
+
+def _follows(entry: Saved, last: str) -> bool:
+    return entry.manifest is not None and entry.manifest.previous == last
+
+
+def _is_later(entry: Saved, tagged: Saved) -> bool:
+    prefix, number = _split(tagged.path.name)
+    other_prefix, other = _split(entry.path.name)
+    if prefix == other_prefix and number >= 0:  # compare names first: the manifest of ``tagged`` may be damaged
+        return other > number
+    return tagged.manifest is not None and entry.rank > tagged.rank
+
+
+def _split(name: str) -> tuple[str, int]:
+    """A checkpoint's name without its number, and the number."""
+    prefix = re.sub(r"[0-9]+$", "", name)
+    return prefix, int(name[len(prefix) :] or -1)
+
+
+def _manifest(path: Path) -> Manifest | None:
     try:
-        manifest = _commit(folder, writers, manifest, entries, before)
-        if as_link:
-            replace_link(path, folder)
-        elif is_real_folder:
-            links = [link for link in _links(path.parent) if real_path(link) == real_path(path)]
-            swap_folders(folder, path)
-            for link in links:  # model_best keeps its content when its step is saved again
-                replace_link(link, folder)
-    except BaseException:
-        if folder != path:
-            remove_unlinked(path.parent)
-        raise
-    return Committed(real_path(folder if as_link else path), manifest)
-
-
-def remove_unlinked(save_dir: Path) -> None:
-    """Delete the hidden checkpoints that no link points to. A failure logs a warning; the next call retries."""
-    if not save_dir.is_dir():
-        return
-    linked = link_targets(save_dir)
-    for path in list(save_dir.iterdir()):
-        # Another process may be writing a temporary entry.
-        is_hidden = _HIDDEN.fullmatch(path.name) and not is_temporary(path.name)
-        if is_hidden and is_checkpoint(path) and real_path(path) not in linked:
-            try:
-                remove_folder(path)
-            except OSError as error:
-                logger.warning("%s: could not be deleted (%s).", path, error)
-
-
-def _commit(
-    folder: Path,
-    writers: Mapping[str, Writer],
-    manifest: Manifest,
-    entries: Mapping[str, FileEntry],
-    before: Committed | None,
-) -> Manifest:
-    temporary = temporary_sibling(folder)
-    written: dict[str, FileEntry] = {}
-    try:
-        with locked(folder.parent):
-            os.mkdir(temporary)
-            for name, writer in writers.items():
-                if "/" in name:
-                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                is_same = before is not None and entries[name] == before.manifest.files.get(name)
-                if before is not None and is_same and _link(before.folder, temporary, name):
-                    written[name] = entries[name]
-                    continue
-                with open(temporary / name, "xb") as file:
-                    written[name] = measure(writer, file)
-            manifest = replace(manifest, files=written)
-            with open(temporary / MANIFEST_NAME, "xb") as file:
-                file.write(manifest.to_bytes())
-            commit_folder(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return manifest
-
-
-def _entry_of(writer: Writer) -> FileEntry:
-    if isinstance(writer, CommittedFile):
-        return writer.source.manifest.files[writer.name]
-    return measure(writer)
-
-
-def _link(source: Path, target: Path, name: str) -> bool:
-    """Hard-link a file of a committed checkpoint into a new one. Returns False if the filesystem cannot."""
-    try:
-        os.link(source / name, target / name)
-    except OSError:
-        return False
-    return True
-
-
-def _is_link_name(path: Path) -> bool:
-    return path.is_symlink() or path.name.endswith(("best", "final"))
-
-
-def _hidden_sibling(path: Path, iteration: int | None) -> Path:
-    base = f".{path.name}-{'none' if iteration is None else f'{iteration:07d}'}"
-    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-    return next(candidate for name in names if not (candidate := path.with_name(name)).exists())
-
-
-def _links(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_symlink()] if folder.is_dir() else []
+        return read_manifest(path)
+    except (CheckpointError, OSError):
+        return None

@@ -10,12 +10,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from trainwright.checkpoint.candidates import resume_candidates
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import is_temporary, real_path
-from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint, link_targets, read_pointer
+from trainwright.checkpoint.folder import (
+    POINTER_NAME,
+    Saved,
+    is_checkpoint,
+    link_targets,
+    read_pointer,
+    resume_candidates,
+)
 from trainwright.checkpoint.manifest import Manifest, read_manifest
-from trainwright.checkpoint.order import Saved
 from trainwright.checkpoint.verify import file_faults, verify
 
 _INNER = "checkpoints"  # the checkpoint folder in the run folder of the Python API

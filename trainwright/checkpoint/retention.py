@@ -7,8 +7,7 @@ from pathlib import Path
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import PathLike, real_path, remove_folder
-from trainwright.checkpoint.folder import link_targets, read_pointer
-from trainwright.checkpoint.order import order_of
+from trainwright.checkpoint.folder import link_targets, order_of, read_pointer
 
 
 def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int, *, links: Iterable[Path] = ()) -> list[str]:

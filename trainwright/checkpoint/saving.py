@@ -1,110 +1,55 @@
-"""Writing checkpoints: staged in memory and committed by a background thread, or written synchronously."""
+"""Writing checkpoints: staged in memory and committed by a background thread, or written synchronously.
+
+A checkpoint is committed as one folder. A name that is saved again (``model_best``, ``model_final``) is a relative link
+to a hidden folder ``.<name>-<iteration>``, which never changes: saving again writes a new one and swaps the link.
+"""
 
 import contextlib
+import itertools
 import logging
 import os
+import re
+import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 from weakref import WeakSet
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import Writer, named, remove_stale
+from trainwright.checkpoint.files import (
+    Writer,
+    commit_folder,
+    is_temporary,
+    locked,
+    named,
+    real_path,
+    remove_folder,
+    remove_stale,
+    replace_link,
+    swap_folders,
+    temporary_sibling,
+)
 from trainwright.checkpoint.folder import (
-    Committed,
-    CommittedFile,
+    is_checkpoint,
+    link_targets,
+    links_in,
+    next_sequence,
     read_pointer,
-    remove_unlinked,
-    write_checkpoint,
     write_pointer,
 )
-from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.order import next_sequence
+from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure
 from trainwright.checkpoint.staging import StagingArea
 from trainwright.parallel import dist
 
-
-class Background:
-    """Runs tasks in a background thread, in order. After a failure, later tasks do not run.
-
-    The thread ends with `close`, or when this object is garbage-collected and its tasks are done. The interpreter
-    waits for the tasks before it exits.
-    """
-
-    def __init__(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
-        self._tasks: list[Future[None]] = []
-        self._failure: BaseException | None = None
-        self._thread: int | None = None
-
-    def submit(self, task: Callable[[], object]) -> Callable[[], None]:
-        """Queue ``task``; returns a function that waits for it.
-
-        While the interpreter shuts down and starts no threads, the task runs synchronously.
-        """
-        if self._executor is None:
-            # Not a method of this object: the thread would keep a reference to it and never end.
-            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_leave_the_processor_to_others)
-        self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
-        try:
-            submitted = self._executor.submit(self._run, task)
-        except RuntimeError:
-            self.wait()
-            self._run(task)
-            self._thread = None
-            return lambda: None
-        self._tasks.append(submitted)
-        return submitted.result
-
-    def is_busy(self) -> bool:
-        """Whether a task is running or queued."""
-        return any(not task.done() for task in self._tasks)
-
-    def has_failed(self) -> bool:
-        """Whether `raise_failure` would raise. Cheap enough to call at every step."""
-        return self._failure is not None
-
-    def wait(self) -> None:
-        """Wait for all tasks; inside a task it returns immediately. It does not raise failures."""
-        if threading.get_ident() != self._thread:
-            for task in self._tasks:
-                task.result()
-
-    def raise_failure(self) -> None:
-        """Raise the error of a failed task, once."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def close(self) -> None:
-        """Wait for all tasks and end the thread; a later `submit` starts a new one."""
-        self.wait()
-        if self._executor is not None and threading.get_ident() != self._thread:
-            self._executor.shutdown()
-            self._executor, self._tasks = None, []
-
-    def _run(self, task: Callable[[], object]) -> None:
-        self._thread = threading.get_ident()
-        if self._failure is not None:
-            return
-        try:
-            task()
-        except BaseException as error:  # any error is raised in the training thread
-            self._failure = error
-
-
-def _leave_the_processor_to_others() -> None:
-    """Lower this thread's priority, so that training goes first if CPUs are scarce. Linux has a priority per thread."""
-    if hasattr(os, "setpriority"):
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
 logger = logging.getLogger("trainwright.checkpoint")
 
+_COPY_BYTES = 8 * 2**20
+_HIDDEN = re.compile(r"\..+-(\d{7,}|none)(-\d+)?", re.DOTALL)  # .<name>-<iteration>, numbered if that is taken
 _writers: WeakSet["CheckpointWriter"] = WeakSet()
 
 
@@ -272,3 +217,212 @@ def _new_manifest(folder: Path, iteration: int | None, *, tag_last: bool) -> Man
         previous=previous,
         tag_last=tag_last,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A checkpoint that this process has written: its folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """A file of a committed checkpoint, as a writer that copies it into another checkpoint."""
+
+    source: Committed
+    name: str
+
+    def __call__(self, file: BinaryIO) -> None:
+        with open(self.source.folder / self.name, "rb") as source:
+            while block := source.read(_COPY_BYTES):
+                file.write(block)
+
+
+def write_checkpoint(
+    path: Path, writers: Mapping[str, Writer], manifest: Manifest, *, before: Committed | None
+) -> Committed:
+    """Write a checkpoint to ``path`` atomically: readers never see a partial checkpoint.
+
+    Args:
+        manifest: the values of the manifest except for its files.
+        before: a checkpoint of the same iteration; files equal to its files become hard links to them.
+
+    Raises:
+        CheckpointError: ``path`` exists and is not a checkpoint.
+        OSError: writing failed; existing checkpoints are unchanged.
+    """
+    if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
+        raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
+    entries = {name: _entry_of(writer) for name, writer in writers.items()} if before else {}
+    if before and entries == before.manifest.files and is_checkpoint(before.folder):
+        if real_path(path) == before.folder:
+            return before
+        if _is_link_name(path) and before.manifest.tag_last >= manifest.tag_last:
+            replace_link(path, before.folder)
+            return before
+    is_real_folder = path.is_dir() and not path.is_symlink()
+    as_link = _is_link_name(path) and not is_real_folder
+    folder = _hidden_sibling(path, manifest.iteration) if as_link or is_real_folder else path
+    try:
+        manifest = _commit(folder, writers, manifest, entries, before)
+        if as_link:
+            replace_link(path, folder)
+        elif is_real_folder:
+            links = [link for link in links_in(path.parent) if real_path(link) == real_path(path)]
+            swap_folders(folder, path)
+            for link in links:  # model_best keeps its content when its step is saved again
+                replace_link(link, folder)
+    except BaseException:
+        if folder != path:
+            remove_unlinked(path.parent)
+        raise
+    return Committed(real_path(folder if as_link else path), manifest)
+
+
+def remove_unlinked(save_dir: Path) -> None:
+    """Delete the hidden checkpoints that no link points to. A failure logs a warning; the next call retries."""
+    if not save_dir.is_dir():
+        return
+    linked = link_targets(save_dir)
+    for path in list(save_dir.iterdir()):
+        # Another process may be writing a temporary entry.
+        is_hidden = _HIDDEN.fullmatch(path.name) and not is_temporary(path.name)
+        if is_hidden and is_checkpoint(path) and real_path(path) not in linked:
+            try:
+                remove_folder(path)
+            except OSError as error:
+                logger.warning("%s: could not be deleted (%s).", path, error)
+
+
+def _commit(
+    folder: Path,
+    writers: Mapping[str, Writer],
+    manifest: Manifest,
+    entries: Mapping[str, FileEntry],
+    before: Committed | None,
+) -> Manifest:
+    temporary = temporary_sibling(folder)
+    written: dict[str, FileEntry] = {}
+    try:
+        with locked(folder.parent):
+            os.mkdir(temporary)
+            for name, writer in writers.items():
+                if "/" in name:
+                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                is_same = before is not None and entries[name] == before.manifest.files.get(name)
+                if before is not None and is_same and _link(before.folder, temporary, name):
+                    written[name] = entries[name]
+                    continue
+                with open(temporary / name, "xb") as file:
+                    written[name] = measure(writer, file)
+            manifest = replace(manifest, files=written)
+            with open(temporary / MANIFEST_NAME, "xb") as file:
+                file.write(manifest.to_bytes())
+            commit_folder(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return manifest
+
+
+def _entry_of(writer: Writer) -> FileEntry:
+    if isinstance(writer, CommittedFile):
+        return writer.source.manifest.files[writer.name]
+    return measure(writer)
+
+
+def _link(source: Path, target: Path, name: str) -> bool:
+    """Hard-link a file of a committed checkpoint into a new one. Returns False if the filesystem cannot."""
+    try:
+        os.link(source / name, target / name)
+    except OSError:
+        return False
+    return True
+
+
+def _is_link_name(path: Path) -> bool:
+    return path.is_symlink() or path.name.endswith(("best", "final"))
+
+
+def _hidden_sibling(path: Path, iteration: int | None) -> Path:
+    base = f".{path.name}-{'none' if iteration is None else f'{iteration:07d}'}"
+    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+    return next(candidate for name in names if not (candidate := path.with_name(name)).exists())
+
+
+class Background:
+    """Runs tasks in a background thread, in order. After a failure, later tasks do not run.
+
+    The thread ends with `close`, or when this object is garbage-collected and its tasks are done. The interpreter
+    waits for the tasks before it exits.
+    """
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        self._tasks: list[Future[None]] = []
+        self._failure: BaseException | None = None
+        self._thread: int | None = None
+
+    def submit(self, task: Callable[[], object]) -> Callable[[], None]:
+        """Queue ``task``; returns a function that waits for it.
+
+        While the interpreter shuts down and starts no threads, the task runs synchronously.
+        """
+        if self._executor is None:
+            # Not a method of this object: the thread would keep a reference to it and never end.
+            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_leave_the_processor_to_others)
+        self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
+        try:
+            submitted = self._executor.submit(self._run, task)
+        except RuntimeError:
+            self.wait()
+            self._run(task)
+            self._thread = None
+            return lambda: None
+        self._tasks.append(submitted)
+        return submitted.result
+
+    def is_busy(self) -> bool:
+        """Whether a task is running or queued."""
+        return any(not task.done() for task in self._tasks)
+
+    def has_failed(self) -> bool:
+        """Whether `raise_failure` would raise. Cheap enough to call at every step."""
+        return self._failure is not None
+
+    def wait(self) -> None:
+        """Wait for all tasks; inside a task it returns immediately. It does not raise failures."""
+        if threading.get_ident() != self._thread:
+            for task in self._tasks:
+                task.result()
+
+    def raise_failure(self) -> None:
+        """Raise the error of a failed task, once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """Wait for all tasks and end the thread; a later `submit` starts a new one."""
+        self.wait()
+        if self._executor is not None and threading.get_ident() != self._thread:
+            self._executor.shutdown()
+            self._executor, self._tasks = None, []
+
+    def _run(self, task: Callable[[], object]) -> None:
+        self._thread = threading.get_ident()
+        if self._failure is not None:
+            return
+        try:
+            task()
+        except BaseException as error:  # any error is raised in the training thread
+            self._failure = error
+
+
+def _leave_the_processor_to_others() -> None:
+    """Lower this thread's priority, so that training goes first if CPUs are scarce. Linux has a priority per thread."""
+    if hasattr(os, "setpriority"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
