@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -412,7 +413,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Callable[[], o
                 still_to_do.pop()()
             return file_faults(there, *arguments, **how)
 
-        monkeypatch.setattr("trainwright.checkpoint.inventory.file_faults", look)
+        monkeypatch.setattr(sys.modules["trainwright.checkpoint.verify"], "file_faults", look)
 
     return when
 

@@ -20,6 +20,7 @@ from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
+from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.rank_errors import raised_together
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.state_files import (
@@ -34,7 +35,7 @@ from trainwright.checkpoint.state_files import (
     serialize,
     state_names,
 )
-from trainwright.checkpoint.verify import TRIES, identity, in_terms_of, verify
+from trainwright.checkpoint.verify import identity, read_unchanged, verify
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.parallel import dist
@@ -293,22 +294,12 @@ class Checkpointer:
         return self.save_to_disk and dist.is_main_process()
 
     def _read(self, path: Path, wanted: list[str]) -> "_Contents":
-        """Verify and read a checkpoint on all ranks, with all files from the same save.
+        """Verify and read a checkpoint on all ranks, with all files from the same save."""
 
-        Another process may replace a link and delete its target at any moment. The link is resolved once; if it has
-        changed after reading, the checkpoint is read again.
-        """
-        for tries_left in reversed(range(TRIES)):
-            folder, before = dist.broadcast_object(identity(path))
-            try:
-                contents = self._read_once(folder, wanted)
-            except Exception as error:  # the same error on all ranks
-                if not tries_left or dist.broadcast_object(identity(path)) == (folder, before):
-                    raise in_terms_of(path, error, folder) from error.__cause__
-            else:
-                if dist.broadcast_object(identity(path)) == (folder, before):
-                    return contents
-        raise CheckpointError(f"{path}: another process replaces it faster than it can be read.")
+        def identify(path: PathLike) -> tuple[Path, Manifest | None]:
+            return dist.broadcast_object(identity(path))
+
+        return read_unchanged(path, lambda folder: self._read_once(folder, wanted), identify=identify)
 
     def _read_once(self, folder: Path, wanted: list[str]) -> "_Contents":
         with raised_together():

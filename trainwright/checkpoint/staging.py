@@ -13,7 +13,7 @@ import xxhash
 from torch import Tensor
 
 from trainwright.checkpoint.files import Writer
-from trainwright.checkpoint.tensors import TensorFile, bytes_of
+from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
 
 _CHUNK_BYTES = 8 * 2**20  # written and hashed at a time: small enough to stay in the CPU cache between both
 _LARGE_BYTES = 16 * 2**20  # from this size on, a second thread and allocation in advance are worth their cost

@@ -1,21 +1,35 @@
-"""The files of a checkpoint: a run's objects as named writers, and states read from files."""
+"""The files of a checkpoint: a run's objects as JSON and tensors, and back with the same types.
 
-from collections.abc import Mapping
+No pickle: reading a state runs no code. Native JSON values are stored unchanged. Other values are an object with one
+key that starts with ``$``: ``{"$tuple": [...]}``, ``{"$float": "nan"}``, ``{"$bytes": "<base64>"}``,
+``{"$dict": [[key, value], ...]}`` (keys that are not plain strings), ``{"$tensor": "<name in the safetensors file>"}``,
+``{"$array": {...}}`` for NumPy. Saving raises for values that would load as another type: a masked array, a matrix, a
+named tuple.
+"""
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import Writer, read_regular
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
-from trainwright.checkpoint.state import decode_state, encode_state
-from trainwright.checkpoint.tensors import TensorFile, read_tensors
+from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, read_tensors, tensor_key
 from trainwright.checkpoint.weights import read_weights, split_model_state
 
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
@@ -23,6 +37,14 @@ _MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless
 MODEL_FILES = (WEIGHTS_NAME, f"{_MODEL_EXTRA}.json", f"{_MODEL_EXTRA}.safetensors")
 NOT_OURS = ("config.json",)  # of transformers, which reads it next to the weights
 RESERVED_NAMES = ("model", Path(MANIFEST_NAME).stem, EXTRA, _MODEL_EXTRA, *(Path(name).stem for name in NOT_OURS))
+ALLOWED = (
+    "dict, OrderedDict, Counter, list, tuple, None, bool, int, float, str, bytes, NumPy scalars and arrays, "
+    "and dense torch tensors"
+)
+_ALLOWED_KEYS = "str, int, float, bool, None, bytes, and tuples of these"
+_DICT_TAGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered_dict", Counter: "$counter"}
+_MAX_BITS = 14_000
+_ARRAY_DTYPE = re.compile(r"[<>|=][biufcSUmM]\d+(\[\d*[A-Za-z]+\])?")  # no objects, no nested formats
 
 
 class Stateful(Protocol):
@@ -117,3 +139,182 @@ def lay_out_as_parameters(optimizer: Optimizer) -> None:
                 ):
                     laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False)
                     state[name] = laid_out.copy_(value)
+
+
+def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
+    """``state`` as JSON text, and the tensors that the text refers to.
+
+    The tensors are those of the state itself, not copies; one that occurs twice is listed once.
+
+    Raises:
+        CheckpointTypeError: it holds a value that a checkpoint cannot store; the message gives its path from ``name``.
+    """
+    encoder = _Encoder()
+    try:
+        tree = encoder.encode(state, (name,))
+        text = json.dumps(tree, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        raise CheckpointTypeError(f"{name}: is nested too deeply for a checkpoint.") from None
+    return text.encode(), encoder.tensors
+
+
+def decode_state(text: bytes, tensors: Mapping[str, Tensor], source: str) -> Any:  # the type is the saved state's
+    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient.
+
+    Raises:
+        CheckpointError: the text is not output of `encode_state`; the message names ``source``.
+    """
+    try:
+        return _Decoder(tensors).decode(json.loads(text))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{source}: not a state of this library ({type(error).__name__}: {error}).") from error
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[tuple[object, ...], str] = {}  # tensor_key -> name, so that shared memory is written once
+        self._open: set[int] = set()  # ids of the containers around the current value
+
+    def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            if kind is int and value.bit_length() > _MAX_BITS:  # Python does not convert longer ints to text
+                raise CheckpointTypeError(
+                    f"{_shown(path)}: got an int of {value.bit_length():,} bits; at most {_MAX_BITS:,}."
+                )
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": str(value)}
+        if kind is bytes:
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, Tensor):
+            return self._encode_tensor(value, path)
+        if kind is np.ndarray or isinstance(value, np.generic):
+            return self._encode_array(value, path)
+        if kind not in (dict, OrderedDict, Counter, list, tuple):
+            raise CheckpointTypeError(f"{_shown(path)}: got {kind}; a checkpoint holds {ALLOWED}.")
+        if id(value) in self._open:
+            raise CheckpointTypeError(f"{_shown(path)}: got a {kind.__name__} that contains itself.")
+        self._open.add(id(value))
+        try:
+            return self._encode_container(value, path)
+        finally:
+            self._open.remove(id(value))
+
+    def _encode_container(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, (list, tuple)):
+            items = [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
+            return items if isinstance(value, list) else {"$tuple": items}
+        if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.encode(item, (*path, key)) for key, item in value.items()}
+        tag = _DICT_TAGS[type(value)]
+        return {tag: [[_encode_key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]}
+
+    def _encode_tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, str]:
+        check_tensor(tensor, _shown(path))
+        if type(tensor) not in (Tensor, Parameter):
+            raise CheckpointTypeError(
+                f"{_shown(path)}: got a {type(tensor).__name__}, which would load as a plain Tensor; "
+                "use value.as_subclass(torch.Tensor)."
+            )
+        return {"$tensor": self._store(tensor, path)}
+
+    def _encode_array(self, array: Any, path: tuple[str, ...]) -> dict[str, object]:
+        scalar = isinstance(array, np.generic)
+        if scalar and isinstance(array, bytes | str):  # arrays drop trailing zeros, and hold no empty strings
+            text = base64.b64encode(array).decode() if isinstance(array, bytes) else "".join(array)
+            plain = np.bytes_ if isinstance(array, bytes) else np.str_
+            if type(array) is plain:
+                return {"$numpy_bytes" if plain is np.bytes_ else "$numpy_str": text}
+        is_plain = not scalar or type(array) is array.dtype.type
+        if not _ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.names or not is_plain:
+            raise CheckpointTypeError(
+                f"{_shown(path)}: got a {type(array).__name__} of dtype {array.dtype}; "
+                "allowed: numbers, bool, dates, text."
+            )
+        data = torch.from_numpy(np.frombuffer(array.tobytes(), dtype=np.uint8).copy())
+        entry = {"dtype": array.dtype.str, "shape": list(array.shape), "scalar": scalar}
+        return {"$array": {"data": self._store(data, path), **entry}}
+
+    def _store(self, tensor: Tensor, path: tuple[str, ...]) -> str:
+        key = tensor_key(tensor)
+        if key not in self._names:
+            name = unique = _shown(path[1:]) or "value"
+            number = 2
+            while unique in self.tensors or unique == "__metadata__":  # the keys 1 and "1" look alike in a path
+                unique, number = f"{name}#{number}", number + 1
+            self.tensors[unique] = tensor  # keeps it alive: a key is valid only while its tensor lives
+            self._names[key] = unique
+        return self._names[key]
+
+
+def _shown(path: tuple[str, ...]) -> str:
+    """A value's path as text. A lone surrogate, which a file's names cannot hold, is escaped."""
+    return ".".join(path).encode(errors="backslashreplace").decode()
+
+
+def _encode_key(key: Any, path: tuple[str, ...]) -> Any:
+    if key is None or type(key) in (str, int, float, bool, bytes):
+        return _Encoder().encode(key, path)
+    if type(key) is tuple:
+        return {"$tuple": [_encode_key(item, path) for item in key]}
+    raise CheckpointTypeError(f"{_shown(path)}: got a key of {type(key)}; allowed keys are {_ALLOWED_KEYS}.")
+
+
+class _Decoder:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._copies: dict[str, Tensor] = {}
+        self._tags: dict[str, Callable[[Any], Any]] = {
+            "$tuple": lambda items: tuple(self.decode(item) for item in items),
+            "$float": _decode_float,
+            "$bytes": _decode_bytes,
+            "$dict": lambda pairs: dict(self._pairs(pairs)),
+            "$ordered_dict": lambda pairs: OrderedDict(self._pairs(pairs)),
+            "$counter": lambda pairs: Counter(dict(self._pairs(pairs))),
+            "$tensor": self._decode_tensor,
+            "$array": self._decode_array,
+            "$numpy_bytes": lambda text: np.bytes_(_decode_bytes(text)),
+            "$numpy_str": np.str_,
+        }
+
+    def decode(self, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return [self.decode(item) for item in tree]
+        if not isinstance(tree, dict):
+            return tree
+        tags = [key for key in tree if key.startswith("$")]
+        if not tags:
+            return {key: self.decode(item) for key, item in tree.items()}
+        if len(tree) > 1 or tags[0] not in self._tags:
+            raise ValueError(f"unknown tag {tags[0]!r}")
+        return self._tags[tags[0]](tree[tags[0]])
+
+    def _pairs(self, pairs: list[list[Any]]) -> list[tuple[Any, Any]]:
+        return [(self.decode(key), self.decode(item)) for key, item in pairs]
+
+    def _decode_tensor(self, name: str) -> Tensor:
+        if name not in self._copies:  # references to one tensor stay references to one tensor
+            self._copies[name] = self._tensors[name].clone()
+        return self._copies[name]
+
+    def _decode_array(self, entry: dict[str, Any]) -> Any:
+        if not _ARRAY_DTYPE.fullmatch(entry["dtype"]):
+            raise ValueError(f"unknown array dtype {entry['dtype']!r}")
+        data = self._tensors[entry["data"]].numpy().tobytes()
+        array = np.frombuffer(data, dtype=np.dtype(entry["dtype"])).reshape(entry["shape"]).copy()
+        return array[()] if entry["scalar"] else array
+
+
+def _decode_float(text: str) -> float:
+    if text not in ("nan", "inf", "-inf"):
+        raise ValueError(f"unknown float {text!r}")
+    return float(text)
+
+
+def _decode_bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"bytes that are no base64: {error}") from error

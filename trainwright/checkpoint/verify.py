@@ -1,9 +1,15 @@
-"""Verification of a checkpoint against its manifest. Every load verifies first."""
+"""Verification of a checkpoint against its manifest, and of all checkpoints in a folder.
+
+Every load verifies first. The inspection of a folder is read-only and does not import torch. A run may write into the
+folder at the same time: temporary entries are ignored, and a checkpoint that is deleted or relinked while it is
+inspected is skipped or inspected again.
+"""
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -11,13 +17,24 @@ from typing import TypeVar
 import xxhash
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import PathLike, irregular, open_regular, real_path
+from trainwright.checkpoint.files import PathLike, irregular, is_temporary, open_regular, real_path
+from trainwright.checkpoint.folder import (
+    POINTER_NAME,
+    Saved,
+    is_checkpoint,
+    link_targets,
+    read_pointer,
+    resume_candidates,
+)
 from trainwright.checkpoint.manifest import FileEntry, Manifest, read_manifest
-from trainwright.config.errors import MissingFileError, UserError
+from trainwright.config.errors import MissingFileError
 
 _CHUNK_BYTES = 1 << 20
-TRIES = 100  # for a checkpoint that is replaced while it is read
+_TRIES = 100  # for a checkpoint that is replaced while it is read
+_INSPECTION_TRIES = 3  # a link that changes faster than it can be read is reported as of the last try
+_INNER = "checkpoints"  # the checkpoint folder in the run folder of the Python API
 T = TypeVar("T")
+Identify = Callable[[PathLike], tuple[Path, Manifest | None]]
 
 
 def verify(path: PathLike, *, deep: bool = False) -> Manifest:
@@ -44,28 +61,31 @@ def identity(path: PathLike) -> tuple[Path, Manifest | None]:
         return folder, None
 
 
-def read_unchanged(path: PathLike, read: Callable[[Path], T]) -> T:
+def read_unchanged(path: PathLike, read: Callable[[Path], T], *, identify: Identify = identity) -> T:
     """``read(folder)`` with the folder that ``path`` refers to; repeated if the path changes meanwhile.
 
     ``model_best`` may be saved again at any moment: the link is resolved once, so that all files are from one save.
 
+    Args:
+        identify: `identity`, or a function that returns one rank's `identity` on all ranks.
+
     Raises:
         CheckpointError: another process replaces it faster than it can be read.
     """
-    for tries_left in reversed(range(TRIES)):
-        before = identity(path)
+    for tries_left in reversed(range(_TRIES)):
+        before = identify(path)
         try:
             content = read(before[0])
-        except (UserError, OSError) as error:
-            if not tries_left or identity(path) == before:
-                raise in_terms_of(path, error, before[0]) from None
+        except Exception as error:
+            if not tries_left or identify(path) == before:
+                raise _with_path(path, error, before[0]) from error.__cause__
         else:
-            if identity(path) == before:
+            if identify(path) == before:
                 return content
     raise CheckpointError(f"{path}: another process replaces it faster than it can be read.")
 
 
-def in_terms_of(path: PathLike, error: Exception, folder: Path) -> Exception:
+def _with_path(path: PathLike, error: Exception, folder: Path) -> Exception:
     """``error`` with the path that the user passed, in place of the folder that the path refers to."""
     if folder == Path(path) or type(error) not in (CheckpointError, MissingFileError):
         return error
@@ -134,8 +154,8 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 
 def _read_back(folder: Path, manifest: Manifest) -> None:
     # Imported here: the rest of this file does not need torch.
+    from trainwright.checkpoint.safetensors_file import read_tensors
     from trainwright.checkpoint.state_files import NOT_OURS, read_state
-    from trainwright.checkpoint.tensors import read_tensors
 
     for name in manifest.files:
         if name in NOT_OURS or "/" in name:  # files for people and other programs
@@ -144,3 +164,171 @@ def _read_back(folder: Path, manifest: Manifest) -> None:
             read_state(folder, manifest, name.removesuffix(".json"))
         elif name.endswith(".safetensors"):
             read_tensors(folder / name)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """One checkpoint under one name.
+
+    Attributes:
+        folder: the real folder of the name; for a broken link, its missing target.
+        points_at: the stored target of the link; None for a folder.
+        manifest: None if it cannot be read. With ``deep`` verification its files have a ``sha256``.
+        faults: one sentence each, beginning with the file's name; empty for a complete checkpoint.
+    """
+
+    path: Path
+    folder: Path
+    points_at: str | None
+    manifest: Manifest | None
+    faults: tuple[str, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.faults
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Total size of the files in the manifest."""
+        return None if self.manifest is None else sum(entry.bytes for entry in self.manifest.files.values())
+
+    @property
+    def saved_at(self) -> datetime | None:
+        return None if self.manifest is None else datetime.fromisoformat(self.manifest.saved_at)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderReport:
+    """A folder with checkpoints in it.
+
+    Attributes:
+        found: in the order of saving; links follow their folder.
+        resumed: the checkpoint that a resume loads, according to this verification; None if none is valid.
+        has_candidates: whether a resume would try any; False if there are only links to another folder, as in a run
+            folder with a ``checkpoints/`` folder.
+        last: the name in ``last_checkpoint``; None if there is none.
+        pointer_fault: what is wrong with ``last_checkpoint``; "" if nothing.
+    """
+
+    folder: Path
+    found: tuple[CheckpointReport, ...]
+    resumed: CheckpointReport | None
+    has_candidates: bool
+    last: str | None
+    pointer_fault: str
+
+
+def inspect_checkpoint(path: Path, *, contents: bool = True, deep: bool = False) -> CheckpointReport:
+    """Inspect and verify one checkpoint; without ``contents``, only the sizes of its files."""
+    for _ in range(_INSPECTION_TRIES):
+        folder, points_at = real_path(path), _link(path)
+        manifest, faults = _faults(folder, contents=contents, deep=deep)
+        if not faults or real_path(path) == folder:
+            break
+    return CheckpointReport(path, folder, points_at, manifest, tuple(faults))
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The checkpoint paths in a run folder, without reading them; hidden ones only if no link points to them."""
+    return [path for there in (folder, folder / _INNER) for path in _checkpoint_paths(there)]
+
+
+def inspect_folders(folder: Path, *, contents: bool = True, deep: bool = False) -> list[FolderReport]:
+    """The checkpoints in a run folder, or in its checkpoint folder; an empty list if there are none."""
+    both = [_inspect_folder(there, contents=contents, deep=deep) for there in (folder, folder / _INNER)]
+    return [place for place in both if place.found or place.last is not None or place.pointer_fault]
+
+
+def _inspect_folder(folder: Path, *, contents: bool, deep: bool) -> FolderReport:
+    for _ in range(_INSPECTION_TRIES):
+        last, fault = _pointer(folder)
+        candidates, paths = resume_candidates(folder), _checkpoint_paths(folder)
+        found = _inspect_all(paths, contents=contents, deep=deep)
+        if found or not paths:  # otherwise all were deleted meanwhile, and there may be new ones
+            break
+    found.sort(key=lambda entry: (Saved(entry.path, entry.manifest).rank, entry.points_at is not None, entry.path.name))
+    return FolderReport(folder, tuple(found), _resumed(candidates, found), bool(candidates), last, fault)
+
+
+def _inspect_all(paths: list[Path], *, contents: bool, deep: bool) -> list[CheckpointReport]:
+    looked: dict[Path, CheckpointReport] = {}  # by real folder: a checkpoint with two names is read once
+    found = []
+    for path in paths:
+        known = looked.get(real_path(path))
+        entry = (
+            inspect_checkpoint(path, contents=contents, deep=deep)
+            if known is None
+            else replace(known, path=path, points_at=_link(path))
+        )
+        looked[entry.folder] = entry
+        if os.path.lexists(path):  # otherwise it was deleted meanwhile
+            found.append(entry)
+    return found
+
+
+def _pointer(folder: Path) -> tuple[str | None, str]:
+    """The name in ``last_checkpoint``, and what is wrong with it."""
+    last = None
+    for _ in range(_INSPECTION_TRIES):
+        try:
+            last = read_pointer(folder)
+            is_there = last is None or (folder / last).is_dir()
+        except CheckpointError as error:
+            return None, str(error).removeprefix(f"{folder / POINTER_NAME}: ").rstrip(".")
+        except OSError as error:
+            return None, f"cannot be read ({error.strerror})"
+        if is_there:
+            return last, ""
+    return last, f"names {last!r}, which does not exist"
+
+
+def _checkpoint_paths(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    # Links may also be in the parent folder: epoch_3 is next to checkpoints/.
+    linked = link_targets(folder) | (link_targets(folder.parent) if folder.name == _INNER else set())
+    return [path for path in sorted(folder.iterdir()) if _is_name(path, linked)]
+
+
+def _is_name(path: Path, linked: Iterable[Path]) -> bool:
+    if is_temporary(path.name):
+        return False
+    if path.is_symlink() and not path.exists():  # a broken link
+        return not path.name.startswith(".") and real_path(path.parent) in real_path(path).parents
+    return is_checkpoint(path) and not (path.name.startswith(".") and real_path(path) in linked)
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:  # a folder, or deleted
+        return None
+
+
+def _faults(folder: Path, *, contents: bool, deep: bool) -> tuple[Manifest | None, list[str]]:
+    if not folder.is_dir():
+        return None, [f"{folder.name} does not exist"]
+    manifest = None
+    try:
+        manifest = read_manifest(folder)
+        if not deep:
+            return manifest, file_faults(folder, manifest, contents=contents)[0]
+        return verify(folder, deep=True), []
+    except (CheckpointError, OSError) as error:
+        return manifest, _fault_lines(error, folder)
+
+
+def _fault_lines(error: Exception, folder: Path) -> list[str]:
+    """The faults in an error's message, one per line, without the folder's path."""
+    if isinstance(error, OSError) and error.strerror:
+        return [f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"]
+    first, *others = str(error).splitlines()
+    return [line.strip() for line in others] or [first.replace(f"{folder}{os.sep}", "").removeprefix(f"{folder}: ")]
+
+
+def _resumed(candidates: list[Path], found: list[CheckpointReport]) -> CheckpointReport | None:
+    for candidate in candidates:
+        names = [entry for entry in found if entry.folder == real_path(candidate) and entry.is_complete]
+        if names:
+            return next((entry for entry in names if entry.path == candidate), names[0])
+    return None

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
-from trainwright.checkpoint.header import RENAMED, TIED, renamed_names, tied_names
-from trainwright.checkpoint.tensors import check_tensor, read_tensors, tensor_key
+from trainwright.checkpoint.safetensors_file import check_tensor, read_tensors, tensor_key
+from trainwright.checkpoint.safetensors_header import RENAMED, TIED, renamed_names, tied_names
 
 logger = logging.getLogger("trainwright.checkpoint")
 

@@ -12,9 +12,15 @@ from typing import Any
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import POINTER_NAME, WEIGHTS_NAME, is_checkpoint
-from trainwright.checkpoint.header import Header, read_header, tied_names
-from trainwright.checkpoint.inventory import Found, Place, checkpoint_paths, look_at, places
 from trainwright.checkpoint.manifest import MANIFEST_NAME
+from trainwright.checkpoint.safetensors_header import Header, read_header, tied_names
+from trainwright.checkpoint.verify import (
+    CheckpointReport,
+    FolderReport,
+    checkpoint_paths,
+    inspect_checkpoint,
+    inspect_folders,
+)
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, MissingFileError, UserError, did_you_mean
 
@@ -81,7 +87,7 @@ _MAX_EXTRA_BYTES = 1_000_000
 _MAX_SHOWN = 100  # characters of one extra
 
 
-def description(found: Found) -> dict[str, Any]:
+def description(found: CheckpointReport) -> dict[str, Any]:
     """All facts that `show` prints, as JSON values. What cannot be read is None, with its fault."""
     faults = list(found.faults)
     header = _header(found.folder, faults)
@@ -108,7 +114,7 @@ def description(found: Found) -> dict[str, Any]:
     }
 
 
-def show_lines(found: Found, facts: dict[str, Any]) -> list[str]:
+def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
     """The same facts as text."""
     link = "" if found.points_at is None else f" -> {found.points_at}"
     lines = [shown(f"{found.path}{link}: {'complete, by file sizes' if not facts['faults'] else 'NOT COMPLETE'}")]
@@ -152,7 +158,7 @@ def _header(folder: Path, faults: list[str]) -> Header | None:
     return None
 
 
-def _sizes(found: Found) -> dict[str, int]:
+def _sizes(found: CheckpointReport) -> dict[str, int]:
     """The files that the manifest lists, or those in the folder if there is no manifest."""
     if found.manifest is not None:
         return {name: file.bytes for name, file in found.manifest.files.items()}
@@ -233,7 +239,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
 def _list(folder: Path, args: argparse.Namespace) -> int:
     if _is_one(folder):
         raise ConfigError(f"{folder}: is one checkpoint: use `trainwright checkpoint show {folder}`.")
-    found = places(folder, contents=args.verify)
+    found = inspect_folders(folder, contents=args.verify)
     if args.json:
         print(json.dumps([_place_facts(place) for place in found], indent=1))
     elif not found:
@@ -249,7 +255,7 @@ def _show(folder: Path, args: argparse.Namespace) -> int:
         names = [str(path) for path in checkpoint_paths(folder)]
         hint = f" It holds checkpoints: pass one of them, such as {names[-1]}." if names else ""
         raise ConfigError(f"{folder}: not a checkpoint.{hint}")
-    found = look_at(folder, contents=False)
+    found = inspect_checkpoint(folder, contents=False)
     facts = description(found)
     print(json.dumps(facts, indent=1) if args.json else "\n".join(show_lines(found, facts)))
     return FAULTY if facts["faults"] else COMPLETE
@@ -257,9 +263,9 @@ def _show(folder: Path, args: argparse.Namespace) -> int:
 
 def _verify(folder: Path, args: argparse.Namespace) -> int:
     if _is_one(folder):
-        found, pointer_faults = [look_at(folder, deep=args.deep)], {}
+        found, pointer_faults = [inspect_checkpoint(folder, deep=args.deep)], {}
     else:
-        in_places = places(folder, deep=args.deep)
+        in_places = inspect_folders(folder, deep=args.deep)
         found = [entry for place in in_places for entry in place.found]
         pointer_faults = {place.folder / POINTER_NAME: place.pointer_fault for place in in_places}
         pointer_faults = {path: fault for path, fault in pointer_faults.items() if fault}
@@ -303,11 +309,11 @@ def _is_one(path: Path) -> bool:
     return is_checkpoint(path) or not path.exists()
 
 
-def _is_complete(place: Place) -> bool:
+def _is_complete(place: FolderReport) -> bool:
     return not place.pointer_fault and all(entry.is_complete for entry in place.found)
 
 
-def _place_lines(place: Place) -> list[str]:
+def _place_lines(place: FolderReport) -> list[str]:
     rows = [["name", "iteration", "saved at", "size", "ranks", "complete", ""]]
     for entry in place.found:
         manifest = entry.manifest
@@ -334,7 +340,7 @@ def _place_lines(place: Place) -> list[str]:
     return lines
 
 
-def _place_facts(place: Place) -> dict[str, Any]:
+def _place_facts(place: FolderReport) -> dict[str, Any]:
     return {
         "folder": str(place.folder),
         "checkpoints": [_facts(entry) for entry in place.found],
@@ -344,7 +350,7 @@ def _place_facts(place: Place) -> dict[str, Any]:
     }
 
 
-def _facts(entry: Found, *, with_files: bool = False) -> dict[str, Any]:
+def _facts(entry: CheckpointReport, *, with_files: bool = False) -> dict[str, Any]:
     manifest = entry.manifest
     facts: dict[str, Any] = {
         "name": entry.path.name,
@@ -366,7 +372,7 @@ def _facts(entry: Found, *, with_files: bool = False) -> dict[str, Any]:
     return facts
 
 
-def _verdict(entry: Found, *, deep: bool) -> list[str]:
+def _verdict(entry: CheckpointReport, *, deep: bool) -> list[str]:
     """One line, and with ``deep`` one for each file, in the format of ``sha256sum --check``."""
     if not entry.is_complete:
         return [f"{shown(entry.path)}: BAD: {'; '.join(shown(fault) for fault in entry.faults)}"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainwright.checkpoint.files import commit_folder, swap_folders, temporary_sibling
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
-from trainwright.checkpoint.tensors import TensorFile, tensor_key
+from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
 from trainwright.checkpoint.verify import read_unchanged, verify
 from trainwright.checkpoint.weights import group_names, load_weights, read_weights, split_model_state
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError

@@ -142,7 +142,7 @@ def test_the_building_blocks_are_allowed(name):
         "trainwright.checkpoint.files.remove_folder",
         "trainwright.checkpoint.files.atomic_write",
         "trainwright.checkpoint.keep_newest",
-        "trainwright.checkpoint.state._Decoder.decode",
+        "trainwright.checkpoint.state_files._Decoder.decode",
         "trainwright.data.loaders._instantiated",
         "trainwright.data.to_batch",
         "trainwright.data.datasets.write_idx",

@@ -10,7 +10,7 @@ import sklearn.metrics as sk
 import torch
 import torchmetrics
 
-from trainwright.checkpoint.state import decode_state, encode_state
+from trainwright.checkpoint.state_files import decode_state, encode_state
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation import EvaluationError, TMMetrics
 from trainwright.evaluation.metrics.names import metric_classes

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.header import read_header
+from trainwright.checkpoint.safetensors_header import read_header
 
 _DTYPE_NAMES = {
     torch.float64: "F64",

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.state import decode_state, encode_state
-from trainwright.checkpoint.tensors import TensorFile, read_tensors
+from trainwright.checkpoint.safetensors_file import TensorFile, read_tensors
+from trainwright.checkpoint.state_files import decode_state, encode_state
 
 
 def through_files(state, tmp_path):
