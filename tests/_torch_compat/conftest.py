@@ -82,7 +82,7 @@ def change_torch(
 
 
 def take_public_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No private part of torch is used."""
+    """Use no private part of torch."""
     for file in FILES:
         for name in ("is_usable", "_is_usable"):
             if hasattr(file, name):
@@ -115,7 +115,7 @@ Trained = Callable[..., list[str]]
 
 @pytest.fixture
 def lines_of_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Trained:
-    """Train and compare the weights with those of the public ways, eagerly; gives the log lines about torch.
+    """Train and compare the weights with those of the public API, eagerly; return the log lines about torch.
 
     ``is_equal``: bit for bit; else up to the rounding of a compiled program.
     """

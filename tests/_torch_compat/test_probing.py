@@ -1,4 +1,4 @@
-"""Whatever becomes of a private part of torch, a training completes on the public way, with the same weights."""
+"""If a private part of torch changes, the training completes with the public API and the same weights."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def test_the_backward_call(change: str, monkeypatch: pytest.MonkeyPatch, lines_o
     original: Any = torch.autograd.graph._engine_run_backward
     change_torch(monkeypatch, run_backward, "autograd.graph._engine_run_backward", change, half)
     (line,) = lines_of_training()
-    assert "the public way is taken for the backward pass" in line
+    assert "using the public API for the backward pass" in line
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -45,7 +45,7 @@ def test_the_fused_kernels(
 ) -> None:
     change_torch(monkeypatch, fused_update, kernel, change, lambda *args, **kwargs: None)
     (line,) = lines_of_training(optimizer=name)
-    assert "the public way is taken for the steps of" in line
+    assert "using the public API for the steps of" in line
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -69,14 +69,14 @@ def test_the_hooks_of_an_optimizer(name: str, monkeypatch: pytest.MonkeyPatch, l
 
     monkeypatch.setattr(fused_update, "step_hooks", missing)
     (line,) = lines_of_training()
-    assert "the public way is taken for the steps of Adam" in line
+    assert "using the public API for the steps of Adam" in line
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_the_gradient_mode(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
     change_torch(monkeypatch, grad_mode, "_C._set_grad_enabled", change, lambda mode: None)
     (line,) = lines_of_training()
-    assert "the public way is taken for the gradient mode" in line
+    assert "using the public API for the gradient mode" in line
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -109,7 +109,7 @@ def test_how_torch_keeps_the_guarded_form_of_a_method(
     if change == "other result":  # what is put there is called in place of the method
         monkeypatch.setattr(optimizer_import, "_unguarded_methods", _methods_that_do_nothing)
     (line,) = lines_of_training(optimizer="rmsprop")
-    assert "the public way is taken for optimizers without torch's compiler" in line
+    assert "using the public API for optimizers without torch's compiler" in line
 
 
 def _methods_that_do_nothing() -> Any:
@@ -151,7 +151,7 @@ def test_where_a_schedule_keeps_its_state(
     monkeypatch.setattr(kind, "__getattr__", from_other, raising=False)
     monkeypatch.setattr(schedule_step, "step_lambda", only_torch(schedule_step.step_lambda))
     (line,) = lines_of_training(warmup_steps=2)
-    assert "the public way is taken for the step of a learning rate schedule" in line
+    assert "using the public API for the step of a learning rate schedule" in line
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -164,7 +164,7 @@ def test_batches_of_plain_values(change: str, monkeypatch: pytest.MonkeyPatch, l
         lambda values, collate_fn_map: torch.zeros(2),
     )
     (line,) = lines_of_training()
-    assert "the public way is taken for batches of plain values" in line
+    assert "using the public API for batches of plain values" in line
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -205,7 +205,7 @@ def test_a_probe_that_fails_is_one_line_with_its_reason(caplog: pytest.LogCaptur
     caplog.set_level("INFO", logger="trainwright")
     assert not is_usable("something", probe)
     assert [record.getMessage() for record in caplog.records] == [
-        f"torch {torch.__version__}: the public way is taken for something (ValueError: first line)."
+        f"torch {torch.__version__}: using the public API for something (ValueError: first line)."
     ]
 
 

@@ -1,7 +1,7 @@
-"""The import of torch's compiler, and graphs of operations compiled by inductor and other backends.
+"""The import of torch's compiler, and graphs compiled by inductor and other backends.
 
-``torch.compile`` takes Python functions; a graph that is there already is given to the backend itself. A graph is the
-public way, too: it can be run as it is, operation by operation.
+``torch.compile`` takes Python functions; a captured graph is passed to the backend directly. The fallback is to run the
+graph itself, operation by operation.
 """
 
 import functools
@@ -18,19 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Inductor has random numbers of its own; the fallback draws torch's, so that eager and graph agree. The shapes that it
-# would check at each call are those that the guards have seen.
+# Inductor has its own random numbers; with fallback_random it draws torch's, so that eager and graph mode agree. The
+# guards have already checked the shapes that size_asserts checks at each call.
 INDUCTOR: dict[str, Any] = {"fallback_random": True, "size_asserts": False}
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 
-_MOST_BYTES = 2**28  # of inputs: those of a larger program are not copied to check it
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative; others round in the third digit
+_MOST_BYTES = 2**28  # of inputs: a larger program is not checked, because the check copies them
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # relative; other types round in the third digit
 
 
-@functools.cache  # what has been imported by half cannot be imported again
+@functools.cache  # a failed import cannot be repeated
 def refusal_of_compiler() -> str | None:
-    """Why torch's compiler cannot be used here; None where it can. It makes its folder while it is imported."""
+    """Why torch's compiler cannot be imported; None if it can. The import creates the compiler's cache folder."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     try:
         if folder and "torch._dynamo" not in sys.modules:
@@ -43,7 +43,7 @@ def refusal_of_compiler() -> str | None:
 
 
 def cpp_compilers() -> list[str]:
-    """The C++ compilers that inductor may take, by name."""
+    """The names of the C++ compilers that inductor may use."""
     names: Any = ()
     with suppress(AttributeError):
         names = torch._inductor.config.cpp.cxx
@@ -51,7 +51,7 @@ def cpp_compilers() -> list[str]:
 
 
 def decompositions(backend: str) -> Any:
-    """The simpler operations that a graph for ``backend`` is to be made of; None: as they are."""
+    """The decompositions of operations that ``backend`` needs; None if it needs none."""
     if backend != "inductor":
         return None
     select: Any = importlib.import_module("torch._inductor.decomposition").select_decomp_table
@@ -60,7 +60,7 @@ def decompositions(backend: str) -> Any:
 
 
 def compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) -> Compiled:
-    """What runs the graph. Raises whatever the compiler raises."""
+    """The compiled graph. Raises the errors of the compiler."""
     if backend in ("eager", "aot_eager"):
         return lambda inputs: graph(*inputs)
     call: Any
@@ -73,10 +73,10 @@ def compiled(graph: torch.fx.GraphModule, flat: Sequence[Tensor], backend: str) 
 
 
 def check(call: Compiled, graph: torch.fx.GraphModule, flat: Sequence[Tensor]) -> None:
-    """Compare what ``call`` gives with what the graph gives, operation by operation. Works on copies.
+    """Compare the outputs of ``call`` with those of the graph, run operation by operation on copies of the inputs.
 
-    Only the outputs: what is written in place, such as a step of Adam, may hang on the sign of a rounding error. Random
-    numbers need not be the same.
+    In-place updates are not compared: a step of Adam may depend on the sign of a rounding error. Graphs with random
+    numbers are not checked.
     """
     if sum(tensor.nbytes for tensor in flat) > _MOST_BYTES or any(map(_is_random, graph.graph.nodes)):
         return
@@ -85,12 +85,12 @@ def check(call: Compiled, graph: torch.fx.GraphModule, flat: Sequence[Tensor]) -
     for output, value in zip(found, expected, strict=True):
         is_same_kind = output.shape == value.shape and output.dtype == value.dtype
         if not is_same_kind or not _are_close(output, value):
-            raise ArithmeticError("the compiled program gives other values than its operations")
+            raise ArithmeticError("the compiled program and its operations give different values")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out what compilers warn of: it is about themselves."""
+    """Suppress the warnings of compilers, which concern only themselves."""
     compiler = logging.getLogger("torch._inductor")
     level = compiler.level
     compiler.setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
-"""The step of torch's fused optimizers without what surrounds their kernel.
+"""The step of torch's fused optimizers with cached lists: only the kernel is called.
 
-For a tiny network ``optimizer.step()`` takes 25 us and its kernel 9: the rest is a label for the profiler, hooks that
-are not set, and new lists of parameters, gradients and states. Here the lists are kept for as long as they are what
-torch would make. The kernel and its arguments are torch's, so the result is the same to the last bit.
+For a tiny network ``optimizer.step()`` takes 25 us and its kernel 9 us: the rest is a profiler label, hooks that are
+not set, and new lists of parameters, gradients and states. The lists are reused while torch would build equal ones.
+The kernel and its arguments are torch's, so the result is bitwise equal.
 """
 
 import functools
@@ -29,7 +29,7 @@ Kernel = Callable[[Group, list[Tensor], list[Tensor], Sequence[list[Tensor]]], N
 
 
 def direct(optimizer: Optimizer) -> "DirectUpdate | PlainUpdate":
-    """An object with ``step`` and ``zero_grad`` of the optimizer, at less cost where that is possible."""
+    """An object with ``step`` and ``zero_grad`` of the optimizer, faster if possible."""
     kind = type(optimizer)
     parameter = next((p for group in optimizer.param_groups for p in group["params"]), None)
     has_kernel = kind in _KERNELS and is_torchs(kind.step)
@@ -39,7 +39,7 @@ def direct(optimizer: Optimizer) -> "DirectUpdate | PlainUpdate":
 
 
 def probe(kind: type[Optimizer], device: str = "cpu") -> None:
-    """Compare three direct steps of ``kind`` with the formula of its step, and see that a schedule notices them."""
+    """Compare three direct steps of ``kind`` with the known result; a scheduler must not warn."""
     make: Any = kind
     weight = torch.tensor([0.5, -1.5], dtype=torch.float32, device=device, requires_grad=True)
     settings, expected = _KNOWN_STEPS[kind]
@@ -61,7 +61,7 @@ def _is_usable(name: str, device: str) -> bool:
 
 
 def step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
-    """Those around the step, of this optimizer and of all; the dictionaries are the same ones for good."""
+    """The hooks of the step, of this optimizer and global ones. torch never replaces these dictionaries."""
     return [
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -73,10 +73,9 @@ def step_hooks(optimizer: Any) -> list[Mapping[int, Any]]:
 class DirectUpdate(PlainUpdate):
     """Steps of torch's Adam, AdamW, SGD or Adagrad.
 
-    ``optimizer.step`` is called for what is not plain: hooks on the optimizer, a replaced step of the object or of
-    its class, a learning rate that is a tensor, parameters on several devices, settings other than
-    fused. What changes between steps, such as groups, frozen parameters, and states that were loaded or reset, is
-    noticed.
+    ``optimizer.step`` is called in all other cases: hooks on the optimizer, a replaced step of the object or its class,
+    a learning rate that is a tensor, parameters on several devices, other settings than fused. Changes between steps
+    are detected: groups, frozen parameters, states that were loaded or reset.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -86,10 +85,10 @@ class DirectUpdate(PlainUpdate):
         self._step_hooks = step_hooks(optimizer)
         self._set_grad_enabled = grad_switch()
         self._parts: list[_Part] = []
-        self._kept: list[Any] = []  # all states and their owners as they were when the parts were made
+        self._kept: list[Any] = []  # all states and their parameters when the parts were built
 
     def step(self) -> None:
-        """Change the weights by their gradients."""
+        """Update the weights."""
         optimizer = self._optimizer
         if not self._is_untouched() or any(self._step_hooks):
             super().step()
@@ -111,7 +110,7 @@ class DirectUpdate(PlainUpdate):
         mark_stepped(optimizer)
 
     def _gradients(self) -> list[list[Any]] | None:
-        """The gradients of each part; None where torch would not take now what the parts were made of."""
+        """The gradients of each part; None if torch would now build other lists than those of the parts."""
         groups, parts = self._optimizer.param_groups, self._parts
         states = _states(self._optimizer)
         if len(groups) != len(parts) or len(states) != len(self._kept) or not all(map(is_, states, self._kept)):
@@ -134,7 +133,7 @@ class DirectUpdate(PlainUpdate):
         return gradients
 
     def _prepare(self) -> None:
-        """Take the lists as torch makes them, with the states that are not there yet."""
+        """Build the lists with torch's own function, which also creates missing states."""
         groups = self._optimizer.param_groups
         parts = [_Part(self._optimizer, group) for group in groups] if all(map(_is_fused, groups)) else []
         self._parts = parts if all(part.is_plain() for part in parts) else []
@@ -142,7 +141,7 @@ class DirectUpdate(PlainUpdate):
 
 
 class _Part:
-    """What the kernel takes for one group."""
+    """The arguments of the kernel for one parameter group."""
 
     def __init__(self, optimizer: Any, group: Group) -> None:
         self.group = group
@@ -150,21 +149,21 @@ class _Part:
         self.kernel, num_states = _KERNELS[type(optimizer)]
         self.parameters: list[Tensor] = []
         self.states: list[list[Tensor]] = [[] for _ in range(num_states)]
-        optimizer._init_group(group, self.parameters, [], *self.states)  # those with a gradient
+        optimizer._init_group(group, self.parameters, [], *self.states)  # only parameters with a gradient
         self.all_parameters: list[Tensor] = [*group["params"]]
         taken = {id(parameter) for parameter in self.parameters}
         self.others = [parameter for parameter in self.all_parameters if id(parameter) not in taken]
 
     def is_plain(self) -> bool:
-        """Whether one call of the kernel does it."""
+        """Whether one call of the kernel updates the group."""
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
-        # SGD has no momentum before its first step, which torch makes.
+        # SGD has no momentum before its first step, which is torch's.
         has_all = not any(map(is_, chain.from_iterable(self.states), repeat(None)))
         return len(kinds) == 1 and has_all and not any(p.grad is not None and p.grad.is_sparse for p in self.parameters)
 
 
 def _settings(group: Group) -> tuple[Any, ...]:
-    """What decides which lists there are."""
+    """The settings on which the lists depend."""
     return group["fused"], group.get("momentum", 0) != 0, group.get("amsgrad")
 
 
@@ -174,7 +173,7 @@ def _is_fused(group: Group) -> bool:
 
 
 def _states(optimizer: Any) -> list[Any]:
-    """What they are made of, and whose they are."""
+    """All parameters with a state, and all values of the states."""
     return [*optimizer.state, *chain.from_iterable(map(dict.values, optimizer.state.values()))]
 
 
@@ -191,7 +190,7 @@ def _adam(group: Group, params: list[Tensor], gradients: list[Tensor], states: S
 
 
 def _count(steps: list[Tensor]) -> None:
-    """Add 1 to each. On a CPU torch makes a tensor of the 1 for each of them, which takes as long as the kernel."""
+    """Add 1 to each. On a CPU, torch creates a tensor of the 1 for each of them, which takes as long as the kernel."""
     if steps[0].device.type == "cpu":
         torch._foreach_add_(steps, _ONE, alpha=1.0)
     else:
@@ -216,7 +215,7 @@ def _adagrad(group: Group, params: list[Tensor], gradients: list[Tensor], states
     )  # fmt: skip
 
 
-# The kernel of a class, and how many lists of states its _init_group fills.
+# The kernel of a class, and the number of lists of states that its _init_group fills.
 _KERNELS: dict[type, tuple[Kernel, int]] = {
     torch.optim.Adam: (_adam, 4),
     torch.optim.AdamW: (_adam, 4),
@@ -224,7 +223,7 @@ _KERNELS: dict[type, tuple[Kernel, int]] = {
     torch.optim.Adagrad: (_adagrad, 2),
 }
 
-# Settings for a probe, and where three steps with them lead.
+# Settings for a probe, and the weights after three steps.
 _KNOWN_STEPS: dict[type, tuple[dict[str, Any], list[float]]] = {
     torch.optim.Adam: ({}, [0.2076817, -1.2347243]),
     torch.optim.AdamW: ({"weight_decay": 0.05}, [0.2016992, -1.2138002]),

@@ -1,27 +1,20 @@
-"""Gradients switched on and off in 0.2 us. ``torch.set_grad_enabled`` takes 0.9 us, which shows in a step of 50 us."""
+"""``torch.set_grad_enabled`` in 0.2 us instead of 0.9 us, which matters in a step of 50 us."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from trainwright._torch_compat.probing import is_usable
+from trainwright._torch_compat.probing import probed
 
 
 @functools.cache
 def grad_switch() -> Callable[[bool], object]:
-    """What ``torch.set_grad_enabled(mode)`` does, as a function."""
-    found: list[Callable[[bool], object]] = []
-
-    def find() -> None:
-        found.append(torch._C._set_grad_enabled)
-        probe(found[0])
-
-    return found[0] if is_usable("the gradient mode", find) else torch.set_grad_enabled
+    """``torch.set_grad_enabled`` as a plain function."""
+    return probed("the gradient mode", lambda: torch._C._set_grad_enabled, probe, torch.set_grad_enabled)
 
 
-def probe(switch: Callable[[bool], Any]) -> None:
+def probe(switch: Callable[[bool], object]) -> None:
     """Compare with the mode that torch reports."""
     before = torch.is_grad_enabled()
     try:

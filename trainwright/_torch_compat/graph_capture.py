@@ -1,7 +1,6 @@
-"""TorchDynamo: the operations of a function, the places of the tensors that it reads, and the guards.
+"""TorchDynamo: the operations of a function, the sources of the tensors that it reads, and the guards.
 
-``torch.compile`` is public; what it has found out about a function is not. There is no public way to it: where the
-probe fails, steps are not compiled.
+``torch.compile`` is public; its results for a function are not. If the probe fails, steps are not compiled.
 """
 
 import ast
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from trainwright._torch_compat.probing import check_close, fault_of
 
-# Writing to objects that exist before the call would be done once, at the capture; a hook on a module be overlooked.
+# The defaults write to existing objects only once, at the capture, and ignore hooks on modules.
 _STRICT = {"side_effect_replay_policy": "error", "skip_nnmodule_hook_guards": False}
 
 Backend = Callable[[torch.fx.GraphModule, Any], Callable[..., Any]]
@@ -25,20 +24,20 @@ Backend = Callable[[torch.fx.GraphModule, Any], Callable[..., Any]]
 
 @functools.cache
 def fault() -> str | None:
-    """Why functions cannot be captured with this torch; None where they can."""
+    """Why functions cannot be captured with this torch; None if they can."""
     return fault_of(probe)
 
 
 def run_captured(
     function: Callable[..., Any], backend: Backend, tensors: Sequence[Any], *, may_write: bool = False
 ) -> Any:
-    """What ``function(*tensors)`` gives, with its operations run by ``backend``.
+    """The result of ``function(*tensors)``, with its operations run by ``backend``.
 
-    Raises whatever the compiler raises; see `written_sources` for a function that writes to an object that existed
-    before the call, unless it ``may_write``.
+    Raises the errors of the compiler. Without ``may_write``, a function that writes to an object that existed before
+    the call is an error (`written_sources`).
     """
     config = {**_STRICT, "side_effect_replay_policy": "silent"} if may_write else {**_STRICT}
-    # Messages that are logged once were logged in the eager step.
+    # Messages that are logged only once were logged in the eager step.
     once = {getattr(logging.Logger, name, None) for name in ("warning_once", "info_once")} - {None}
     dynamo: Any = torch._dynamo
     config["ignore_logging_functions"] = {*dynamo.config.ignore_logging_functions, *once}
@@ -47,27 +46,27 @@ def run_captured(
 
 
 def guard_check(function: FunctionType) -> Callable[[Mapping[str, Any]], bool]:
-    """Asks the guards of a captured function, given its local names, whether what was captured still holds."""
+    """A function of the local names that checks the guards: whether the captured graph is still valid."""
     entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
     check: Callable[[Mapping[str, Any]], bool] = entries[0].guard_manager.check
     return check
 
 
 def argument_sources(graph: torch.fx.GraphModule) -> list[str]:
-    """The Python expressions that the arguments of a captured graph come from. To be read inside of the backend."""
+    """The Python expressions of the arguments of a captured graph. Call it inside the backend."""
     names = [node.meta["grapharg"].source.name for node in graph.graph.nodes if node.op == "placeholder"]
     return [str(name() if callable(name) else name) for name in names]
 
 
 def written_sources(error: BaseException) -> list[str] | None:
-    """The expressions of the objects that a function writes to, from the error of its capture; None: another error."""
+    """The expressions of the objects that a function writes to, from the error of its capture; None for another."""
     lines = str(error).splitlines()
     found = re.search(r"certain side effects happened.*?(\[.*\])\s*$", lines[0]) if lines else None
     return None if found is None else [str(source) for source in ast.literal_eval(found[1])]
 
 
 def probe() -> None:
-    """Capture a function, run its operations, change what the guards watch, and capture one that writes."""
+    """Capture a function, run its operations, change a guarded value, and capture a function that writes."""
     layer = _Layer()
     function, scope = _double(layer)
     found: dict[str, Any] = {}
@@ -83,11 +82,11 @@ def probe() -> None:
     tensors = [eval(source, names) for source in found["sources"]]
     assert {*map(id, tensors)} == {id(x), id(layer.weight)}, f"the arguments come from {found['sources']}"
     check = guard_check(function)
-    assert check(names["L"]), "the guards of a captured function do not hold"
+    assert check(names["L"]), "the guards of a captured function fail"
     layer.factor = 5.0
-    assert not check(names["L"]), "the guards do not notice a change"
+    assert not check(names["L"]), "the guards do not detect a change"
     layer.factor = 3.0
-    assert check(names["L"]), "the guards do not hold again"
+    assert check(names["L"]), "the guards fail after the change is undone"
 
     function, _ = _double(layer, writes=True)
     sources: list[str] | None = None
@@ -95,7 +94,7 @@ def probe() -> None:
         run_captured(function, backend, [x])
     except Exception as error:
         sources = written_sources(error)
-    assert sources, "a function that writes to an object is captured"
+    assert sources, "a write to an object is not detected"
     run_captured(function, backend, [x], may_write=True)
 
 
@@ -107,7 +106,7 @@ class _Layer:
 
 
 def _double(layer: _Layer, *, writes: bool = False) -> tuple[FunctionType, dict[str, Any]]:
-    """A function with code of its own, by which Dynamo keeps what it has captured, and its free names."""
+    """A function with its own code object, which is the key of Dynamo's cache, and its free names."""
 
     def plain(x: Tensor) -> Tensor:
         return x * layer.weight * layer.factor

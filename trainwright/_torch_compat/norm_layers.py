@@ -1,6 +1,6 @@
-"""The classes that torch derives its normalization layers with running statistics from.
+"""The base classes of torch's normalization layers with running statistics.
 
-By them a layer of another package that derives from the same class is found, too.
+They also find layers of other packages that derive from these classes.
 """
 
 from torch import nn
@@ -11,13 +11,12 @@ _PUBLIC_NORMS = (*_PUBLIC_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.
 
 
 def _base(name: str, public: tuple[type[nn.Module], ...]) -> tuple[type[nn.Module], ...]:
-    """The class of this name that all of ``public`` derive from; ``public`` where torch has none."""
+    """The class of this name that all of ``public`` derive from; ``public`` if torch has none."""
     for base in public[0].__mro__:
         if base.__name__ == name and all(issubclass(kind, base) for kind in public):
             return (base,)
     return public
 
 
-# Batch norms, synchronized and lazy ones included; instance norms beside them.
-BATCH_NORMS = _base("_BatchNorm", _PUBLIC_BATCH_NORMS)
-RUNNING_NORMS = _base("_NormBase", _PUBLIC_NORMS)
+BATCH_NORMS = _base("_BatchNorm", _PUBLIC_BATCH_NORMS)  # with synchronized and lazy ones
+RUNNING_NORMS = _base("_NormBase", _PUBLIC_NORMS)  # with instance norms

@@ -1,8 +1,8 @@
-"""Optimizers created, used, saved and loaded without the import of torch's compiler.
+"""Create, use, save and load optimizers without importing torch's compiler.
 
-torch keeps its compiler out of the methods of optimizers, and imports it for that at the first call: torch._dynamo, 0.5
-to 1 s and 70 MiB for a run that compiles nothing. As long as it has not been imported, there is nothing to keep out.
-Once it is imported, torch's own methods are called; results are the same.
+torch excludes the methods of optimizers from compilation, and imports torch._dynamo for that at the first call: 0.5 to
+1 s and 70 MiB in a run that compiles nothing. Until it is imported, nothing has to be excluded, and the undecorated
+methods are called; afterwards torch's own. The results are the same.
 """
 
 import functools
@@ -19,16 +19,15 @@ from trainwright._torch_compat.probing import check_close, is_usable
 
 _COMPILER = "torch._dynamo"
 _METHODS = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
-# Where torch._disable_dynamo keeps the guarded form of a function, to make it once. It imports the compiler to make it.
+# The attribute in which torch._disable_dynamo caches the guarded form of a function. Creating it imports the compiler.
 _GUARDED = "__dynamo_disable"
 
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Let the methods of optimizers, other than ``step``, run as they are written for the time of the block.
+    """Run the methods of optimizers other than ``step`` undecorated within the block.
 
-    torch is left as it was. Where it does not look as expected nothing is changed, and the first call imports the
-    compiler.
+    If torch does not look as expected, nothing is changed, and the first call imports the compiler.
     """
     is_needed = _COMPILER not in sys.modules and _is_usable()
     with _unguarded_methods() if is_needed else nullcontext():
@@ -44,21 +43,21 @@ def _unguarded_methods() -> Iterator[None]:
         yield
     finally:
         for function in prepared:
-            if getattr(function, _GUARDED, None) is function:  # not where another thread has been quicker
+            if getattr(function, _GUARDED, None) is function:  # otherwise another thread has deleted it
                 delattr(function, _GUARDED)
 
 
 class PlainUpdate:
-    """``step`` and ``zero_grad`` of any optimizer, with its hooks and the label that a profiler shows."""
+    """``step`` and ``zero_grad`` of any optimizer, with its hooks and profiler label."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer: Any = optimizer
-        self._class_step: Any = type(optimizer).step  # None: it is not torch's
+        self._class_step: Any = type(optimizer).step  # None if it is not torch's
         self._step = _unguarded_step(type(optimizer)) if _is_usable() else None
         self._has_own_zero_grad = type(optimizer).zero_grad is not Optimizer.zero_grad
 
     def step(self) -> Any:
-        """Change the weights by their gradients."""
+        """Update the weights."""
         optimizer = self._optimizer
         if self._step is None or _COMPILER in sys.modules or not self._is_untouched():
             return optimizer.step()
@@ -81,7 +80,7 @@ class PlainUpdate:
 
 
 def probe() -> None:
-    """Compare an optimizer that is used without the compiler with what is known of its steps and its state."""
+    """Compare steps and state of an optimizer without the compiler with the known values."""
     weight, other = (torch.ones(1, dtype=torch.float32, device="cpu", requires_grad=True) for _ in range(2))
     with _unguarded_methods(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -91,7 +90,7 @@ def probe() -> None:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
         step = _unguarded_step(torch.optim.SGD)
         if step is None:
-            return  # there is nothing around it to leave out
+            return  # it has no decorator that imports the compiler
         for _ in range(2):
             weight.grad, other.grad = torch.full_like(weight, 2.0), torch.full_like(other, 2.0)
             step(optimizer)
@@ -109,18 +108,18 @@ def _is_usable() -> bool:
 
 
 def mark_stepped(optimizer: Any) -> None:
-    """Let a schedule know that the optimizer has stepped; ``optimizer.step`` does that by itself."""
+    """Record for schedulers that the optimizer has stepped, as ``optimizer.step`` does."""
     optimizer._opt_called = True
 
 
 def steps_as_its_class(optimizer: Any) -> bool:
-    """Whether ``optimizer.step`` is that of its class, be it with the mark that torch's schedules put around it."""
+    """Whether ``optimizer.step`` is its class's, possibly wrapped by a scheduler of torch."""
     own = vars(optimizer).get("step")
     return own is None or getattr(own, "__wrapped__", None) is type(optimizer).step
 
 
 def is_torchs(step: Any) -> bool:
-    """Whether a class's step is one of torch, with nothing of others around it."""
+    """Whether a class's step is torch's, without wrappers of other packages."""
     while step is not None:
         if not getattr(step, "__globals__", {}).get("__name__", "").startswith("torch."):
             return False
@@ -129,14 +128,14 @@ def is_torchs(step: Any) -> bool:
 
 
 def _unguarded(name: str) -> Any:
-    """The method as it is written, if torch guards it and has not called it yet."""
+    """The undecorated method, if torch guards it and has not called it yet."""
     function = getattr(getattr(Optimizer, name, None), "__wrapped__", None)
     return None if function is None or hasattr(function, _GUARDED) else function
 
 
 def _unguarded_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any] | None:
-    """The step of a class of torch's without what imports the compiler; None for one that does not import it."""
-    guarded = getattr(optimizer_class.step, "__wrapped__", None)  # in what calls the hooks
+    """The step of a class of torch without the import of the compiler; None if it does not import it."""
+    guarded = getattr(optimizer_class.step, "__wrapped__", None)  # inside the wrapper that calls the hooks
     written = getattr(guarded, "__wrapped__", None)
     if written is None or getattr(getattr(guarded, "__code__", None), "co_name", "") != "_use_grad":
         return None

@@ -1,34 +1,42 @@
-"""Whether a private part of torch still does what it is used for."""
+"""Checks whether a private part of torch still does what it is used for."""
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
+F = TypeVar("F")
 logger = logging.getLogger("trainwright.torch")
 
 
 def fault_of(probe: Callable[[], object]) -> str | None:
-    """Why ``probe()`` fails, in one line; None where it ends without an error."""
+    """The error of ``probe()`` in one line; None if it raises none."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             probe()
-    except Exception as error:  # of any kind: what torch changes is not known beforehand
+    except Exception as error:  # of any type: the changes of a later release are unknown
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return None
 
 
 def is_usable(what: str, probe: Callable[[], object]) -> bool:
-    """Whether ``probe()`` ends without an error. If not, a log line says that ``what`` goes the public way."""
+    """Whether ``probe()`` raises no error. If it does, a log line says that ``what`` uses the public API."""
     fault = fault_of(probe)
     if fault is not None:
-        logger.info("torch %s: the public way is taken for %s (%s).", torch.__version__, what, fault)
+        logger.info("torch %s: using the public API for %s (%s).", torch.__version__, what, fault)
     return fault is None
 
 
+def probed(what: str, find: Callable[[], T], probe: Callable[[T], object], fallback: F) -> T | F:
+    """What ``find()`` returns, if ``probe`` accepts it; otherwise ``fallback``, with a log line."""
+    return find() if is_usable(what, lambda: probe(find())) else fallback
+
+
 def check_close(what: str, found: Iterable[float], expected: Iterable[float]) -> None:
-    """Raise ArithmeticError where two rows of numbers differ by more than rounding in float32 explains."""
+    """Raise ArithmeticError if two sequences of numbers differ by more than rounding in float32."""
     pairs = [*zip(found, expected, strict=True)]
     if not all(abs(a - b) <= 1e-5 * max(1.0, abs(b)) for a, b in pairs):
         raise ArithmeticError(f"{what} gives {[a for a, _ in pairs]}, expected {[b for _, b in pairs]}")

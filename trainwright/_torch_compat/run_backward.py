@@ -1,6 +1,6 @@
-"""The backward pass of a scalar, without the checks in front of it.
+"""The backward pass of a scalar, without the checks of ``loss.backward()``.
 
-``loss.backward()`` ends in one call of torch's engine, after checks that take a tenth of a small network's pass.
+``loss.backward()`` ends in one call of the autograd engine, after checks that take a tenth of a small network's pass.
 """
 
 import functools
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright._torch_compat.probing import check_close, is_usable
+from trainwright._torch_compat.probing import check_close, probed
 
 
 def plain_backward(loss: Tensor, batch: Any = None, *, retain_graph: bool = False) -> None:
-    """``loss.backward()``. ``batch`` is not looked at."""
+    """``loss.backward()``. ``batch`` is not used."""
     run = _engine_call()
     if retain_graph:
         loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
-    elif run is None or loss.dim() or type(loss) is not Tensor:  # torch says what is wrong, or knows what to do
+    elif run is None or loss.dim() or type(loss) is not Tensor:  # torch raises its error, or handles the subclass
         loss.backward()  # type: ignore[no-untyped-call]
     else:
         run((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
@@ -37,11 +37,5 @@ def probe(run: Callable[..., Any]) -> None:
 
 @functools.cache
 def _engine_call() -> Callable[..., Any] | None:
-    """Torch's engine; None where it is to be called as ``loss.backward()`` does."""
-    found: list[Callable[..., Any]] = []
-
-    def find() -> None:
-        found.append(torch.autograd.graph._engine_run_backward)
-        probe(found[0])
-
-    return found[0] if is_usable("the backward pass", find) else None
+    """The call of the autograd engine; None if ``loss.backward()`` is to be used."""
+    return probed("the backward pass", lambda: torch.autograd.graph._engine_run_backward, probe, None)

@@ -1,7 +1,4 @@
-"""A step of torch's LambdaLR by a seventh of its time: 0.8 us where torch takes 6.
-
-It writes to the attributes in which torch keeps the state of a schedule.
-"""
+"""A step of torch's LambdaLR in 0.8 us instead of 6 us. It writes to the private attributes of the scheduler."""
 
 import functools
 import warnings
@@ -23,16 +20,16 @@ def is_usable() -> bool:
 
 
 def step_lambda(scheduler: Any) -> bool:
-    """Make the next step of a LambdaLR; False, and nothing is done, where torch's own step is to be called.
+    """Make the next step of a LambdaLR. Return False, without a change, if torch's own step must be called.
 
-    That is so for the first step, for which torch may have to warn, and where a rate is a tensor.
+    That is for the first step, in which torch may warn, and for learning rates that are tensors.
     """
     groups = scheduler.optimizer.param_groups
-    is_plain = scheduler._step_count >= 2
-    for group in groups:
-        is_plain = is_plain and not isinstance(group["lr"], Tensor)
-    if not is_plain:
+    if scheduler._step_count < 2:
         return False
+    for group in groups:
+        if isinstance(group["lr"], Tensor):
+            return False
     scheduler._step_count += 1
     scheduler.last_epoch = now = scheduler.last_epoch + 1
     rates: list[Any] = []
@@ -44,7 +41,7 @@ def step_lambda(scheduler: Any) -> bool:
 
 
 def probe() -> None:
-    """Compare rates and state with those of a twin that torch steps."""
+    """Compare learning rates and state with those of an equal scheduler that torch steps."""
     ours, torchs = _toy(), _toy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # no optimizer has stepped

@@ -1,4 +1,4 @@
-"""A step of torch's optimizers as it is inside of a compiled program, where it asks no tensor for its value."""
+"""A step of torch's optimizers as in a compiled program: without reading the value of a tensor."""
 
 import functools
 import inspect
@@ -17,12 +17,12 @@ _HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulat
 
 @functools.cache
 def fault() -> str | None:
-    """Why steps cannot be traced with this torch; None where they can."""
+    """Why steps cannot be traced with this torch; None if they can."""
     return fault_of(probe)
 
 
 def run_step(optimizer: Any) -> None:
-    """The step as it is written, without hooks and guards around it, while torch takes itself to be compiling."""
+    """The undecorated step, without hooks and guards, while ``torch.compiler.is_compiling()`` is true."""
     was_compiling = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
@@ -32,12 +32,12 @@ def run_step(optimizer: Any) -> None:
 
 
 def has_gradient_hooks(parameters: list[Tensor]) -> bool:
-    """Whether the gradient of one of these parameters has a hook."""
+    """Whether a parameter has a hook on its gradient."""
     return any(map(_HOOKS, parameters)) or any(map(_LATE_HOOKS, parameters))
 
 
 def probe() -> None:
-    """Compare two steps of Adam, of the kind that can be compiled, with the known result, and find a hook."""
+    """Compare three capturable steps of Adam with the known result, and detect hooks on gradients."""
     weight = torch.tensor([0.5, -1.5], dtype=torch.float32, device="cpu", requires_grad=True)
     with without_compiler():
         optimizer = torch.optim.Adam([weight], lr=0.1, capturable=True, foreach=False)
@@ -46,11 +46,11 @@ def probe() -> None:
             weight.grad = torch.tensor([1.0, -2.0], dtype=torch.float32, device="cpu") + number
             run_step(optimizer)
     check_close("a traced step", weight.tolist(), [0.2076817, -1.2347243])
-    assert not torch.compiler.is_compiling(), "torch takes itself to be compiling"
-    assert not any(step_hooks(optimizer)), "an optimizer has hooks from the first"
+    assert not torch.compiler.is_compiling(), "torch is still in the compiling state"
+    assert not any(step_hooks(optimizer)), "a new optimizer has hooks"
     adders: tuple[Any, ...] = (weight.register_hook, weight.register_post_accumulate_grad_hook)
     for add in adders:
-        assert not has_gradient_hooks([weight]), "a parameter has a hook that was removed"
+        assert not has_gradient_hooks([weight]), "a removed hook is still found"
         handle = add(_nothing)
         assert has_gradient_hooks([weight]), "a hook on a gradient is not found"
         handle.remove()

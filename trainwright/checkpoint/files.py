@@ -42,16 +42,21 @@ def is_temporary(name: str) -> bool:
 
 def atomic_write(path: PathLike, content: bytes | Writer) -> None:
     """Replace ``path`` atomically by a synced file with ``content``: readers never see a partial file."""
-    path = Path(path)
+    with _replacing(path) as temporary, open(temporary, "xb") as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            content(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _replacing(path: PathLike) -> Iterator[Path]:
+    """A temporary name for the block to create; afterwards it is renamed to ``path``, or deleted after an error."""
     temporary = temporary_sibling(path)
     try:
-        with open(temporary, "xb") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                content(file)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -59,7 +64,7 @@ def atomic_write(path: PathLike, content: bytes | Writer) -> None:
         if isinstance(error, OSError):
             raise named(error, path) from error
         raise
-    sync_folder(path.parent)
+    sync_folder(Path(path).parent)
 
 
 def commit_folder(temporary: PathLike, final: PathLike) -> None:
@@ -82,35 +87,23 @@ def swap_folders(new: PathLike, current: PathLike) -> None:
     new, current = Path(new), Path(current)
     if not _exchange(new, current):
         aside = temporary_sibling(current)
-        os.rename(current, aside)
+        done: list[tuple[Path, Path]] = []
         try:
-            os.rename(new, current)
-            try:
-                os.rename(aside, new)
-            except BaseException:
-                os.rename(current, new)
-                raise
+            for source, target in ((current, aside), (new, current), (aside, new)):
+                os.rename(source, target)
+                done.append((source, target))
         except BaseException:
-            os.rename(aside, current)
+            for source, target in reversed(done):
+                os.rename(target, source)
             raise
     sync_folder(current.parent)
 
 
 def replace_link(link: PathLike, target: PathLike) -> None:
     """Point the symbolic link ``link`` at ``target`` atomically, with a relative path, so that folders can move."""
-    link, target = Path(link), Path(target)
-    temporary = temporary_sibling(link)
-    try:
+    with _replacing(link) as temporary:
         # Real paths, because the path to the folder may contain other links.
-        os.symlink(os.path.relpath(real_path(target), real_path(link.parent)), temporary)
-        os.replace(temporary, link)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise named(error, link) from error
-        raise
-    sync_folder(link.parent)
+        os.symlink(os.path.relpath(real_path(target), real_path(Path(link).parent)), temporary)
 
 
 def remove_folder(path: PathLike) -> None:
