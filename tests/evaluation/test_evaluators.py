@@ -1,10 +1,11 @@
 import logging
+import math
 
 import pytest
 import torch
 
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation import ClsEvaluator, EvaluationError
+from trainwright.evaluation import BLEUEvaluator, ClsEvaluator, EvaluationError, PPLEvaluator, RegEvaluator
 
 
 def scores_with_best(*classes: int, num_classes: int = 3) -> torch.Tensor:
@@ -84,3 +85,117 @@ def test_what_does_not_fit_is_named(inputs, outputs, said):
 def test_a_wrong_k_is_refused(topk):
     with pytest.raises(ConfigError, match=r"ClsEvaluator.topk: got"):
         ClsEvaluator(topk=topk)
+
+
+def test_the_score_is_that_of_the_whole_data_set():
+    evaluator = BLEUEvaluator(n_gram=1)
+    # 5 of 6 words are right; the brevity penalty compares these 6 words with the 4 + 3 of the nearest references.
+    evaluator.process({"reference": ["a b c e"]}, {"candidate": ["a b c d"]})
+    evaluator.process({"reference": [["f g h", "z z z z z z"]]}, {"candidate": ["f g"]})
+    assert evaluator.evaluate()["bleu_score"] == pytest.approx(5 / 6 * math.exp(1 - 7 / 6))
+
+
+def test_the_right_text_scores_one_and_an_unrelated_one_zero():
+    evaluator = BLEUEvaluator()
+    evaluator.process({"reference": ["the cat sat on the mat"]}, {"candidate": ["the cat sat on the mat"]})
+    assert evaluator.evaluate() == {"bleu_score": pytest.approx(1.0)}
+    evaluator.reset()
+    evaluator.process({"reference": ["the cat sat on the mat"]}, {"candidate": ["no word in common here"]})
+    assert evaluator.evaluate() == {"bleu_score": 0.0}
+
+
+def test_a_tokenizer_parts_words_from_punctuation():
+    def score(tokenize: str | None) -> float:
+        evaluator = BLEUEvaluator(n_gram=1, tokenize=tokenize)
+        evaluator.process({"reference": ["good, yes."]}, {"candidate": ["good , yes ."]})
+        return evaluator.evaluate()["bleu_score"]
+
+    assert score("13a") == pytest.approx(1.0)
+    assert score(None) == 0.0
+
+
+def test_lists_of_unequal_length_are_refused():
+    with pytest.raises(EvaluationError, match="1 entries and 2 entries"):
+        BLEUEvaluator().process({"reference": ["a", "b"]}, {"candidate": ["a"]})
+    with pytest.raises(EvaluationError, match="one text"):
+        BLEUEvaluator().process({"reference": ["a"]}, {"candidate": "a"})
+    with pytest.raises(EvaluationError, match="'candidate'"):
+        BLEUEvaluator().process({"reference": ["a"]}, {"text": ["a"]})
+
+
+def batch(size: int) -> dict:
+    return {"input_ids": torch.zeros(size, 7, dtype=torch.long)}
+
+
+def test_batches_count_by_their_samples():
+    evaluator = PPLEvaluator()
+    evaluator.process(batch(3), {"lm_loss": torch.tensor(1.0)})
+    evaluator.process(batch(1), {"lm_loss": torch.tensor(3.0)})
+    assert evaluator.evaluate() == {"lm_loss_PPL": pytest.approx(math.exp((3 * 1.0 + 1 * 3.0) / 4))}
+
+
+def test_each_of_several_losses_has_its_own_mean():
+    evaluator = PPLEvaluator()
+    evaluator.process(
+        batch(2), {"lm_loss": torch.tensor([2.0]), "sop_loss": torch.tensor(0.5), "scores": torch.zeros(2, 9)}
+    )
+    evaluator.process(batch(2), {"lm_loss": torch.tensor(4.0)})
+    assert evaluator.evaluate() == {
+        "lm_loss_PPL": pytest.approx(math.exp(3.0)),
+        "sop_loss_PPL": pytest.approx(math.exp(0.5)),
+    }
+
+
+def test_a_bare_scalar_is_a_loss():
+    evaluator = PPLEvaluator()
+    evaluator.process(batch(2), torch.tensor(0.25))
+    assert evaluator.evaluate() == {"loss_PPL": pytest.approx(math.exp(0.25))}
+
+
+def test_a_hopeless_loss_is_cut_and_nan_is_not_hidden():
+    evaluator = PPLEvaluator()
+    evaluator.process(batch(2), {"a_loss": torch.tensor(1000.0), "b_loss": torch.tensor(math.nan)})
+    results = evaluator.evaluate()
+    assert results["a_loss_PPL"] == math.exp(20)
+    assert math.isnan(results["b_loss_PPL"])
+
+
+def test_a_model_without_a_loss_is_named():
+    with pytest.raises(EvaluationError, match="'prediction_scores'"):
+        PPLEvaluator().process(batch(2), {"prediction_scores": torch.zeros(2, 3)})
+    with pytest.raises(EvaluationError, match="no samples"):
+        PPLEvaluator().evaluate()
+
+
+def pearson(x: torch.Tensor, y: torch.Tensor) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    return float((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt())
+
+
+def test_correlations_over_all_batches_agree_with_their_definition():
+    torch.manual_seed(0)
+    labels = torch.randn(30, dtype=torch.float64)
+    scores = labels.exp() + 0.1 * torch.randn(30, dtype=torch.float64)
+    evaluator = RegEvaluator()
+    for part in (slice(0, 20), slice(20, 30)):
+        evaluator.process({"labels": labels[part]}, {"prediction_scores": scores[part].unsqueeze(1)})
+    results = evaluator.evaluate()
+    ranks = [values.argsort().argsort().double() for values in (scores, labels)]
+    assert results["pearson"] == pytest.approx(pearson(scores, labels))
+    assert results["spearman"] == pytest.approx(pearson(*ranks))
+    assert results["corr"] == pytest.approx((results["pearson"] + results["spearman"]) / 2)
+
+
+def test_one_sample_has_no_correlation():
+    evaluator = RegEvaluator()
+    evaluator.process({"labels": torch.tensor([1.0])}, {"prediction_scores": torch.tensor([1.0])})
+    with pytest.raises(EvaluationError, match=r"1 samples.*at least two"):
+        evaluator.evaluate()
+    evaluator.reset()
+    with pytest.raises(EvaluationError, match="0 samples"):
+        evaluator.evaluate()
+
+
+def test_scores_of_several_classes_are_refused():
+    with pytest.raises(EvaluationError, match=r"\(4, 3\).*\(4,\)"):
+        RegEvaluator().process({"labels": torch.zeros(4)}, {"prediction_scores": torch.zeros(4, 3)})

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.engine.loss_fn import losses_of, target_of
+from trainwright.evaluation.evaluator import num_samples
 
 _LOSSES_OF_CLASSES = (
     nn.CrossEntropyLoss,
@@ -38,6 +40,35 @@ class Comparison:
     is_shifted: bool = False
     refusal: str | None = None
     is_final: bool = True
+
+    def for_handler(self, handler: Any) -> "Comparison":
+        """The parts that apply to a metrics handler: a metric that the user requests is always computed."""
+        return Comparison(
+            is_shifted=self.is_shifted and getattr(handler, "shifts_labels", False),
+            refusal=self.refusal if getattr(handler, "is_default", False) else None,
+            is_final=self.is_final,
+        )
+
+    def aligned(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+        """Scores and the labels that they predict: (B, L, C) and (B, L) of the next token if ``is_shifted``."""
+        return (
+            (scores[:, :-1], labels[:, 1:]) if self.is_shifted and _are_of_tokens(scores, labels) else (scores, labels)
+        )
+
+    def loss_weight(self, outputs: Mapping[str, Any], batch: Any, ignored: int = -100) -> int | Tensor:
+        """The number of items that a batch's loss averages: the model's ``num_tokens``, or labels that are not ignored.
+
+        The number of samples, if scores and labels do not have the shapes of a cross-entropy: labels (B,) or (B, L),
+        scores (B, C), (B, L, C) or (B, C, L).
+        """
+        if "num_tokens" in outputs:
+            return torch.as_tensor(outputs["num_tokens"])
+        scores, labels = self.aligned(predictions_of(outputs), target_of(batch))
+        if isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.dim() == labels.dim() + 1:
+            is_of_classes = not labels.is_floating_point() and scores.is_floating_point()
+            if is_of_classes and labels.shape in (scores.shape[:-1], (scores.shape[0], *scores.shape[2:])):
+                return (labels != ignored).sum()
+        return num_samples(batch)
 
 
 def find_comparison(
@@ -68,11 +99,6 @@ def predictions_of(outputs: Any) -> Any:
     if isinstance(outputs, Mapping):
         return outputs.get("logits", outputs.get("prediction_scores"))  # evaluators read the second
     return None
-
-
-def shifted(scores: Any, labels: Any) -> tuple[Any, Any]:
-    """Pair each token's score (B, L, C) with the label (B, L) of the next token; other shapes are unchanged."""
-    return (scores[:, :-1], labels[:, 1:]) if _are_of_tokens(scores, labels) else (scores, labels)
 
 
 def _refusal(scores: Any, inputs: Any, *, criterion: Any) -> str | None:
@@ -112,7 +138,7 @@ def _predicts_next_token(model: nn.Module, scores: Any, labels: Any, loss: Any) 
         return False
     if isinstance(loss, Tensor) and loss.numel() == 1:
         value = float(loss)
-        to_shifted = abs(value - _mean_cross_entropy(*shifted(scores, labels)))
+        to_shifted = abs(value - _mean_cross_entropy(scores[:, :-1], labels[:, 1:]))
         to_aligned = abs(value - _mean_cross_entropy(scores, labels))
         if min(to_shifted, to_aligned) <= 0.01 * max(1.0, value):  # a loss with further terms fits neither
             return to_shifted < to_aligned

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from trainwright.evaluation.evaluator import DatasetEvaluator as DatasetEvaluator
     from trainwright.evaluation.evaluator import DatasetEvaluators as DatasetEvaluators
     from trainwright.evaluation.evaluator import EvaluationError as EvaluationError
+    from trainwright.evaluation.evaluator import flatten_results_dict as flatten_results_dict
+    from trainwright.evaluation.evaluator import print_csv_format as print_csv_format
     from trainwright.evaluation.evaluators import BLEUEvaluator as BLEUEvaluator
     from trainwright.evaluation.evaluators import ClsEvaluator as ClsEvaluator
     from trainwright.evaluation.evaluators import PPLEvaluator as PPLEvaluator
@@ -32,12 +34,10 @@ if TYPE_CHECKING:
     from trainwright.evaluation.metrics.tm_metrics import get_metric_by_name as get_metric_by_name
     from trainwright.evaluation.metrics.tm_metrics import show_avaliable_metrics as show_avaliable_metrics
     from trainwright.evaluation.objective import objective_of as objective_of
-    from trainwright.evaluation.report import flatten_results_dict as flatten_results_dict
-    from trainwright.evaluation.report import print_csv_format as print_csv_format
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
-    "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError",
+    "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError flatten_results_dict print_csv_format",
     "evaluators": "BLEUEvaluator ClsEvaluator PPLEvaluator RegEvaluator",
     "handlers.base": "MetricsHandler",
     "handlers.tasks": (
@@ -51,7 +51,6 @@ _NAMES_OF = {
     "metrics.metric": "Metric",
     "metrics.tm_metrics": "TMMetrics get_metric_by_name show_avaliable_metrics",
     "objective": "objective_of",
-    "report": "flatten_results_dict print_csv_format",
 }
 
 __all__ = [*" ".join(_NAMES_OF.values()).split()]

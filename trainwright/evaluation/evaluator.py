@@ -1,11 +1,14 @@
-"""An evaluator computes metrics from the batches of a data set and the model's outputs."""
+"""An evaluator computes metrics from the batches of a data set and the model's outputs; its results as text."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 from torch import Tensor
 
 from trainwright.config.errors import UserError
+
+logger = logging.getLogger("trainwright.evaluation")
 
 
 class EvaluationError(UserError, ValueError):
@@ -16,7 +19,7 @@ class DatasetEvaluator:
     """Base class: override ``process``, and ``evaluate``, which returns a dictionary of metrics.
 
     The evaluation loop calls ``reset`` once, ``process`` for each batch in the order of the data set, and ``evaluate``
-    once; all of it on rank 0, which sees the batches of all ranks.
+    once. Override ``merge_state``, too, if you evaluate on several ranks: without it, all batches are sent to rank 0.
     """
 
     def reset(self) -> None:
@@ -33,6 +36,16 @@ class DatasetEvaluator:
         """The metrics of all batches since ``reset``, by name; values are numbers or dictionaries of numbers."""
         raise NotImplementedError(f"{type(self).__name__} must override evaluate()")
 
+    def merge_state(self, others: Sequence[Self]) -> None:
+        """Add the state of ``others``, the evaluators of the other ranks, by rank, to this one's. Optional.
+
+        With this method, each rank's evaluator processes the batches of its rank. Then the attributes of all are sent
+        to rank 0, tensors as tensors and the rest pickled, where this method and ``evaluate`` are called. Without it,
+        and in a subclass that overrides ``reset``, ``process`` or ``evaluate`` but not this method, rank 0 processes
+        the batches of all ranks, which is slower.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define merge_state(others)")
+
     def known_results(self) -> list[str] | None:
         """The names of all results of ``evaluate``; None if they are known only after an evaluation."""
         return None
@@ -42,17 +55,17 @@ class DatasetEvaluators(DatasetEvaluator):
     """Several evaluators as one: each processes every batch, and their metrics are merged."""
 
     def __init__(self, evaluators: Iterable[DatasetEvaluator]) -> None:
-        self._evaluators = list(evaluators)
+        self.evaluators = list(evaluators)
 
     def __repr__(self) -> str:
-        return f"DatasetEvaluators({self._evaluators!r})"
+        return f"DatasetEvaluators({self.evaluators!r})"
 
     def reset(self) -> None:
-        for evaluator in self._evaluators:
+        for evaluator in self.evaluators:
             evaluator.reset()
 
     def process(self, inputs: Any, outputs: Any) -> None:
-        for evaluator in self._evaluators:
+        for evaluator in self.evaluators:
             evaluator.process(inputs, outputs)
 
     def evaluate(self) -> dict[str, Any]:
@@ -62,7 +75,7 @@ class DatasetEvaluators(DatasetEvaluator):
         """
         results: dict[str, Any] = {}
         origin: dict[str, str] = {}
-        for evaluator in self._evaluators:
+        for evaluator in self.evaluators:
             name = type(evaluator).__name__
             metrics = evaluator.evaluate() or {}
             twice = [key for key in metrics if key in results]
@@ -77,8 +90,14 @@ class DatasetEvaluators(DatasetEvaluator):
         return results
 
     def known_results(self) -> list[str] | None:
-        known = [evaluator.known_results() for evaluator in self._evaluators]
+        known = [evaluator.known_results() for evaluator in self.evaluators]
         return None if None in known else [name for names in known for name in names or ()]
+
+
+def num_samples(batch: Any) -> int:
+    """The number of samples in a batch: the first dimension of its first tensor; 1 if there is none."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
+    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
 
 
 def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) -> Any:
@@ -95,3 +114,44 @@ def described(values: Any) -> str:
     if isinstance(values, Tensor):
         return f"a Tensor of shape {tuple(values.shape)}"
     return type(values).__name__
+
+
+def print_csv_format(results: Mapping[str, Any]) -> None:
+    """Log metrics as comma-separated lines for a spreadsheet; each line begins with ``copypaste:``.
+
+    A nested dictionary is a task: its name, the names of its metrics and their values are one line each.
+    """
+    plain = {key: value for key, value in results.items() if not isinstance(value, Mapping)}
+    _log_table(plain)
+    for task, metrics in results.items():
+        if isinstance(metrics, Mapping):
+            logger.info("copypaste: Task: %s", task)
+            _log_table(flatten_results_dict(metrics))
+
+
+def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested metrics as a flat dictionary, with names joined by ``/``.
+
+    >>> flatten_results_dict({"val": {"Acc@1": 90.0}, "loss": 0.5})
+    {'val/Acc@1': 90.0, 'loss': 0.5}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in results.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{key}/{inner}": metric for inner, metric in flatten_results_dict(value).items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def _log_table(metrics: Mapping[str, Any]) -> None:
+    if metrics:
+        logger.info("copypaste: %s", ",".join(map(str, metrics)))
+        logger.info("copypaste: %s", ",".join(map(_text, metrics.values())))
+
+
+def _text(value: Any) -> str:
+    try:
+        return f"{float(value):.4f}"
+    except (TypeError, ValueError):
+        return str(value)

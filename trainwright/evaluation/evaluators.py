@@ -1,4 +1,4 @@
-"""Accuracy of class scores.
+"""The built-in evaluators: accuracy, correlation, BLEU and perplexity.
 
 B batch, C classes, K the largest k asked for.
 """
@@ -6,16 +6,21 @@ B batch, C classes, K the largest k asked for.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import reduce
+from operator import add, mul
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, required
-from trainwright.evaluation.torchmetrics_function import torchmetrics_function
+from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, num_samples, required
+from trainwright.evaluation.metrics.packages import load_package
+from trainwright.evaluation.rank_exchange import in_order
 
 logger = logging.getLogger("trainwright.evaluation")
+
+_INSTALL = "pip install torchmetrics"
 
 
 class ClsEvaluator(DatasetEvaluator):
@@ -36,7 +41,7 @@ class ClsEvaluator(DatasetEvaluator):
         return f"ClsEvaluator(topk={self.topk})"
 
     def reset(self) -> None:
-        self._num_correct: Tensor | None = None  # one count per k, on the device until evaluate()
+        self._num_correct: Tensor | int = 0  # one count per k, on the device until evaluate()
         self._num_samples = 0
 
     def process(self, inputs: Any, outputs: Any) -> None:
@@ -48,14 +53,17 @@ class ClsEvaluator(DatasetEvaluator):
 
         best_BK = scores_BC.topk(min(max(self.topk), num_classes), dim=1).indices
         correct_BK = best_BK == labels_B.to(best_BK.device, torch.int64).unsqueeze(1)
-        num_correct = torch.stack([correct_BK[:, :k].sum() for k in self.topk])
-        self._num_correct = num_correct if self._num_correct is None else self._num_correct + num_correct
+        self._num_correct = self._num_correct + torch.stack([correct_BK[:, :k].sum() for k in self.topk])
         self._num_samples += len(labels_B)
 
+    def merge_state(self, others: Sequence[Self]) -> None:
+        self._num_correct = sum((other._num_correct for other in others), self._num_correct)
+        self._num_samples += sum(other._num_samples for other in others)
+
     def evaluate(self) -> dict[str, float]:
-        if self._num_correct is None or not self._num_samples:
+        if not self._num_samples:
             raise EvaluationError("ClsEvaluator has seen no samples.")
-        num_correct = self._num_correct.tolist()
+        num_correct = torch.as_tensor(self._num_correct).tolist()
         return {f"Acc@{k}": 100 * count / self._num_samples for k, count in zip(self.topk, num_correct, strict=True)}
 
     def known_results(self) -> list[str]:
@@ -91,8 +99,7 @@ class RegEvaluator(DatasetEvaluator):
         self.reset()
 
     def reset(self) -> None:
-        self._predictions: list[Tensor] = []
-        self._labels: list[Tensor] = []
+        self._batches: list[tuple[Tensor, Tensor]] = []  # predictions and labels
 
     def process(self, inputs: Any, outputs: Any) -> None:
         predictions: Tensor = required(outputs, "prediction_scores", evaluator=self, where="what the model returns")
@@ -102,21 +109,23 @@ class RegEvaluator(DatasetEvaluator):
                 f"RegEvaluator: prediction_scores has shape {tuple(predictions.shape)} and labels "
                 f"{tuple(labels.shape)}; both must be (batch,) or (batch, 1)."
             )
-        self._predictions.append(predictions.detach().flatten())
-        self._labels.append(labels.detach().flatten())
+        self._batches.append((predictions.detach().flatten(), labels.detach().flatten()))
+
+    def merge_state(self, others: Sequence[Self]) -> None:
+        self._batches = in_order([one._batches for one in (self, *others)])
 
     def known_results(self) -> list[str]:
         return ["pearson", "spearman", "corr"]
 
     def evaluate(self) -> dict[str, float]:
         # In double precision on the host: ranks and products of many samples lose digits in float32.
-        predictions, labels = (
-            torch.cat(parts).cpu().double() if parts else torch.empty(0) for parts in (self._predictions, self._labels)
-        )
-        if len(labels) < 2:
-            raise EvaluationError(f"RegEvaluator has seen {len(labels)} samples; a correlation needs at least two.")
-        pearson = float(torchmetrics_function("regression", "pearson_corrcoef")(predictions, labels))
-        spearman = float(torchmetrics_function("regression", "spearman_corrcoef")(predictions, labels))
+        num_samples = sum(len(labels) for _, labels in self._batches)
+        if num_samples < 2:
+            raise EvaluationError(f"RegEvaluator has seen {num_samples} samples; a correlation needs at least two.")
+        predictions, labels = (torch.cat(parts).cpu().double() for parts in zip(*self._batches, strict=True))
+        functions = load_package("torchmetrics.functional.regression", "RegEvaluator", _INSTALL)
+        pearson = float(functions.pearson_corrcoef(predictions, labels))
+        spearman = float(functions.spearman_corrcoef(predictions, labels))
         return {"pearson": pearson, "spearman": spearman, "corr": (pearson + spearman) / 2}
 
 
@@ -136,8 +145,8 @@ class BLEUEvaluator(DatasetEvaluator):
         return f"BLEUEvaluator(n_gram={self.n_gram}, smooth={self.smooth}, tokenize={self.tokenize!r})"
 
     def reset(self) -> None:
-        self._candidates: list[str] = []
-        self._references: list[list[str]] = []
+        self._metric: Any = None  # torchmetrics' count of n-grams and words, built with the first batch
+        self._num_samples = 0
 
     def process(self, inputs: Any, outputs: Any) -> None:
         candidates: Sequence[str] = required(outputs, "candidate", evaluator=self, where="what the model returns")
@@ -147,22 +156,34 @@ class BLEUEvaluator(DatasetEvaluator):
                 "BLEUEvaluator: candidate and reference must be lists with one entry per sample, "
                 f"but got {_length(candidates)} and {_length(references)}."
             )
-        self._candidates += candidates
-        self._references += [[reference] if isinstance(reference, str) else list(reference) for reference in references]
+        if self._metric is None:
+            self._metric = self._build_metric()
+        self._metric.update(candidates, [[one] if isinstance(one, str) else list(one) for one in references])
+        self._num_samples += len(candidates)
+
+    def _build_metric(self) -> Any:
+        text = load_package("torchmetrics.text", "BLEUEvaluator", _INSTALL)
+        settings: dict[str, Any] = {"n_gram": self.n_gram, "smooth": self.smooth, "sync_on_compute": False}
+        if self.tokenize is None:
+            return text.BLEUScore(**settings)
+        return text.SacreBLEUScore(tokenize=self.tokenize, **settings)
+
+    def merge_state(self, others: Sequence[Self]) -> None:
+        for other in others:
+            self._num_samples += other._num_samples
+            if self._metric is None:
+                self._metric = other._metric
+            elif other._metric is not None:
+                for name, count in other._metric.metric_state.items():
+                    setattr(self._metric, name, getattr(self._metric, name) + count)
 
     def known_results(self) -> list[str]:
         return ["bleu_score"]
 
     def evaluate(self) -> dict[str, float]:
-        if not self._candidates:
+        if not self._num_samples:
             raise EvaluationError("BLEUEvaluator has seen no samples.")
-        settings: dict[str, Any] = {"n_gram": self.n_gram, "smooth": self.smooth}
-        name = "bleu_score"
-        if self.tokenize is not None:
-            name, settings["tokenize"] = "sacre_bleu_score", self.tokenize
-        return {
-            "bleu_score": float(torchmetrics_function("text", name)(self._candidates, self._references, **settings))
-        }
+        return {"bleu_score": float(self._metric.compute())}
 
 
 def _length(values: Sequence[Any]) -> str:
@@ -184,8 +205,7 @@ class PPLEvaluator(DatasetEvaluator):
         self.reset()
 
     def reset(self) -> None:
-        self._loss_sums: dict[str, Tensor] = {}  # on the device until evaluate()
-        self._num_samples: dict[str, int] = {}
+        self._batches: list[tuple[dict[str, Tensor], int]] = []  # losses, on the device until evaluate(); samples
 
     def process(self, inputs: Any, outputs: Any) -> None:
         losses = {"loss": outputs} if isinstance(outputs, Tensor) else outputs
@@ -196,28 +216,25 @@ class PPLEvaluator(DatasetEvaluator):
                 "PPLEvaluator needs a loss (a tensor of one element) in what the model returns in evaluation, "
                 f"but got {described(outputs)}."
             )
-        num_samples = _num_samples(inputs)
-        for name, loss in losses.items():
-            # MPS has no float64.
-            wide = loss.detach().reshape(()).to(torch.float32 if loss.device.type == "mps" else torch.float64)
-            self._loss_sums[name] = self._loss_sums.get(name, torch.zeros_like(wide)) + wide * num_samples
-            self._num_samples[name] = self._num_samples.get(name, 0) + num_samples
+        # MPS has no float64.
+        dtypes = {name: torch.float32 if loss.device.type == "mps" else torch.float64 for name, loss in losses.items()}
+        wide = {name: loss.detach().reshape(()).to(dtypes[name], copy=True) for name, loss in losses.items()}
+        self._batches.append((wide, num_samples(inputs)))
+
+    def merge_state(self, others: Sequence[Self]) -> None:
+        self._batches = in_order([one._batches for one in (self, *others)])  # summed in the order of a single rank
 
     def evaluate(self) -> dict[str, float]:
-        if not self._loss_sums:
+        if not self._batches:
             raise EvaluationError("PPLEvaluator has seen no samples.")
-        means = {name: total.item() / self._num_samples[name] for name, total in self._loss_sums.items()}
+        means: dict[str, float] = {}
+        for name in dict.fromkeys(name for losses, _ in self._batches for name in losses):
+            sizes = [size for losses, size in self._batches if name in losses]
+            column = torch.stack([losses[name] for losses, _ in self._batches if name in losses]).tolist()
+            means[name] = reduce(add, map(mul, column, sizes)) / sum(sizes)
         # The mean comes first: min() then lets NaN through instead of turning it into the limit.
         return {f"{name}_PPL": math.exp(min(mean, HIGHEST_LOSS)) for name, mean in means.items()}
 
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
-
-
-def _num_samples(inputs: Any) -> int:
-    values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    for value in values:
-        if isinstance(value, Tensor) and value.ndim:
-            return len(value)
-    return 1

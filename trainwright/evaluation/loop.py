@@ -1,33 +1,81 @@
 """The evaluation loop: a model over a data set, every sample once, on any number of ranks.
 
-Each round every rank runs one batch, and rank 0 hands the batches of all ranks to the evaluator, by rank. With loaders
-that give rank r the r-th batch of each round this is the order of the data set. A rank that runs out early takes part
-with nothing, so no sample is repeated to fill up.
+Each rank evaluates its batches on its own; the ranks synchronize after their last batches, where results are combined
+and an error on one rank is raised on all.
 """
 
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import add_batch_note
-from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError, described
-from trainwright.evaluation.preserve_rng import evaluation_mode, kept_randomness
-from trainwright.evaluation.report import print_csv_format
-from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import (
-    all_gather_object,
-    broadcast_object,
-    gather_object,
-    get_world_size,
-    is_main_process,
+from trainwright.evaluation.evaluator import (
+    DatasetEvaluator,
+    DatasetEvaluators,
+    EvaluationError,
+    described,
+    print_csv_format,
 )
+from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, raised_on_all_ranks
+from trainwright.models.modes import evaluation_mode
+from trainwright.parallel.data_parallel import unwrap_model
+from trainwright.parallel.dist import all_gather_object, get_world_size, is_main_process
+
+logger = logging.getLogger("trainwright.evaluation")
+
+LOG_PERIOD_S = 5.0
+
+
+def run_evaluation(
+    model: nn.Module,
+    read_batches: Callable[[], Iterable[Any]],
+    step: Callable[[Any], None],
+    results: Callable[[], dict[str, Any]],
+    *,
+    device: torch.device,
+    num_samples: Callable[[Any], int],
+    num_batches: int | None,
+    without_batches: str,
+    around_batches: AbstractContextManager[object] | None = None,
+) -> dict[str, Any]:
+    """Call ``step`` with each batch of this rank, then return ``results()``, which combines the ranks.
+
+    The model is in evaluation mode, with the buffers of rank 0 on every rank. Module modes, gradient mode and all
+    random generators are restored afterwards. An error on one rank is an error on all of them: the others raise it
+    after their own batches, so ``step`` must not synchronize with other ranks, unless ``around_batches`` ends the
+    exchange when this rank has no more batches or fails.
+
+    Args:
+        read_batches: returns the batches of this rank.
+        num_samples: the number of samples of a round over all ranks, from the batch of this rank. For the log.
+        num_batches: the number of rounds, if known. For the log.
+        without_batches: the error message if no rank has a batch.
+    """
+    progress = _Progress(num_batches)
+    _share_buffers(model)
+    with evaluation_mode(model), kept_randomness(device):
+        with raised_on_all_ranks(), around_batches or nullcontext():
+            for batch in read_batches():
+                try:
+                    step(batch)
+                except Exception as error:
+                    add_batch_note(error, batch)
+                    raise
+                progress.update(num_samples(batch))
+        if not any(all_gather_object(progress.num_done > 0)):
+            raise ConfigError(without_batches)
+        found = results()
+    progress.close()
+    return found
 
 
 def evaluate_loaders(
@@ -62,13 +110,6 @@ def _free_name(name: str, taken: Mapping[str, Any]) -> str:
     return free
 
 
-logger = logging.getLogger("trainwright.evaluation")
-
-LOG_PERIOD_S = 5.0
-
-Share = tuple[Mapping[str, Any], Any]  # one batch: the model's inputs and outputs
-
-
 def inference_on_dataset(
     model: nn.Module,
     data_loader: Iterable[Any],
@@ -82,11 +123,11 @@ def inference_on_dataset(
 
     At most ``eval_iter`` batches per rank are taken. ``get_batch(data, input_placement_device)`` turns what the loader
     gives into the keyword arguments of the model, which are also the evaluator's ``inputs``. ``batch_size`` is the
-    number of samples of a round over all ranks, for the rate in the log. The evaluator is used on rank 0 only; None
-    just runs the model.
+    number of samples of a round over all ranks, for the rate in the log. With ``evaluator=None`` the model just runs.
 
-    Module modes, gradient mode and all random generators are afterwards as they were. An error on one rank is an error
-    on all of them.
+    On several ranks, rank r reads the r-th batch of each round; evaluators combine them with
+    :meth:`DatasetEvaluator.merge_state`. Module modes, gradient mode and all random generators are restored afterwards.
+    An error on one rank is an error on all of them.
 
     Raises:
         ConfigError: the loader is empty, or ``eval_iter`` leaves nothing of it.
@@ -94,33 +135,31 @@ def inference_on_dataset(
     """
     model = unwrap_model(model)  # its forward may wait for the other ranks, of which one may have run out
     device = torch.device(input_placement_device)
-    with _failing_together():
-        evaluators = _as_one(evaluator)
+    with raised_on_all_ranks():
+        evaluators = EvaluatorOnRanks(_as_one(evaluator))
         limit = _num_batches(data_loader, eval_iter)
-    num_rounds = max(all_gather_object(limit))
-    if num_rounds == 0:
-        raise ConfigError("evaluation: the data loader is empty. Give it samples, or turn the evaluation off.")
-    _share_buffers(model)
-    progress = _Progress(num_rounds, batch_size)
 
-    with evaluation_mode(model), kept_randomness(device):
-        with _failing_together():
-            batches = islice(data_loader, limit)
-            if is_main_process():
-                evaluators.reset()
-        for _ in range(num_rounds):
-            with _failing_together():
-                share = _forward(next(batches, None), model, get_batch, device)
-                share = share if get_world_size() == 1 else _on_host(share)
-            shares = gather_object(share)
-            with _failing_together():
-                for inputs, outputs in filter(None, shares or ()):
-                    evaluators.process(inputs, outputs)
-            progress.one_more()
-        with _failing_together():
-            results = evaluators.evaluate() if is_main_process() else {}
-    progress.close()
-    return broadcast_object(results)
+    def read_batches() -> Iterator[Mapping[str, Any]]:
+        for data in islice(data_loader, limit):
+            inputs = get_batch(data, device)
+            if not isinstance(inputs, Mapping):
+                raise EvaluationError(
+                    f"get_batch gave {described(inputs)}; "
+                    f"it must give a dictionary of {type(model).__name__}.forward's arguments."
+                )
+            yield inputs
+
+    return run_evaluation(
+        model,
+        read_batches,
+        lambda inputs: evaluators.process(inputs, model(**inputs)),
+        evaluators.results,
+        device=device,
+        num_samples=lambda _: batch_size,
+        num_batches=max(all_gather_object(limit)),
+        without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
+        around_batches=evaluators,
+    )
 
 
 def _share_buffers(model: nn.Module) -> None:
@@ -165,75 +204,59 @@ def _num_batches(data_loader: Iterable[Any], eval_iter: float) -> int:
     return int(min(length, eval_iter))
 
 
-def _forward(
-    data: Any, model: nn.Module, get_batch: Callable[[Any, Any], Mapping[str, Any]], device: torch.device
-) -> Share | None:
-    if data is None:
-        return None
-    inputs = get_batch(data, device)
-    if not isinstance(inputs, Mapping):
-        raise EvaluationError(
-            f"get_batch gave {described(inputs)}; "
-            f"it must give a dictionary of {type(model).__name__}.forward's arguments."
-        )
-    try:
-        return inputs, model(**inputs)
-    except Exception as error:
-        add_batch_note(error, inputs)
-        raise
-
-
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, Mapping):
-        return {key: _on_host(inner) for key, inner in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(map(_on_host, value)) if type(value) in (tuple, list) else tuple(map(_on_host, value))
-    return value
-
-
-@contextmanager
-def _failing_together() -> Iterator[None]:
-    """An exception inside, on any rank, is raised on all: the others would otherwise wait for that rank."""
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failure = error
-    said = all_gather_object(None if failure is None else f"{type(failure).__name__}: {failure}")
-    if failure is not None:
-        raise failure
-    for rank, message in enumerate(said):
-        if message is not None:
-            raise EvaluationError(f"Evaluation failed on rank {rank}: {message}")
-
-
 class _Progress:
-    """How far the evaluation is, said at most every few seconds and at its end, by rank 0."""
+    """Logs the progress of the evaluation on rank 0, at most every few seconds and at the end."""
 
-    def __init__(self, num_rounds: int, batch_size: int) -> None:
-        self._num_rounds, self._batch_size = num_rounds, batch_size
-        self._done = 0
+    def __init__(self, num_batches: int | None) -> None:
+        self._num_batches = num_batches
+        self.num_done = self._num_samples = 0
         self._start = self._last = time.perf_counter()
 
-    def one_more(self) -> None:
-        self._done += 1
+    def update(self, num_samples: int) -> None:
+        """Count a batch. ``num_samples``: of all ranks."""
+        self.num_done += 1
+        self._num_samples += num_samples
         now = time.perf_counter()
         if now - self._last < LOG_PERIOD_S or not is_main_process():
             return
         self._last = now
-        left_s = (now - self._start) / self._done * (self._num_rounds - self._done)
-        logger.info("Evaluation: %d/%d batches, %.1f samples/s, %.0f s left", *self._so_far(now), left_s)
+        left = ""
+        if self._num_batches:
+            left = f", {(now - self._start) / self.num_done * (self._num_batches - self.num_done):.0f} s left"
+        self._log(logging.INFO, now, left)
 
     def close(self) -> None:
         if is_main_process():
             now = time.perf_counter()
-            level = logging.INFO if now - self._start >= LOG_PERIOD_S else logging.DEBUG  # a short one needs no line
-            logger.log(
-                level, "Evaluation: %d/%d batches, %.1f samples/s, took %.1f s", *self._so_far(now), now - self._start
-            )
+            took_s = now - self._start
+            level = logging.INFO if took_s >= LOG_PERIOD_S else logging.DEBUG  # a short one needs no line
+            self._log(level, now, f", took {took_s:.1f} s")
 
-    def _so_far(self, now: float) -> tuple[int, int, float]:
-        rate = self._done * self._batch_size / max(now - self._start, 1e-9)
-        return self._done, self._num_rounds, rate
+    def _log(self, level: int, now: float, time_text: str) -> None:
+        done = f"{self.num_done}/{self._num_batches}" if self._num_batches else str(self.num_done)
+        rate = self._num_samples / max(now - self._start, 1e-9)
+        logger.log(level, "Evaluation: %s batches, %.1f samples/s%s", done, rate, time_text)
+
+
+@contextmanager
+def kept_randomness(device: torch.device) -> Iterator[None]:
+    """What is drawn inside from Python's, NumPy's and torch's generators changes nothing after it."""
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    try:
+        with torch.random.fork_rng(_generator_indices(device), device_type=_generator_type(device)):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _generator_type(device: torch.device) -> str:
+    return "cuda" if device.type in ("cpu", "mps") else device.type
+
+
+def _generator_indices(device: torch.device) -> list[int]:
+    """The accelerator whose generator is kept. Apple's has no index and no draws in evaluation mode."""
+    if device.type in ("cpu", "mps") or not torch.get_device_module(device).is_available():
+        return []
+    return [torch.get_device_module(device).current_device() if device.index is None else device.index]

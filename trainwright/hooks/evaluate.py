@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.report import flatten_results_dict
+from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import has_failed
 from trainwright.hooks.signals import stopped_by_signals

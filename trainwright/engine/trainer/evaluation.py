@@ -1,37 +1,32 @@
-"""Evaluation in the Python API: exact means over samples, and the methods that a user may override."""
+"""Evaluation in the Python API: the methods that a user may call and override."""
 
 import inspect
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.collate import add_batch_note, to_batch
-from trainwright.engine.comparison import Comparison, find_comparison, predictions_of, shifted
-from trainwright.engine.eval_loss import MeanLoss, batch_size, reduce_own_results, weight_of
-from trainwright.engine.gradient_sync import share_state
+from trainwright.data.collate import to_batch
+from trainwright.engine.comparison import Comparison, find_comparison, predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of
 from trainwright.engine.trainer import optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
-from trainwright.evaluation.preserve_rng import evaluation_mode, kept_randomness
+from trainwright.engine.trainer.eval_results import EvalResults
+from trainwright.evaluation.evaluator import num_samples
+from trainwright.evaluation.loop import run_evaluation
 from trainwright.hooks.overrides import install, is_overridden, uninstall
-from trainwright.parallel.dist import all_gather_object, get_world_size
-
-logger = logging.getLogger("trainwright.engine")
+from trainwright.models.modes import evaluation_mode
+from trainwright.parallel.dist import get_world_size
 
 
 class EvaluatingTrainer(TrainerShared):
-    """The evaluation loop."""
+    """Evaluation, with :func:`~trainwright.evaluation.loop.run_evaluation`."""
 
     _is_watched = False  # whether callbacks see its batches
-    _is_refusal_logged = False  # the reason for computing no metric
-    _comparison: Comparison | None = None  # of this evaluation; None until its first batch
-    _weight: Any = None  # number of items that the batch's loss averages, if evaluation_step knows it
 
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
         """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
@@ -99,10 +94,11 @@ class EvaluatingTrainer(TrainerShared):
             scores = last if losses_of(last) is None else predictions_of(last)
             outputs = {} if scores is None else {"logits": scores}
         ignored = getattr(self.loss, "ignore_index", -100)
-        if self._comparison is None or not self._comparison.is_final:
-            self._comparison = self._find_comparison(last, batch, loss)
+        results = self._eval_results
+        if results.comparison is None or not results.comparison.is_final:
+            results.comparison = self._find_comparison(last, batch, loss)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
-        self._weight = weight_of(outputs, batch, ignored, is_shifted=self._comparison.is_shifted)
+        results.loss_weight = results.comparison.loss_weight(outputs, batch, ignored)
         if self._generates():
             outputs["logits"] = _generated(self.model, batch)
         outputs.pop("loss", None)
@@ -115,10 +111,8 @@ class EvaluatingTrainer(TrainerShared):
         """
         with evaluation_mode(model):
             outputs = _forward(model, inputs)
-        scores, labels = predictions_of(outputs), target_of(inputs)
-        if self._find_comparison_in_training(outputs, inputs, None).is_shifted:
-            scores, labels = shifted(scores, labels)
-        self.metrics_handler.update(scores, labels)
+        comparison = self._find_comparison_in_training(outputs, inputs, None)
+        self.metrics_handler.update(*comparison.aligned(predictions_of(outputs), target_of(inputs)))
         return next(iter(self.metrics_handler.compute().values()), float("nan"))
 
     def predict(self, inputs: Any) -> Any:
@@ -191,86 +185,68 @@ class EvaluatingTrainer(TrainerShared):
             return _results_in(self.evaluate(self.model, {"global_step": self.iterations_done}) or {})
         return self.evaluate(self.eval_dataset) if needed else self.evaluate()
 
+    @cached_property
+    def _eval_results(self) -> EvalResults:
+        return EvalResults(self.metrics_handler)
+
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
-        self._mean_loss, self._own_results, self._num_seen, self._comparison = MeanLoss(), dict[str, Any](), 0, None
-        self._has_metrics, has_batches = True, False
-        self.metrics_handler.reset()
-        share_state(self.model, buffers_only=True)  # running statistics differ between processes
-        watched = self._run_callbacks.eval_batches if self._is_watched else iter
-        with evaluation_mode(self.model), kept_randomness(self.device):
-            for inputs in watched(map(self.prepare_input_batch, self._share_of(loader))):
-                self._is_counted, self._weight = False, None
-                self._num_seen += batch_size(inputs)
-                try:
-                    logs = self.evaluate_step(self.model, inputs)
-                except Exception as error:
-                    add_batch_note(error, inputs)
-                    raise
-                if self._is_watched:
-                    self._run_callbacks.record({name: value for name, value in logs.items() if value is not None})
-                if not self._is_counted:
-                    self._add_own_results(logs, inputs)
-                elif self._is_watched:
-                    self._update_running_results()
-                has_batches = True
-        if not any(all_gather_object(has_batches)):
-            raise ConfigError(
+        def read_batches() -> Iterable[Any]:
+            self._eval_results.reset(self.metrics_handler)
+            batches = map(self.prepare_input_batch, self._share_of(loader))
+            return self._run_callbacks.eval_batches(batches) if self._is_watched else batches
+
+        def results() -> dict[str, Any]:
+            self._remove_running_metric()
+            return self._eval_results.compute()
+
+        return run_evaluation(
+            self.model,
+            read_batches,
+            self._evaluate_batch,
+            results,
+            device=self.device,
+            num_samples=lambda batch: num_samples(batch) * get_world_size(),
+            num_batches=None,
+            without_batches=(
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
                 " iterator or a generator can be iterated only once: pass a list, a data set or a loader."
-            )
+            ),
+        )
+
+    def _evaluate_batch(self, inputs: Any) -> None:
+        results = self._eval_results
+        results.begin_batch(inputs)
+        logs = self.evaluate_step(self.model, inputs)
+        if not results.is_counted:
+            results.add_own(logs, inputs)
         if self._is_watched:
-            self._remove_running_metric()
-        results: dict[str, Any] = self._mean_loss.results()
-        if all(all_gather_object(self._has_metrics)):
-            results |= self.metrics_handler.compute()
-        return results | reduce_own_results(self._own_results, self._num_seen)
+            self._run_callbacks.record({name: value for name, value in logs.items() if value is not None})
+            if results.is_counted:
+                self._update_running_results()
 
     def _update_running_results(self) -> None:
         """Update the logs of callbacks with the means so far; a metric is computed when it is read."""
-        logs, loss = self._run_callbacks.logs, self._mean_loss.so_far()
+        logs, loss = self._run_callbacks.logs, self._eval_results.loss_so_far()
         if loss is not None:
             logs["eval_epoch_loss"] = loss
         self._remove_running_metric()
-        if self._has_metrics and get_world_size() == 1:  # several processes reduce it together, at the end
+        if self._eval_results.has_metrics and get_world_size() == 1:  # several ranks reduce it together, at the end
             logs.defer("eval_epoch_metric", lambda: next(iter(self.metrics_handler.compute().values()), math.nan))
 
     def _remove_running_metric(self) -> None:
-        logs = self._run_callbacks.logs
-        if "eval_epoch_metric" in logs:
-            del logs["eval_epoch_metric"]
+        if self._is_watched and "eval_epoch_metric" in self._run_callbacks.logs:
+            del self._run_callbacks.logs["eval_epoch_metric"]
 
     def _count(self, inputs: Any, outputs: Mapping[str, Any]) -> None:
         """Add a batch to the loss and the metrics."""
-        self._is_counted = True
-        self._mean_loss.add(outputs.get("loss"), batch_size(inputs) if self._weight is None else self._weight)
+        results = self._eval_results
+        results.add_loss(outputs.get("loss"), inputs)
         if is_overridden(self, "compute_metric"):
-            self._has_metrics = False
-            self._own_results["metric"] = self.compute_metric(self.model, inputs)
+            results.set_own_metric(self.compute_metric(self.model, inputs))
             return
-        predictions, labels = predictions_of(outputs), target_of(inputs)
-        if self._comparison is None:
-            self._comparison = self._find_comparison(outputs, inputs, outputs.get("loss"))
-        comparison = self._for_handler(self._comparison)
-        if predictions is None or labels is None:
-            self._has_metrics = False
-        elif comparison.refusal is not None:
-            self._has_metrics = False
-            self._log_refusal(comparison.refusal)
-        else:
-            if comparison.is_shifted:
-                predictions, labels = shifted(predictions, labels)
-            rest = {**(inputs if isinstance(inputs, Mapping) else {}), **outputs}
-            taken = ("logits", "prediction_scores", "labels", "loss", "predictions")
-            more = {name: value for name, value in rest.items() if name not in taken}
-            self.metrics_handler.update(predictions, labels, **more)
-
-    def _add_own_results(self, logs: Mapping[str, Any], inputs: Any) -> None:
-        """Use only the values that a user's ``evaluate_step`` returns."""
-        self._has_metrics = False
-        loss = logs.get("eval_step_loss")
-        self._mean_loss.add(None if loss is None else torch.as_tensor(loss), batch_size(inputs))
-        names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
-        self._own_results |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}
+        if results.comparison is None:
+            results.comparison = self._find_comparison(outputs, inputs, outputs.get("loss"))
+        results.add_metrics(inputs, outputs)
 
     def _find_comparison(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
         """How to compare the model's outputs for a batch with its labels."""
@@ -281,24 +257,7 @@ class EvaluatingTrainer(TrainerShared):
         )  # fmt: skip
 
     def _find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
-        return self._for_handler(self._find_comparison(outputs, inputs, loss))
-
-    def _for_handler(self, comparison: Comparison) -> Comparison:
-        """The parts that apply to this handler: a metric that the user requests is always computed."""
-        handler = self.metrics_handler
-        return Comparison(
-            is_shifted=comparison.is_shifted and getattr(handler, "shifts_labels", False),
-            refusal=comparison.refusal if getattr(handler, "is_default", False) else None,
-            is_final=comparison.is_final,
-        )
-
-    def _log_refusal(self, why: str) -> None:
-        if not self._is_refusal_logged:
-            self._is_refusal_logged = True
-            logger.info(
-                "No accuracy is computed: %s. Set suitable metrics, for example metrics=['MeanSquaredError'], or None.",
-                why,
-            )
+        return self._find_comparison(outputs, inputs, loss).for_handler(self.metrics_handler)
 
     def _generates(self) -> bool:
         return bool(self.config.evaluate_with_generate and getattr(self.model, "is_generative", False))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.comparison import Comparison, predictions_of, shifted
+from trainwright.engine.comparison import Comparison, predictions_of
 from trainwright.engine.loss_fn import target_of
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
@@ -111,8 +111,7 @@ class TrainMetrics(HookBase):
             if self._comparison.refusal is not None:
                 self._turn_off(self._comparison.refusal)
                 return
-        if self._comparison.is_shifted:
-            scores, labels = shifted(scores, labels)
+        scores, labels = self._comparison.aligned(scores, labels)
         if self._is_epoch_over:
             self._is_epoch_over = False
             self._handler.reset()

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.report import flatten_results_dict
+from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks.control_requests import ControlRequests, TrainerControl

@@ -1,0 +1,223 @@
+"""What the ranks of an evaluation exchange: errors, the state of evaluators, and batches. Tensors are not pickled."""
+
+import io
+import logging
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from functools import cache
+from itertools import zip_longest
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
+from trainwright.parallel.dist import all_gather_object, broadcast_object, get_rank, get_world_size, is_main_process
+
+logger = logging.getLogger("trainwright.evaluation")
+
+T = TypeVar("T")
+
+_METHODS = {"reset", "process", "evaluate"}  # of every evaluator
+
+
+@contextmanager
+def raised_on_all_ranks() -> Iterator[None]:
+    """An exception inside, on any rank, is raised on all: the others would otherwise wait for that rank.
+
+    Every rank enters the block; the ranks synchronize at its end.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+        if get_world_size() > 1:  # before the others, which finish their batches first
+            logger.error("Evaluation failed on rank %d: %s: %s", get_rank(), type(error).__name__, error)
+    text = None if failure is None else f"{type(failure).__name__}: {failure}"
+    for rank, (message, notes) in enumerate(all_gather_object((text, getattr(failure, "__notes__", ())))):
+        if failure is None and message is not None:
+            failure = EvaluationError(f"Evaluation failed on rank {rank}: {message}")
+            for note in notes:
+                failure.add_note(note)
+    if failure is not None:
+        raise failure
+
+
+def in_order(ranks: Sequence[Sequence[T]]) -> list[T]:
+    """The batches of all ranks in the order of the data set: rank r has the r-th batch of each round."""
+    absent: Any = object()
+    rounds = zip_longest(*ranks, fillvalue=absent)
+    return [batch for batches in rounds for batch in batches if batch is not absent]
+
+
+class EvaluatorOnRanks:
+    """An evaluator whose batches are spread over the ranks. A context manager around the batches of this rank.
+
+    Evaluators with ``merge_state`` process the batches of their rank. For each of the others, rank 0 processes the
+    batches of all ranks in the order of the data set: they are exchanged in rounds, in which a rank without further
+    batches takes part with nothing, and a rank that fails with its error.
+    """
+
+    def __init__(self, evaluator: DatasetEvaluator) -> None:
+        self._evaluator = evaluator
+        self._local: list[DatasetEvaluator] = []  # process the batches of their rank
+        self._on_rank_0: list[DatasetEvaluator] = []  # process the batches of all ranks
+        for one in _single_evaluators(evaluator):
+            is_local = get_world_size() == 1 or _merges_state(one)
+            (self._local if is_local else self._on_rank_0).append(one)
+        self._is_over = not self._on_rank_0
+
+    def __enter__(self) -> Self:
+        for evaluator in (*self._local, *(self._on_rank_0 if is_main_process() else ())):
+            evaluator.reset()
+        for evaluator in self._on_rank_0:
+            _log_slow_exchange(type(evaluator).__name__)
+        return self
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        """Add a batch of this rank."""
+        for evaluator in self._local:
+            evaluator.process(inputs, outputs)
+        if self._on_rank_0:
+            self._exchange((inputs, outputs))
+
+    def __exit__(self, _: Any, error: BaseException | None, __: TracebackType | None) -> None:
+        while not self._is_over and (error is None or isinstance(error, Exception)):
+            self._exchange(None, error)
+
+    def _exchange(self, batch: tuple[Any, Any] | None, error: Exception | None = None) -> None:
+        self._is_over = True  # after an error
+        batches = gather_values(batch, error)
+        self._is_over = batches is None
+        for inputs, outputs in filter(None, batches or ()):
+            for evaluator in self._on_rank_0:
+                evaluator.process(inputs, outputs)
+
+    def results(self) -> dict[str, Any]:
+        """The results over the batches of all ranks. Every rank must call this."""
+        ranks = None
+        if get_world_size() > 1 and self._local:
+            ranks = gather_values([vars(evaluator) for evaluator in self._local])
+        with raised_on_all_ranks():
+            if ranks:
+                for evaluator, _, *states in zip(self._local, *ranks, strict=True):
+                    evaluator.merge_state([_with_state(evaluator, state) for state in states])
+            results = self._evaluator.evaluate() if is_main_process() else {}
+        return broadcast_object(results)
+
+
+def _single_evaluators(evaluator: DatasetEvaluator) -> Iterator[DatasetEvaluator]:
+    if isinstance(evaluator, DatasetEvaluators) and not _METHODS & _own_names(evaluator, DatasetEvaluators):
+        for one in evaluator.evaluators:
+            yield from _single_evaluators(one)
+    else:
+        yield evaluator
+
+
+def _merges_state(evaluator: DatasetEvaluator) -> bool:
+    """Whether ``merge_state`` is of the same class as the methods that make the state, or of a class below it."""
+    owner = next(kind for kind in type(evaluator).__mro__ if "merge_state" in vars(kind))
+    return owner is not DatasetEvaluator and not _METHODS & _own_names(evaluator, owner)
+
+
+def _own_names(evaluator: DatasetEvaluator, base: type) -> set[str]:
+    """The attributes that an evaluator and the classes below ``base`` define."""
+    kinds = type(evaluator).__mro__
+    below = kinds[: kinds.index(base)]
+    return set(vars(evaluator)).union(*(vars(kind) for kind in below))
+
+
+def _with_state(evaluator: DatasetEvaluator, state: dict[str, Any]) -> DatasetEvaluator:
+    other = copy(evaluator)
+    vars(other).update(state)
+    return other
+
+
+@cache
+def _log_slow_exchange(name: str) -> None:
+    if is_main_process():
+        logger.info(
+            "Evaluation: %s processes the batches of all ranks on rank 0. To process them where they are, which is"
+            " faster, define %s.merge_state(others).",
+            name,
+            name,
+        )
+
+
+class _Slot(NamedTuple):
+    """The place of a tensor in the bytes of a value."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    device: str  # its type
+    start: int
+    end: int
+
+
+def gather_values(value: Any, error: Exception | None = None) -> list[Any] | None:
+    """The values of all ranks, by rank, on rank 0, and an empty list elsewhere; None if every rank has None.
+
+    Tensors in a value are sent as tensors, the rest is pickled. Every rank must call this; if one passes an error, or
+    its value cannot be pickled, it is raised on all.
+    """
+    with raised_on_all_ranks():
+        if error is not None:
+            raise error
+        length, slots, packed = _pack(value)
+    size = len(packed)
+
+    headers = all_gather_object((value is None, length, slots, size))
+    if all(is_none for is_none, *_ in headers):
+        return None
+    device = _device_of_collectives()
+    buffer = torch.zeros(max(size for *_, size in headers), dtype=torch.uint8, device=device)  # equal on all ranks
+    buffer[:size] = packed
+    buffers = [torch.empty_like(buffer) for _ in headers] if is_main_process() else None
+    dist.gather(buffer, buffers, dst=0)
+    return [
+        value if rank == get_rank() else _rebuild(received, length, slots)
+        for rank, (received, (_, length, slots, _)) in enumerate(zip(buffers or (), headers, strict=False))
+    ]
+
+
+def _pack(value: Any) -> tuple[int, list[_Slot], Tensor]:
+    """A value as bytes: a pickle with numbers in place of tensors, of the returned length, then the tensors."""
+    tensors: list[Tensor] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> int | None:
+            if type(obj) not in (Tensor, nn.Parameter) or obj.layout is not torch.strided or obj.is_quantized:
+                return None
+            tensors.append(obj)
+            return len(tensors) - 1
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    parts, slots = [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], []
+    length = size = len(parts[0])
+    device = _device_of_collectives()
+    for tensor in tensors:
+        flat = tensor.detach().resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format)
+        parts.append(flat.view(torch.uint8))
+        slots.append(_Slot(tensor.dtype, tensor.shape, tensor.device.type, size, size + len(parts[-1])))
+        size = slots[-1].end
+    return length, slots, torch.cat([part.to(device) for part in parts])
+
+
+def _rebuild(buffer: Tensor, length: int, slots: Sequence[_Slot]) -> Any:
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: int) -> Tensor:
+            dtype, shape, device, start, end = slots[pid]
+            return buffer[start:end].clone().view(dtype).reshape(shape).to(device)
+
+    return Unpickler(io.BytesIO(buffer[:length].cpu().numpy().tobytes())).load()
+
+
+def _device_of_collectives() -> torch.device:
+    devices = [entry.partition(":")[0] for entry in dist.get_backend_config().split(",")]  # "cpu:gloo,cuda:nccl"
+    return torch.device("cpu" if "cpu" in devices else devices[0])
