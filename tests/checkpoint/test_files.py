@@ -119,18 +119,18 @@ def test_the_file_room_imports_nothing_of_ours():
 KILLED = """
 import os, signal, socket, sys
 socket.gethostname = lambda: "a container"
-from trainwright.checkpoint import Checkpointer, folder
+from trainwright.checkpoint import Checkpointer, saving
 import torch
 
 class Stops:
     def state_dict(self): return {}
     def load_state_dict(self, state): pass
 
-def measure(writer, file=None, measure=folder.measure):
+def measure(writer, file=None, measure=saving.measure):
     print("writing", flush=True)
     sys.stdin.read()
 
-folder.measure = measure
+saving.measure = measure
 Checkpointer(torch.nn.Linear(1, 1), sys.argv[1], asynchronous=False).save("model_0000009", iteration=9)
 """
 
