@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainwright.evaluation.evaluators import PPLEvaluator as PPLEvaluator
     from trainwright.evaluation.evaluators import RegEvaluator as RegEvaluator
     from trainwright.evaluation.handlers.base import MetricsHandler as MetricsHandler
+    from trainwright.evaluation.handlers.base import TorchMetricsHandler as TorchMetricsHandler
     from trainwright.evaluation.handlers.tasks import Image2TextMetricHandler as Image2TextMetricHandler
     from trainwright.evaluation.handlers.tasks import Image2TextMetricsHandler as Image2TextMetricsHandler
     from trainwright.evaluation.handlers.tasks import (
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     )
     from trainwright.evaluation.handlers.tasks import TextGenerationMetricsHandler as TextGenerationMetricsHandler
     from trainwright.evaluation.handlers.tasks import metrics_handler_for as metrics_handler_for
-    from trainwright.evaluation.handlers.torch_metrics import TorchMetricsHandler as TorchMetricsHandler
     from trainwright.evaluation.loop import inference_on_dataset as inference_on_dataset
     from trainwright.evaluation.metrics.building import build_metric as build_metric
     from trainwright.evaluation.metrics.metric import Metric as Metric
@@ -39,13 +39,12 @@ if TYPE_CHECKING:
 _NAMES_OF = {
     "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError flatten_results_dict print_csv_format",
     "evaluators": "BLEUEvaluator ClsEvaluator PPLEvaluator RegEvaluator",
-    "handlers.base": "MetricsHandler",
+    "handlers.base": "MetricsHandler TorchMetricsHandler",
     "handlers.tasks": (
         "TextClassificationMetricsHandler SequenceLabelingMetricsHandler metrics_handler_for "
         "Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler "
         "TextGenerationMetricsHandler"
     ),
-    "handlers.torch_metrics": "TorchMetricsHandler",
     "loop": "inference_on_dataset",
     "metrics.building": "build_metric",
     "metrics.metric": "Metric",

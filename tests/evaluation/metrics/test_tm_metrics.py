@@ -271,13 +271,28 @@ def test_tensors_may_be_written_to_after_the_update(name):
     torch.testing.assert_close(metric.compute(), fed(name, predictions, targets).compute())
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+def test_class_indices_may_be_written_to_after_the_update(buffered):
+    reused, metric = torch.empty(30, dtype=torch.int64), TMMetrics("F1Score", buffered=buffered, average="macro")
+    for start in (0, 30, 60):
+        metric.update(reused.copy_(FOUND[start : start + 30]), CLASSES[start : start + 30])
+    assert metric.compute() == fed("F1Score", FOUND, CLASSES, average="macro").compute()
+
+
+def test_wrong_class_indices_among_right_ones_are_found():
+    metric = fed("Accuracy", FOUND, CLASSES)
+    metric.update(FOUND[:8], CLASSES[:7])
+    with pytest.raises(EvaluationError, match=r"\(8,\) int64 and targets \(7,\) int64.*one shape"):
+        metric.compute()
+
+
 def test_gradients_are_not_kept():
     weight = torch.ones(C, requires_grad=True)
     metric = TMMetrics("MeanSquaredError")
     for _ in range(3):
         metric.update(LOGITS * weight, LOGITS)
     assert not metric.compute().requires_grad
-    assert not any(value.requires_grad for pair in metric._buffer._pairs for value in pair)
+    assert not any(value.requires_grad for pair in metric._buffer for value in pair)
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,39 @@
-"""A metrics handler: from what a model gave and the labels to named numbers, exact over a whole data set.
+"""A metrics handler computes named numbers from a model's outputs and the labels, exact over a complete data set.
 
 ``reset``, ``update`` for each batch, ``compute`` once: the value over all samples of all ranks, however batched.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, zip_longest
-from typing import Any, TypeVar  # a model's outputs and a loader's labels may be anything
+from typing import Any, Self  # a model's outputs and a loader's labels may be anything
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.building import METRICS, MetricSettings, build_metric
-from trainwright.evaluation.metrics.classes import as_array
+from trainwright.evaluation.metrics.building import (
+    METRICS,
+    MetricEntry,
+    MetricSettings,
+    build_metric,
+    nearest,
+    numbers_of,
+    split_entry,
+)
+from trainwright.evaluation.metrics.classification import as_array
 from trainwright.evaluation.metrics.metric import Metric
-from trainwright.evaluation.metrics.shapes import scores_of, shape_and_type
+from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
+from trainwright.evaluation.metrics.tm_metrics import TMMetrics
 from trainwright.parallel.dist import all_gather_object
 
-IGNORED_LABEL = -100
+logger = logging.getLogger("trainwright.evaluation")
 
-Batch = TypeVar("Batch")
+IGNORED_LABEL = -100
 
 
 def rows_of(values: Any) -> list[Any]:
@@ -66,26 +77,17 @@ def put_together(batches: Sequence[Any]) -> Any:
         return tuple(put_together(list(parts)) for parts in zip(*batches, strict=True))
     for kind, join in ((Tensor, torch.cat), (np.ndarray, np.concatenate)):
         if all(isinstance(batch, kind) and batch.ndim for batch in batches):
-            return _joined(batches, join)
+            is_uniform = len({(batch.shape[1:], batch.dtype) for batch in batches}) == 1
+            return join(list(batches)) if is_uniform else list(chain.from_iterable(batches))
     if all(isinstance(batch, list) for batch in batches):
         return list(chain.from_iterable(batches))
     return list(batches)
 
 
-def _joined(batches: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
-    if len({(batch.shape[1:], batch.dtype) for batch in batches}) == 1:
-        return join(list(batches))
-    return [sample for batch in batches for sample in batch]
-
-
-def in_order(shares: Sequence[Sequence[Batch]]) -> list[Batch]:
+def in_order(shares: Sequence[Sequence[Any]]) -> list[Any]:
     """The batches of all ranks in the order of the data set: rank r has the r-th batch of each round."""
-    absent = object()
-    rounds = zip_longest(*shares, fillvalue=absent)
-    return [batch for one_round in rounds for batch in one_round if batch is not absent]  # type: ignore[misc]
-
-
-MetricEntry = str | MetricSettings | Metric | Mapping[str, Any]
+    rounds = zip_longest(*shares)  # None where a rank has no batch
+    return [batch for one_round in rounds for batch in one_round if batch is not None]
 
 
 class MetricsHandler:
@@ -112,7 +114,9 @@ class MetricsHandler:
     def __init__(self, metrics: Iterable[MetricEntry] | MetricEntry | None = None, trainer: Any = None) -> None:
         self.trainer = trainer
         self.metrics: dict[str, Any] = {}  # a handler with its own compute_metrics may have names of its own
-        for entry in self._listed(metrics):
+        is_one = isinstance(metrics, (str, Metric, Mapping, MetricSettings, TMMetrics))
+        entries: Any = self.default_metrics if metrics is None else [metrics] if is_one else metrics
+        for entry in entries:
             self._add(entry)
         self._refuse_equal_keys()
         self.reset()
@@ -181,18 +185,13 @@ class MetricsHandler:
         ]
         return type(self).__mro__[owners[0]] is not MetricsHandler and owners[0] <= owners[1]
 
-    def _listed(self, metrics: Iterable[MetricEntry] | MetricEntry | None) -> list[Any]:
-        if metrics is None:
-            return list(self.default_metrics)
-        is_one = isinstance(metrics, (str, Metric, Mapping, MetricSettings))
-        return [metrics] if is_one else list(metrics)  # type: ignore[arg-type]  # what is left is iterable
-
     def _add(self, entry: MetricEntry) -> None:
         name, settings = split_entry(entry)
+        settings = {"n_decimals": None, **settings}
         if self.valid_metrics and name not in self.valid_metrics and not isinstance(entry, Metric):
             raise ConfigError(
                 f"metrics: {type(self).__name__} has no {name!r}; it has {', '.join(self.valid_metrics)}. "
-                f"{_nearest(name, self.valid_metrics)}".strip()
+                f"{nearest(name, self.valid_metrics)}".strip()
             )
         if name in self.metrics:
             raise ConfigError(f"metrics: {name!r} is there twice. Leave one out.")
@@ -215,24 +214,159 @@ class MetricsHandler:
                 origin[key] = name
 
 
-def split_entry(entry: Any) -> tuple[str, dict[str, Any]]:
-    """The name of an entry of ``metrics``, and its settings: exact values, unless the entry says how many decimals."""
-    if isinstance(entry, Mapping):
-        settings = {key: value for key, value in entry.items() if key not in ("name", "name_")}
-        return str(entry.get("name_", entry.get("name", ""))), {"n_decimals": None, **settings}
-    if isinstance(entry, str):
-        return entry, {"n_decimals": None}
-    if isinstance(entry, Metric):
-        return entry.name, {}
-    is_set = "n_decimals" in getattr(entry, "model_fields_set", ("n_decimals",))
-    settings = {"objective": entry.objective, "output_keys": entry.output_keys}
-    arguments = getattr(entry, "arguments", {})
-    return str(entry.name), {**settings, "n_decimals": entry.n_decimals if is_set else None, **arguments}
+class TorchMetricsHandler(MetricsHandler):
+    """Counts batches with `TMMetrics` as they come, so that nothing is kept but what the metrics keep themselves.
+
+    Args:
+        metrics: names that `TMMetrics` knows, ``MetricConfig`` entries with such names, or a `TMMetrics`; None:
+            Accuracy.
+        is_default: the user did not request these metrics. If they cannot process the outputs and targets, the handler
+            is disabled with a log line instead of an error; ``compute`` then returns nothing.
+        all_ranks: ``compute`` joins all ranks, so every rank must call it.
+    """
+
+    default_metrics = ("Accuracy",)
+    shifts_labels = True
+
+    def __init__(
+        self,
+        metrics: Iterable[MetricEntry] | MetricEntry | TMMetrics | None = None,
+        trainer: Any = None,
+        *,
+        is_default: bool = False,
+        all_ranks: bool = True,
+    ) -> None:
+        self.is_default, self.all_ranks, self.is_off = is_default, all_ranks, False
+        self._has_logged = False  # the reason for being disabled
+        self._entries: dict[str, Any] = {}
+        super().__init__(metrics, trainer)  # type: ignore[arg-type]  # a TMMetrics is an entry of this handler only
+
+    def _add(self, entry: Any) -> None:
+        metric, settings = entry, {}
+        if not isinstance(entry, TMMetrics):
+            name, arguments = split_entry(entry)
+            settings = {key: arguments.pop(key, None) for key in ("objective", "output_keys", "n_decimals")}
+            metric = TMMetrics(name, **arguments)
+        if metric.key in self.metrics:
+            raise ConfigError(f"metrics: {metric.name!r} is there twice. Leave one out.")
+        self.metrics[metric.key], self._entries[metric.key] = metric, settings
+
+    @property
+    def first(self) -> TMMetrics | None:
+        """The first metric; None without one."""
+        return next(iter(self.metrics.values()), None)
+
+    def train_copy(self, *, all_ranks: bool = False) -> Self:
+        """Another one for the batches that are trained on, which has seen nothing.
+
+        By default it counts those of this rank only: it may be read on one rank alone, without waiting for the others.
+        """
+        copy = type(self)([], self.trainer, is_default=self.is_default, all_ranks=all_ranks)
+        copy.metrics = {key: metric.fresh() for key, metric in self.metrics.items()}
+        copy._entries = dict(self._entries)
+        return copy
+
+    def reset(self) -> None:
+        self.is_off = False  # other data may fit
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def update(self, predictions: Any, labels: Any, **batch: Any) -> None:
+        """Count a batch: a model's output, or the scores in it, and the targets.
+
+        Raises:
+            EvaluationError: a metric that was asked for cannot count them.
+        """
+        if self.is_off:
+            return
+        predictions = scores_of(predictions)
+        try:  # no context manager: this runs in every step
+            for metric in self.metrics.values():
+                metric.update(predictions, labels)
+        except UserError as error:
+            self._turn_off(error)
+
+    def compute(self) -> dict[str, float]:
+        """The metrics over all samples since `reset`, exact; nothing if the handler is off.
+
+        Raises:
+            EvaluationError: there are no samples, or a metric that was asked for cannot count them.
+        """
+        if self.is_default:
+            with self._if_it_fits():
+                for metric in self.metrics.values():
+                    metric.flush()  # here, where an error is raised on all ranks
+            mine = self.is_off, any(metric.has_samples for metric in self.metrics.values())
+            ranks = all_gather_object(mine) if self.all_ranks else [mine]
+            if any(is_off for is_off, _ in ranks) or not any(has_samples for _, has_samples in ranks):
+                return {}
+        results: dict[str, float] = {}
+        with self._if_it_fits():
+            for key, metric in self.metrics.items():
+                found = numbers_of(metric, metric.compute(all_ranks=self.all_ranks))
+                results.update(_chosen(found, self._entries[key]))
+        return {} if self.is_off else results
+
+    def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
+        """The metrics of these samples alone; what was counted so far is not touched."""
+        alone = self.train_copy()
+        alone.update(predictions, labels)
+        return alone.compute()
+
+    def known_results(self) -> list[str] | None:
+        # Some give a dictionary or a vector.
+        is_plain = all(metric.gives_one_number for metric in self.metrics.values())
+        return list(self.metrics) if is_plain else None
+
+    def objective_of(self, key: str) -> str | None:
+        found: str | None = None
+        if key in self.metrics:
+            found = self._entries[key].get("objective") or self.metrics[key].objective
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted, as tensors, numbers, texts, lists and dictionaries of these."""
+        return {"is_off": self.is_off, "metrics": {key: m.state_dict() for key, m in self.metrics.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """
+        Raises:
+            ConfigError: it is the state of other metrics.
+        """
+        if state["metrics"].keys() != self.metrics.keys():
+            raise ConfigError(
+                f"metrics: the saved ones are {', '.join(state['metrics']) or 'none'}, these are "
+                f"{', '.join(self.metrics) or 'none'}. Use the saved metrics to resume."
+            )
+        self.is_off = state["is_off"]
+        for key, metric in self.metrics.items():
+            metric.load_state_dict(state["metrics"][key])
+
+    @contextmanager
+    def _if_it_fits(self) -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            self._turn_off(error)
+
+    def _turn_off(self, error: UserError) -> None:
+        if not self.is_default:
+            raise error
+        self.reset()
+        self.is_off = True
+        if not self._has_logged:
+            self._has_logged = True
+            logger.info(
+                "No metric is computed: %s Name a metric that fits, for example metrics=['MeanSquaredError'].", error
+            )
 
 
-def _nearest(name: str, allowed: Sequence[str]) -> str:
-    hint = did_you_mean(name, allowed)
-    return hint if "Did you mean" in hint else ""
+def _chosen(found: dict[str, float], settings: dict[str, Any]) -> dict[str, float]:
+    keys, digits = settings.get("output_keys") or found, settings.get("n_decimals")
+    absent = [key for key in keys if key not in found]
+    if absent:
+        raise EvaluationError(f"metrics: no result {absent[0]!r}; there are {', '.join(found)}.")
+    return {key: found[key] if digits is None else round(found[key], digits) for key in keys}
 
 
 class FunctionHandler(MetricsHandler):

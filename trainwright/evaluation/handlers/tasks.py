@@ -12,7 +12,7 @@ from torch import Tensor
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.handlers.base import IGNORED_LABEL, MetricsHandler, paired_rows
-from trainwright.evaluation.metrics.shapes import shape_and_type
+from trainwright.evaluation.metrics.task_inference import shape_and_type
 
 
 class TextClassificationMetricsHandler(MetricsHandler):

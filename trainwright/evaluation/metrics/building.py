@@ -1,4 +1,4 @@
-"""Metrics by name: our own, and any of torchmetrics over whole data sets."""
+"""Metrics by name: our own, and any of torchmetrics over a complete data set."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -9,60 +9,20 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.classes import F1, Accuracy, Precision, Recall
+from trainwright.evaluation.metrics.classification import F1, Accuracy, Precision, Recall, Seqeval
 from trainwright.evaluation.metrics.metric import Metric
-from trainwright.evaluation.metrics.packages import load_package
 from trainwright.evaluation.metrics.texts import Bleu, CharacterErrorRate, Rouge, WordErrorRate
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
 
-
-class Seqeval(Metric):
-    """``accuracy`` of labels, and ``recall``, ``precision`` and ``f1`` of whole spans, over all spans (micro).
-
-    Predictions and targets are lists of label texts for each sample, in a scheme such as IOB: ``B-name I-name O``.
-
-    Args:
-        mode, scheme: seqeval's own: ``mode="strict", scheme="IOB2"`` counts only spans that are rightly written.
-    """
-
-    name, all_keys = "seqeval", ("accuracy", "recall", "precision", "f1")
-    default_objective = "maximize"
-
-    def __init__(self, *, mode: str | None = None, scheme: str | None = None, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.mode, self.scheme = mode, scheme
-
-    def values(self, predictions: Any, targets: Any) -> dict[str, float]:
-        seqeval = load_package("seqeval.metrics", "The metric seqeval")
-        scheme = None if self.scheme is None else getattr(load_package("seqeval.scheme", "seqeval"), self.scheme)
-        settings = {"mode": self.mode, "scheme": scheme, "zero_division": 0}
-        true, found = [list(labels) for labels in targets], [list(labels) for labels in predictions]
-        return {
-            "accuracy": float(seqeval.accuracy_score(true, found)),
-            "recall": float(seqeval.recall_score(true, found, **settings)),
-            "precision": float(seqeval.precision_score(true, found, **settings)),
-            "f1": float(seqeval.f1_score(true, found, **settings)),
-        }
-
-
-_OWN: tuple[type[Metric], ...] = (
-    Accuracy,
-    Precision,
-    Recall,
-    F1,
-    Seqeval,
-    CharacterErrorRate,
-    WordErrorRate,
-    Rouge,
-    Bleu,
-)
-
-METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in _OWN}
+METRICS: dict[str, type[Metric]] = {
+    metric.name: metric
+    for metric in (Accuracy, Precision, Recall, F1, Seqeval, CharacterErrorRate, WordErrorRate, Rouge, Bleu)
+}
 
 
 @runtime_checkable
 class MetricSettings(Protocol):
-    """What is read of a ``MetricConfig``."""
+    """The attributes of a ``MetricConfig`` that are read."""
 
     name: str
     objective: Any
@@ -70,16 +30,34 @@ class MetricSettings(Protocol):
     n_decimals: Any
 
 
+MetricEntry = str | MetricSettings | Metric | Mapping[str, Any]
+
+
+def split_entry(entry: MetricEntry) -> tuple[str, dict[str, Any]]:
+    """The name of an entry of ``metrics``, and its settings and arguments."""
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, Mapping):
+        name = entry.get("name_", entry.get("name", ""))
+        return str(name), {key: value for key, value in entry.items() if key not in ("name", "name_")}
+    if isinstance(entry, Metric):
+        return entry.name, {}
+    settings = {"objective": entry.objective, "output_keys": entry.output_keys, **getattr(entry, "arguments", {})}
+    if "n_decimals" in getattr(entry, "model_fields_set", ("n_decimals",)):
+        settings["n_decimals"] = entry.n_decimals
+    return str(entry.name), settings
+
+
 def build_metric(
-    metric: "str | MetricSettings | Metric",
-    config: "MetricSettings | Mapping[str, Any] | None" = None,
+    metric: str | MetricSettings | Metric,
+    config: MetricSettings | Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Metric:
     """``build_metric("f1", average="micro")``: a metric with ``compute(predictions, targets) -> dict[str, float]``.
 
     Args:
         metric: accuracy, precision, recall, f1, seqeval, cer, wer, rouge, bleu, any name that `TMMetrics` knows, a
-            ``MetricConfig`` with one of these, or a metric, which is taken as it is.
+            ``MetricConfig`` with one of these, or a metric, which is returned unchanged.
         config: the arguments of a metric that is named, as a ``MetricConfig`` or a mapping.
         arguments: ``objective``, ``output_keys``, ``n_decimals``, and those of the metric itself.
 
@@ -88,49 +66,41 @@ def build_metric(
     """
     if isinstance(metric, Metric):
         return metric
-    if not isinstance(metric, str):
-        return build_metric(metric.name, **{**_settings(metric), **arguments})
-    if config is not None:
-        arguments = {**(config if isinstance(config, Mapping) else _settings(config)), **arguments}
-    own = METRICS.get(metric)
+    name, settings = split_entry(metric)
+    if isinstance(metric, str) and config is not None:
+        settings = dict(config) if isinstance(config, Mapping) else split_entry(config)[1]
+    arguments = {**settings, **arguments}
+    own = METRICS.get(name)
     try:
-        return TorchMetric(metric, **arguments) if own is None else own(**arguments)
-    except TypeError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"metric {metric}: {error}".replace(f"{own and own.__name__}.__init__() ", "")) from error
+        return TorchMetric(name, **arguments) if own is None else own(**arguments)
     except ConfigError as error:
-        if own is None and f"torchmetrics has no {metric!r}" in str(error):
-            raise ConfigError(f"{error} Ours: {', '.join(METRICS)}. {_nearest(metric)}".strip()) from error
+        if own is None and f"torchmetrics has no {name!r}" in str(error):
+            raise ConfigError(f"{error} Ours: {', '.join(METRICS)}. {nearest(name, METRICS)}".strip()) from error
         raise
+    except TypeError as error:
+        raise ConfigError(f"metric {name}: {error}".replace(f"{own and own.__name__}.__init__() ", "")) from error
 
 
-def _settings(config: MetricSettings) -> dict[str, Any]:
-    settings = {"objective": config.objective, "output_keys": config.output_keys, "n_decimals": config.n_decimals}
-    return {**settings, **getattr(config, "arguments", {})}
-
-
-def _nearest(name: str) -> str:
-    hint = did_you_mean(name, METRICS)
+def nearest(name: str, allowed: Any) -> str:
+    """A hint, if one of the allowed names is near; else ""."""
+    hint = did_you_mean(name, allowed)
     return hint if "Did you mean" in hint else ""
 
 
 class TorchMetric(Metric):
-    """A torchmetrics class over a whole data set. Results that are no numbers are refused."""
+    """A torchmetrics class over a complete data set. Results that are not numbers are an error."""
 
     def __init__(self, name: str, *, objective: str | None = None, **arguments: Any) -> None:
         settings = {key: arguments.pop(key) for key in ("output_keys", "n_decimals") if key in arguments}
         self.name = name
         self._metric = TMMetrics(name, **arguments)
-        better = self._metric.higher_is_better
-        self.default_objective = None if better is None else "maximize" if better else "minimize"
+        self.default_objective = self._metric.objective
         super().__init__(objective=objective, **settings)
 
     def values(self, predictions: Any, targets: Any) -> Mapping[str, float]:
         self._metric.reset()
         self._metric.update(_as_tensor(predictions), _as_tensor(targets))
-        # The data are all here already: there is nothing to join.
-        return numbers_of(self._metric, self._metric.compute(all_ranks=False))
+        return numbers_of(self._metric, self._metric.compute(all_ranks=False))  # these are the data of all ranks
 
 
 def numbers_of(metric: TMMetrics, value: Any) -> dict[str, float]:
@@ -142,7 +112,7 @@ def numbers_of(metric: TMMetrics, value: Any) -> dict[str, float]:
     if isinstance(value, Mapping):
         scalars = {str(k): v for k, v in value.items() if not isinstance(v, Tensor) or v.numel() == 1}
         return {key: float(item) for key, item in scalars.items()}
-    found = value if isinstance(value, Tensor) else torch.as_tensor(value) if isinstance(value, int | float) else None
+    found = torch.as_tensor(value) if isinstance(value, int | float | Tensor) else None
     if found is not None and found.numel() == 1:
         return {metric.key: float(found)}
     if found is not None and found.dim() == 1:
@@ -154,7 +124,7 @@ def numbers_of(metric: TMMetrics, value: Any) -> dict[str, float]:
 
 
 def _as_tensor(values: Any) -> Any:
-    """A tensor of numbers; texts stay as they are."""
+    """A tensor of numbers; texts unchanged."""
     if isinstance(values, Tensor) or (len(values) and isinstance(values[0], str | Mapping)):
         return values
     if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):

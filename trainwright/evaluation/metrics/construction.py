@@ -1,176 +1,137 @@
-"""From a name and arguments to a torchmetrics metric, with what it needs to know about the task filled in."""
+"""Build a torchmetrics metric from a name and arguments, as soon as its task is known."""
 
 import copy
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any  # torchmetrics' classes, loaded when they are used
 
-import torch
-
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.evaluation.metrics.names import find_metric, metric_classes
-from trainwright.evaluation.metrics.packages import load_package
+from trainwright.evaluation.metrics.names import find_metric, higher_is_better
 
 IGNORED_LABEL = -100
-_TASK_ARGUMENTS = ("task", "num_classes", "num_labels")
-SIZE_OF_TASK = {"multiclass": "num_classes", "multilabel": "num_labels"}
-_SETTINGS = (  # of every metric; joining ranks is ours
-    "compute_on_cpu",
-    "compute_with_cache",
-)
-_WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a perfect text has 1, the largest value
-_INNER = ("base_metric", "metric")  # what wrappers call the metric inside
+_SIZE_OF_TASK = {"multiclass": "num_classes", "multilabel": "num_labels"}
+_INNER = ("base_metric", "metric")  # what wrappers call the metric inside; it may be given by name
 
 
-class Blueprint:
-    """A metric that can be made as soon as its task is known."""
+class MetricFactory:
+    """A metric class with its arguments, and what of ``task``, ``num_classes`` and ``num_labels`` is missing.
+
+    Attributes:
+        core_class: the class that sees predictions and targets: for a wrapper around a name, the one inside.
+        core_arguments: those of this class.
+        domain: the subpackage of torchmetrics that it is from: "classification", "regression", "text" …
+        task: as the name or the arguments say; None if neither does.
+    """
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
         """
         Raises:
-            ConfigError: there is no such metric, or it cannot be made with these arguments.
+            ConfigError: there is no such metric, or it cannot be built with these arguments.
         """
         self.name = name
         self.metric_class, implied = find_metric(name)
         self.arguments = {**implied, **arguments}
-        self._inner: dict[str, Blueprint] = {}
-        if self.metric_class.__module__.startswith("torchmetrics.wrappers"):
-            named = {key: value for key in _INNER if isinstance(value := self.arguments.get(key), str)}
-            self._inner = {key: Blueprint(value, {}) for key, value in named.items()}
-        self._check()
+        if isinstance(self.arguments.get("metric_func"), str):
+            self.arguments["metric_func"] = _audio_function(self.arguments["metric_func"])
+        self.is_wrapper = _domain(self.metric_class) == "wrappers"
+        _check_arguments(name, self.metric_class, self.arguments)
+
+        names = [key for key in _INNER if self.is_wrapper and isinstance(self.arguments.get(key), str)]
+        self._inner = names[0] if names else None
+        self.core_class, self.core_arguments = self.metric_class, self.arguments
+        if self._inner is not None:
+            self.core_class, self.core_arguments = find_metric(self.arguments[self._inner])
+            _check_arguments(self.arguments[self._inner], self.core_class, self.core_arguments)
+        inside = [value for key in _INNER if hasattr(value := self.core_arguments.get(key), "metric_state")]
+        self.domain = _domain(type(inside[0]) if inside else self.core_class)
+        prefixes = [
+            task for task in ("Binary", "Multiclass", "Multilabel") if self.core_class.__name__.startswith(task)
+        ]
+        self.task: str | None = self.core_arguments.get("task") or (prefixes[0].lower() if prefixes else None)
 
     @property
-    def core(self) -> "Blueprint":
-        """The metric that sees predictions and targets: the one inside, for a wrapper around a name."""
-        return next((inner.core for inner in self._inner.values()), self)
-
-    @property
-    def kind(self) -> str:
-        """The part of torchmetrics that the metric is from: "classification", "regression", "text" …"""
-        core: Any = self.core
-        inside = next((value for key in _INNER if hasattr(value := core.arguments.get(key), "_reductions")), None)
-        module: str = (core.metric_class if inside is None else type(inside)).__module__
-        return module.split(".")[1] if module.startswith("torchmetrics.") else ""
-
-    @property
-    def is_wrapper(self) -> bool:
-        return self.metric_class.__module__.startswith("torchmetrics.wrappers")
-
-    def unknown(self) -> list[str]:
-        """Those of ``task``, ``num_classes`` and ``num_labels`` that the metric needs and was not given."""
-        core = self.core
-        parameters = _parameters(core.metric_class)
-        if "task" in parameters:
-            if "task" not in core.arguments:
-                return ["task"]
-            task = core.arguments["task"]
-            size = SIZE_OF_TASK.get(str(task))
-            return [size] if size in parameters and core.arguments.get(size) is None else []
-        if core.kind != "classification":
-            return []
-        return [name for name in SIZE_OF_TASK.values() if name in parameters and core.arguments.get(name) is None]
-
-    @property
-    def task(self) -> str | None:
-        """The task that the name or the arguments say; None if neither does."""
-        core = self.core
-        given: str | None = core.arguments.get("task")
-        prefixes = ("Binary", "Multiclass", "Multilabel")
-        return given or next((p.lower() for p in prefixes if core.metric_class.__name__.startswith(p)), None)
-
     def higher_is_better(self) -> bool | None:
-        """None if torchmetrics does not say."""
-        return higher_is_better(self.core.metric_class)
+        return higher_is_better(self.core_class)
+
+    def missing_size(self, task: str) -> str | None:
+        """``"num_classes"`` or ``"num_labels"`` if the task needs it and it was not given."""
+        size = _SIZE_OF_TASK.get(task)
+        return size if size in _parameters(self.core_class) and self.core_arguments.get(size) is None else None
+
+    def missing(self) -> str | None:
+        """The first argument that a batch has to determine; None if the metric can be built now."""
+        if self.task is None:
+            return "task" if "task" in _parameters(self.core_class) else None
+        return self.missing_size(self.task)
 
     def build(self, inferred: Mapping[str, Any]) -> Any:
         """The metric; ``inferred`` are task arguments that were not given.
 
         Raises:
-            ConfigError: torchmetrics does not take the arguments.
-            UserError: it needs a package that is not installed.
+            ConfigError: torchmetrics rejects the arguments, or needs a package that is not installed.
         """
-        arguments = {key: _resolved(key, copy.deepcopy(value)) for key, value in self.arguments.items()}
-        arguments.update({key: inner.build(inferred) for key, inner in self._inner.items()})
-        if not self._inner:
-            arguments.update(inferred)
-            if self.kind == "classification" and "ignore_index" in _parameters(self.metric_class):
-                arguments.setdefault("ignore_index", IGNORED_LABEL)
-        try:
-            with warnings.catch_warnings():
-                # That a metric keeps all samples stands in docs/metrics.md; said at every start it would be noise.
-                warnings.filterwarnings("ignore", message=".*will save all", category=UserWarning)
-                metric = self.metric_class(**arguments)
-        except ImportError as error:
-            raise ConfigError(f"metric {self.name}: it needs a package that is not installed: {error}") from error
-        except (TypeError, ValueError, RuntimeError) as error:
-            shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-            raise ConfigError(f"metric {self.name}: torchmetrics does not take ({shown}): {error}") from error
+        core = {**copy.deepcopy(self.core_arguments), **inferred}
+        if self.domain == "classification" and "ignore_index" in _parameters(self.core_class):
+            core.setdefault("ignore_index", IGNORED_LABEL)
+        metric = _build(self.name, self.core_class, core)
+        if self._inner is not None:
+            metric = _build(self.name, self.metric_class, {**copy.deepcopy(self.arguments), self._inner: metric})
         for part in metric.modules():
-            if hasattr(part, "_to_sync"):
+            if hasattr(part, "_to_sync"):  # TMMetrics joins the ranks itself
                 part.sync_on_compute = part._to_sync = False
         return metric
 
-    def _check(self) -> None:
-        parameters = _parameters(self.metric_class)
-        missing = [
-            name
-            for name, parameter in parameters.items()
-            if _is_required(parameter) and name not in self.arguments and name not in _TASK_ARGUMENTS
-        ]
-        if self.kind != "classification" and "task" not in parameters:
-            unknowable = ("num_classes", "num_labels")
-            missing += [n for n in unknowable if n in parameters and _is_required(parameters[n])]
-            missing = [name for name in missing if name not in self.arguments]
-        if missing:
-            raise ConfigError(
-                f"metric {self.name}: it needs {_listed(missing)}, for example "
-                f"TMMetrics({self.name!r}, {missing[0]}=...). Its arguments: {_listed(parameters)}."
-            )
-        if "task" in parameters:
-            allowed = [*parameters, *_SETTINGS]
-            for name in self.arguments:
-                if name not in allowed:
-                    raise ConfigError(f"metric {self.name}: no argument {name!r}. {did_you_mean(name, allowed)}")
+
+def _build(name: str, metric_class: type[Any], arguments: Mapping[str, Any]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            # docs/metrics.md lists the metrics that store all samples; a warning at every start would be noise.
+            warnings.filterwarnings("ignore", message=".*will save all", category=UserWarning)
+            return metric_class(**arguments)
+    except ImportError as error:
+        raise ConfigError(f"metric {name}: it needs a package that is not installed: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise ConfigError(f"metric {name}: torchmetrics does not take ({shown}): {error}") from error
+
+
+def _check_arguments(name: str, metric_class: type[Any], arguments: Mapping[str, Any]) -> None:
+    parameters = _parameters(metric_class)
+    has_task = "task" in parameters
+    known_later = ("task", *_SIZE_OF_TASK.values()) if has_task or _domain(metric_class) == "classification" else ()
+    required = [key for key, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
+    missing = [key for key in required if key not in arguments and key not in known_later]
+    if missing:
+        raise ConfigError(
+            f"metric {name}: it needs {', '.join(missing)}, for example "
+            f"TMMetrics({name!r}, {missing[0]}=...). Its arguments: {', '.join(parameters)}."
+        )
+    # Settings of every metric; those about ranks do not apply. Other classes check their arguments themselves.
+    allowed = [*parameters, "compute_on_cpu", "compute_with_cache"]
+    unknown = [key for key in arguments if has_task and key not in allowed]
+    if unknown:
+        raise ConfigError(f"metric {name}: no argument {unknown[0]!r}. {did_you_mean(unknown[0], allowed)}")
 
 
 def _parameters(metric_class: type[Any]) -> dict[str, inspect.Parameter]:
-    """Those that can be given by name. Of ``Accuracy`` and its like, they stand in ``__new__``."""
-    chosen = inspect.signature(metric_class.__new__).parameters
-    found = chosen if "task" in chosen else inspect.signature(metric_class.__init__).parameters
-    fixed = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {n: p for n, p in found.items() if n not in ("self", "cls") and p.kind not in fixed}
+    """Those that can be given by name. Classes such as ``Accuracy`` have them in ``__new__``."""
+    of_new = inspect.signature(metric_class.__new__).parameters
+    found = of_new if "task" in of_new else inspect.signature(metric_class.__init__).parameters
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {key: value for key, value in found.items() if key not in ("self", "cls") and value.kind not in variadic}
 
 
-def _is_required(parameter: inspect.Parameter) -> bool:
-    return parameter.default is inspect.Parameter.empty
+def _domain(metric_class: type[Any]) -> str:
+    package, _, rest = metric_class.__module__.partition(".")
+    return rest.partition(".")[0] if package == "torchmetrics" else ""
 
 
-def _resolved(key: str, value: Any) -> Any:
-    """A function by its name, where a metric asks for one (``metric_func`` of PermutationInvariantTraining)."""
-    if key != "metric_func" or not isinstance(value, str):
-        return value
-    functions = vars(load_package("torchmetrics.functional.audio", "metric_func", "pip install torchmetrics"))
-    if not callable(functions.get(value)):
-        names = [name for name, item in functions.items() if callable(item)]
-        raise ConfigError(f"metric_func: torchmetrics.functional.audio has no {value!r}. {did_you_mean(value, names)}")
-    return functions[value]
+def _audio_function(name: str) -> Any:
+    """``metric_func`` of PermutationInvariantTraining by its name."""
+    from torchmetrics.functional import audio
 
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
-def on_device(metric: Any, device: torch.device) -> Any:
-    """The metric, moved if it lies elsewhere."""
-    return metric if metric.device == device else metric.to(device)
-
-
-def higher_is_better(metric_class: type[Any]) -> bool | None:
-    """None if torchmetrics does not say."""
-    name, classes = metric_class.__name__, metric_classes()
-    if name in _WRONG_UPSTREAM:
-        return _WRONG_UPSTREAM[name]
-    candidates = [metric_class, *(classes.get(prefix + name) for prefix in ("Multiclass", "Binary"))]
-    said = [one.higher_is_better for one in candidates if one is not None]
-    return next((value for value in said if isinstance(value, bool)), None)
+    names = [key for key, value in vars(audio).items() if callable(value)]
+    if name not in names:
+        raise ConfigError(f"metric_func: torchmetrics.functional.audio has no {name!r}. {did_you_mean(name, names)}")
+    return vars(audio)[name]

@@ -1,11 +1,12 @@
 """A metric over a whole data set: predictions and targets in, a dictionary of numbers out."""
 
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
 from typing import Any  # predictions and targets are lists, arrays or tensors of what the metric asks for
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, UserError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
 
 
@@ -86,3 +87,16 @@ class Metric:
 def _rounded(value: float, n_decimals: int | None) -> float:
     value = float(value)
     return value if n_decimals is None or not math.isfinite(value) else round(value, n_decimals)
+
+
+def load_package(name: str, needed_for: str) -> Any:
+    """The module ``name`` of an optional package, imported when a metric is first used.
+
+    Raises:
+        UserError: it is not installed; the message says what needs it and how to get it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package, extra = name.partition(".")[0], "pip install 'trainwright[metrics]'"
+        raise UserError(f"{needed_for} needs the package {package}: {extra} ({error}).") from error

@@ -1,32 +1,63 @@
-"""The metrics of the installed torchmetrics, by name; imported when a name is looked up, since it takes seconds."""
+"""Look up the metric classes of the installed torchmetrics by name. It is imported on first use: that takes seconds."""
 
+import difflib
 import importlib
 import inspect
 import pkgutil
 import re
 from functools import cache
-from types import ModuleType
-from typing import Any
+from typing import Any  # torchmetrics' classes
 
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.evaluation.metrics.packages import load_package
+from trainwright.config.errors import ConfigError
+
+# Names in torchmetrics 0.7 and their current names. "Binned" meant 100 thresholds.
+OLD_NAMES = {
+    "F1": "F1Score", "FBeta": "FBetaScore", "IoU": "JaccardIndex", "Hinge": "HingeLoss",
+    "MatthewsCorrcoef": "MatthewsCorrCoef", "PearsonCorrcoef": "PearsonCorrCoef",
+    "SpearmanCorrcoef": "SpearmanCorrCoef",
+    "BinnedAveragePrecision": "AveragePrecision", "BinnedPrecisionRecallCurve": "PrecisionRecallCurve",
+    "BinnedRecallAtFixedPrecision": "RecallAtFixedPrecision",
+    "PSNR": "PeakSignalNoiseRatio", "SSIM": "StructuralSimilarityIndexMeasure",
+    "PIT": "PermutationInvariantTraining", "SDR": "SignalDistortionRatio", "SNR": "SignalNoiseRatio",
+    "SI_SDR": "ScaleInvariantSignalDistortionRatio", "SI_SNR": "ScaleInvariantSignalNoiseRatio",
+    "WER": "WordErrorRate",
+}  # fmt: skip
+
+_BASES = {"Metric", "BaseAggregator", "CompositionalMetric", "MetricInputTransformer", "RetrievalMetric"}
+_WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a perfect text has 1, the largest value
 
 
 @cache
-def area_under_curve() -> type[Any]:
-    """The class ``AUC(reorder=False)``: ``update(x, y)`` takes points of one curve, ``compute`` gives the area."""
-    torchmetrics = load_package("torchmetrics", "AUC", "pip install torchmetrics")
-    compute = load_package("torchmetrics.utilities.compute", "AUC", "pip install torchmetrics")
-    data = load_package("torchmetrics.utilities.data", "AUC", "pip install torchmetrics")
+def metric_classes() -> dict[str, type[Any]]:
+    """Every metric class that can be built: those of torchmetrics and of its subpackages (``BinaryAccuracy``)."""
+    import torchmetrics
 
-    class AUC(torchmetrics.Metric):  # type: ignore[name-defined, misc]  # the package is loaded only when it is used
-        """Trapezoidal area; the points must run in one direction of x unless ``reorder``."""
+    packages = [part.name for part in pkgutil.iter_modules(torchmetrics.__path__) if part.ispkg]
+    domains = [name for name in packages if name not in ("functional", "utilities")]
+    found: dict[str, type[Any]] = {"AUC": _area_under_curve()}
+    # Subpackages first: of some classes the top level has copies that warn when they are built.
+    for module in (*(importlib.import_module(f"torchmetrics.{name}") for name in domains), torchmetrics):
+        for name, value in vars(module).items():
+            is_metric = inspect.isclass(value) and issubclass(value, torchmetrics.Metric)
+            if is_metric and not name.startswith("_") and name not in _BASES:
+                found.setdefault(name, value)
+    return found
 
-        is_differentiable = False
-        higher_is_better = None
+
+def _area_under_curve() -> type[Any]:
+    """A class for ``AUC``, of which torchmetrics has kept only the function."""
+    import torchmetrics
+    from torchmetrics.utilities.compute import auc
+    from torchmetrics.utilities.data import dim_zero_cat
+
+    class AUC(torchmetrics.Metric):
+        """Trapezoidal area of the points of one curve; x must increase or decrease unless ``reorder``."""
+
         full_state_update = False
+        x: list[Tensor]
+        y: list[Tensor]
 
         def __init__(self, reorder: bool = False, **settings: Any) -> None:
             super().__init__(**settings)
@@ -39,92 +70,46 @@ def area_under_curve() -> type[Any]:
             self.y.append(target.flatten())
 
         def compute(self) -> Any:
-            return compute.auc(data.dim_zero_cat(self.x), data.dim_zero_cat(self.y), reorder=self.reorder)
+            return auc(dim_zero_cat(self.x), dim_zero_cat(self.y), reorder=self.reorder)
 
     return AUC
-
-
-# Names in torchmetrics 0.7: the current name, and the arguments that reproduce the earlier behavior.
-OLD_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
-    "F1": ("F1Score", {}),
-    "FBeta": ("FBetaScore", {}),
-    "IoU": ("JaccardIndex", {}),
-    "Hinge": ("HingeLoss", {}),
-    "MatthewsCorrcoef": ("MatthewsCorrCoef", {}),
-    "PearsonCorrcoef": ("PearsonCorrCoef", {}),
-    "SpearmanCorrcoef": ("SpearmanCorrCoef", {}),
-    "BinnedAveragePrecision": ("AveragePrecision", {"thresholds": 100}),
-    "BinnedPrecisionRecallCurve": ("PrecisionRecallCurve", {"thresholds": 100}),
-    "BinnedRecallAtFixedPrecision": ("RecallAtFixedPrecision", {"thresholds": 100}),
-    "PSNR": ("PeakSignalNoiseRatio", {}),
-    "SSIM": ("StructuralSimilarityIndexMeasure", {}),
-    "PIT": ("PermutationInvariantTraining", {}),
-    "SDR": ("SignalDistortionRatio", {}),
-    "SI_SDR": ("ScaleInvariantSignalDistortionRatio", {}),
-    "SI_SNR": ("ScaleInvariantSignalNoiseRatio", {}),
-    "SNR": ("SignalNoiseRatio", {}),
-    "WER": ("WordErrorRate", {}),
-}
-
-_OWN = {"AUC": area_under_curve}  # classes that torchmetrics has no more, made from its functions
-
-_BASES = {"Metric", "BaseAggregator", "CompositionalMetric", "MetricInputTransformer", "RetrievalMetric"}
-
-
-@cache
-def metric_classes() -> dict[str, type[Any]]:
-    """Every metric class that can be made: those of torchmetrics and of its parts (``BinaryAccuracy``)."""
-    torchmetrics = load_package("torchmetrics", "TMMetrics", "pip install torchmetrics")
-    found: dict[str, type[Any]] = {}
-    for module in [torchmetrics, *_parts(torchmetrics)]:
-        for name, value in vars(module).items():
-            is_metric = inspect.isclass(value) and issubclass(value, torchmetrics.Metric)
-            shadow = is_metric and value.__module__.endswith("_deprecated")  # warns that it lives in a part
-            if is_metric and not shadow and name not in _BASES and not name.startswith("_"):
-                found.setdefault(name, value)
-    return found
-
-
-def _parts(torchmetrics: ModuleType) -> list[ModuleType]:
-    names = [part.name for part in pkgutil.iter_modules(torchmetrics.__path__) if part.ispkg]
-    listed = [name for name in names if name not in ("functional", "utilities")]
-    return [importlib.import_module(f"torchmetrics.{name}") for name in listed]
 
 
 def available_names() -> list[str]:
     """All names that `find_metric` knows, in alphabetical order."""
     classes = metric_classes()
-    return sorted({*classes, *_OWN, *(name for name, (current, _) in OLD_NAMES.items() if current in classes)})
+    return sorted({*classes, *(name for name, current in OLD_NAMES.items() if current in classes)})
 
 
 def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
-    """The class of a name, and the arguments that belong to a name of torchmetrics 0.7.
+    """The class of a name, and the arguments that a name of torchmetrics 0.7 implies.
 
-    Capital letters and underscores do not matter: ``"f1_score"`` is ``"F1Score"``.
+    Case and underscores are ignored: ``"f1_score"`` is ``"F1Score"``.
 
     Raises:
-        ConfigError: there is no such metric; the message says the nearest name.
+        ConfigError: there is no such metric; the message contains the nearest name.
     """
     known = {_plain(one): one for one in available_names()}
-    found = name if name in known.values() else known.get(_plain(name))
+    found = known.get(_plain(name))
     if found is None:
-        raise ConfigError(f"metric: torchmetrics has no {name!r}. {_nearest(name, known)}")
-    if found in _OWN:
-        return _OWN[found](), {}
-    current, arguments = OLD_NAMES.get(found, (found, {}))
-    return metric_classes()[current], dict(arguments)
+        nearest = difflib.get_close_matches(_plain(name), known, n=1)
+        hint = f"Did you mean {known[nearest[0]]!r}?" if nearest else "TMMetrics.get_tm_avaliable_metrics() lists all."
+        raise ConfigError(f"metric: torchmetrics has no {name!r}. {hint}")
+    return metric_classes()[OLD_NAMES.get(found, found)], {"thresholds": 100} if found.startswith("Binned") else {}
 
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def _nearest(name: str, known: dict[str, str]) -> str:
-    hint = did_you_mean(_plain(name), known)
-    for plain, official in known.items():
-        if hint == f"Did you mean {plain!r}?":
-            return f"Did you mean {official!r}?"
-    return "TMMetrics.get_tm_avaliable_metrics() lists those that there are."
+def higher_is_better(metric_class: type[Any]) -> bool | None:
+    """None if torchmetrics does not say."""
+    name, classes = metric_class.__name__, metric_classes()
+    if name in _WRONG_UPSTREAM:
+        return _WRONG_UPSTREAM[name]
+    candidates = [metric_class, classes.get(f"Multiclass{name}"), classes.get(f"Binary{name}")]
+    values = [getattr(candidate, "higher_is_better", None) for candidate in candidates]
+    return next((value for value in values if isinstance(value, bool)), None)
 
 
 def key_of(name: str) -> str:

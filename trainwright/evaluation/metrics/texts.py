@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.metric import Metric
-from trainwright.evaluation.metrics.packages import load_package
+from trainwright.evaluation.metrics.metric import Metric, load_package
 
 
 class _ErrorRate(Metric):

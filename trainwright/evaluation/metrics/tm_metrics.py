@@ -1,19 +1,18 @@
-"""A torchmetrics metric by its name, that finds out about the task by itself and is cheap to update at every step."""
+"""A torchmetrics metric by its name that infers the task from the first batch and is cheap to update at every step."""
 
 from collections.abc import Iterator, Sequence
-from typing import (
-    Any,  # a state is a plain dictionary
-    Self,  # torchmetrics' results: numbers, tensors, dictionaries or tuples of these
-)
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, Self  # results of torchmetrics: numbers, tensors, dictionaries or tuples of these
 
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, UserError
+from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.construction import IGNORED_LABEL, SIZE_OF_TASK, Blueprint, on_device
+from trainwright.evaluation.metrics.construction import IGNORED_LABEL, MetricFactory
 from trainwright.evaluation.metrics.names import available_names, key_of
-from trainwright.evaluation.metrics.shapes import (
+from trainwright.evaluation.metrics.task_inference import (
     Pair,
     aligned,
     check_classes,
@@ -26,137 +25,9 @@ from trainwright.evaluation.metrics.shapes import (
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
 MAX_BATCHES = 128
-
 MAX_ELEMENTS = 1_000_000  # of predictions and targets together: 4 MB in float32
-
 LARGE_BATCH = MAX_ELEMENTS // 16  # a batch of this size is counted at once: a copy would cost more than it saves
-
-
-class Buffer:
-    """Copies of predictions and targets, in order.
-
-    Copies, since a loader may fill the same target again, a captured graph writes its outputs to the same place, and
-    a slice of a large output would keep all of it in memory.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def clear(self) -> None:
-        self._pairs: list[Pair] = []
-        self._num_elements = 0
-
-    def add(self, predictions: Tensor, targets: Tensor) -> bool:
-        """Take one batch; whether it is time to count."""
-        self._pairs.append((predictions.detach().clone(), targets.detach().clone()))
-        self._num_elements += predictions.numel() + targets.numel()
-        return len(self._pairs) >= MAX_BATCHES or self._num_elements >= MAX_ELEMENTS
-
-    def take(self) -> list[Pair]:
-        """What was added, as few pairs as types and shapes allow; the buffer is empty then."""
-        pairs = self._pairs
-        self.clear()
-        return joined(pairs)
-
-    def to(self, device: torch.device | str) -> None:
-        self._pairs = [(predictions.to(device), targets.to(device)) for predictions, targets in self._pairs]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"pairs": [list(pair) for pair in self._pairs]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._pairs = [(predictions, targets) for predictions, targets in state["pairs"]]
-        self._num_elements = sum(value.numel() for pair in self._pairs for value in pair)
-
-
-def joined(pairs: list[Pair]) -> list[Pair]:
-    """One pair of all batches if they differ only in length, else all of them. They go to the last one's device."""
-    if not pairs:
-        return []
-    predictions, targets = map(list, zip(*pairs, strict=True))
-    if len({value.device for value in (*predictions, *targets)}) > 1:
-        device = predictions[-1].device
-        predictions, targets = [p.to(device) for p in predictions], [t.to(device) for t in targets]
-    shapes = {(p.shape, t.shape) for p, t in pairs}
-    # Two lengths in one batch are an error that says so; joined with others, they might seem to fit.
-    fitting = all(p and t and p[0] == t[0] for p, t in shapes) and len({(p[1:], t[1:]) for p, t in shapes}) == 1
-    if not fitting or len({p.dtype for p in predictions}) > 1 or len({t.dtype for t in targets}) > 1:
-        return list(zip(predictions, targets, strict=True))
-    return [(torch.cat(predictions), torch.cat(targets))]
-
-
-State = dict[str, dict[str, Any]]  # by the path of the metric inside its wrappers; "" is the metric itself
-
-_PLAIN = (bool, int, float, str, type(None))
-
-_KEPT_PRIVATE = ("_update_count", "_num_vals_seen")
-
-
-def take_state(metric: Any) -> State:
-    """Everything that a metric has counted. Tensors are copies, on the CPU."""
-    return {
-        path: {
-            "states": {name: _copied(getattr(part, name)) for name in part._defaults},
-            "attributes": {
-                name: _copied(value)
-                for name, value in vars(part).items()
-                if name not in part._defaults and _is_attribute(name, value)
-            },
-        }
-        for path, part in _parts(metric)
-    }
-
-
-def put_state(metric: Any, state: State) -> None:
-    """The inverse of `take_state`, into a metric that was made with the same arguments. It stays on its device."""
-    device = metric.device
-    for path, part in _parts(metric):
-        for name, value in {**state[path]["states"], **state[path]["attributes"]}.items():
-            setattr(part, name, _copied(value))
-        part._computed = None
-    metric.to(device)
-
-
-def put_joined_states(metric: Any, states: Sequence[State]) -> None:
-    """Put what several ranks have counted into a fresh metric, as torchmetrics does when it joins ranks."""
-    put_state(metric, states[0])
-    if len(states) == 1:
-        return
-    for path, part in _parts(metric):
-        for name, reduction in part._reductions.items():
-            setattr(part, name, _joined([state[path]["states"][name] for state in states], reduction))
-        part._update_count = sum(state[path]["attributes"]["_update_count"] for state in states)
-
-
-def _joined(values: list[Any], reduction: Any) -> Any:
-    if isinstance(values[0], Tensor):
-        stacked = torch.stack(values)
-        return stacked if reduction is None else reduction(stacked)
-    return [item for value in values for item in value]
-
-
-def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
-    for path, part in metric.named_modules():
-        if hasattr(part, "_reductions"):
-            yield path, part
-
-
-def _is_attribute(name: str, value: Any) -> bool:
-    """A value that a metric notes beside its states, such as the smallest result of a MinMaxMetric."""
-    kept = not name.startswith("_") or name in _KEPT_PRIVATE
-    return kept and type(value) in (*_PLAIN, Tensor)
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
-    return [_copied(item) for item in value] if isinstance(value, list) else value
-
-
-_BUFFERED = ("classification", "regression")  # kinds whose result does not depend on how samples lie in batches
+_BUFFERED = ("classification", "regression")  # their results do not depend on how samples are batched
 
 
 class TMMetrics:
@@ -175,26 +46,27 @@ class TMMetrics:
         arguments: those of the torchmetrics class. A wrapper's ``base_metric`` may be a name too.
 
     Raises:
-        ConfigError: there is no such metric, or it cannot be made with these arguments.
+        ConfigError: there is no such metric, or it cannot be built with these arguments.
     """
 
     def __init__(self, name: str, *, buffered: bool = True, from_logits: bool = False, **arguments: Any) -> None:
         self.name, self.arguments = name, arguments
         self.buffered, self.from_logits = buffered, from_logits
-        self._blueprint = Blueprint(name, arguments)
-        self._device: torch.device | None = None  # that of the predictions, unless `to` says another
-        self._buffer = Buffer()
-        self._forget()
-        if not self._blueprint.unknown():
-            self._make({})  # wrong arguments are an error now, not at the first batch
+        self._factory = MetricFactory(name, arguments)
+        self._device: torch.device | None = None  # that of the predictions, unless `to` sets another
+        self._clear()
+        if self._factory.missing() is None:
+            self._build({})  # wrong arguments are an error now, not at the first batch
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._metric: Any = None
-        self._inferred: dict[str, Any] | None = None  # None until a batch was seen
+        self._inferred: dict[str, Any] | None = None  # task arguments; None until the metric is built
         self._channels_last: bool | None = None
-        self._indices: list[Pair] | None = None  # kept while the number of classes is unknown
-        self._takes_pairs = False
         self._has_seen = False
+        self._is_buffering = False  # from the second batch on, so that errors of the first are raised immediately
+        # Without a metric these are class indices of an unknown number of classes, kept until `compute`.
+        self._buffer: list[Pair] = []
+        self._num_elements = 0
 
     def __repr__(self) -> str:
         arguments = "".join(f", {key}={value!r}" for key, value in self.arguments.items())
@@ -213,58 +85,75 @@ class TMMetrics:
     @property
     def has_samples(self) -> bool:
         """Whether this rank has seen any since `reset`."""
-        return self._has_seen or len(self._buffer) > 0
+        return self._has_seen
 
     @property
     def higher_is_better(self) -> bool | None:
         """None if torchmetrics does not say."""
-        return self._blueprint.higher_is_better()
+        return self._factory.higher_is_better
+
+    @property
+    def objective(self) -> str | None:
+        """The same as "maximize", "minimize" or None."""
+        return None if self.higher_is_better is None else "maximize" if self.higher_is_better else "minimize"
 
     @property
     def gives_one_number(self) -> bool:
-        """Whether that is known before it is computed. Metrics of pictures and texts may give dictionaries."""
-        package = self._blueprint.metric_class.__module__
-        return not self.arguments and package.startswith(("torchmetrics.classification", "torchmetrics.regression"))
+        """Whether that is known before it is computed. Metrics of images and texts may return dictionaries."""
+        return not self.arguments and self._factory.domain in _BUFFERED
 
     def fresh(self) -> Self:
-        """Another one that is made the same way and has seen nothing."""
+        """A new metric with the same arguments that has seen nothing."""
         return type(self)(self.name, buffered=self.buffered, from_logits=self.from_logits, **self.arguments)
 
     def to(self, device: torch.device | str) -> Self:
         self._device = torch.device(device)
-        self._buffer.to(device)
+        self._buffer = [(predictions.to(device), targets.to(device)) for predictions, targets in self._buffer]
         if self._metric is not None:
             self._metric.to(device)
         return self
 
     def reset(self) -> None:
-        """Forget all batches, and what was inferred from the first: the next ones may be of other data."""
-        self._buffer.clear()
-        self._has_seen = False
-        if (self._inferred or self._indices is not None) and not self._blueprint.is_wrapper:
-            self._metric = self._inferred = self._indices = self._channels_last = None
-        if self._indices is not None:
-            self._indices = []
-        if self._metric is not None:
-            self._metric.reset()
+        """Forget all batches and what was inferred from the first: the next ones may be of other data."""
+        metric, inferred = self._metric, self._inferred
+        self._clear()
+        # A wrapper has memory of its own, such as the smallest result so far.
+        if metric is not None and (self._factory.is_wrapper or not inferred):
+            self._metric, self._inferred = metric, inferred
+            metric.reset()
 
     def update(self, *inputs: Any, **named: Any) -> None:
         """Count a batch: predictions (B, …) and targets (B, …), or what the torchmetrics class takes.
 
         Raises:
-            EvaluationError: the metric cannot take them. In a buffered batch this may come some batches later.
+            EvaluationError: the metric cannot take them. For a buffered batch this may be raised some batches later.
         """
-        if self._takes_pairs and len(inputs) == 2 and not named:
+        if self._is_buffering and len(inputs) == 2 and not named:
             predictions, targets = inputs
             if isinstance(predictions, Tensor) and isinstance(targets, Tensor) and predictions.numel() < LARGE_BATCH:
-                if self._buffer.add(predictions, targets):
+                self._keep(predictions, targets)
+                if len(self._buffer) >= MAX_BATCHES or self._num_elements >= MAX_ELEMENTS:
                     self.flush()
                 return
         self.flush()
         self._count(inputs, named)
 
+    def _keep(self, predictions: Tensor, targets: Tensor) -> None:
+        # Copies, since a loader may reuse the target's memory, a captured graph writes its outputs to the same place,
+        # and a slice of a large output would keep all of it in memory.
+        self._buffer.append((predictions.detach().clone(), targets.detach().clone()))
+        self._num_elements += predictions.numel() + targets.numel()
+
+    def flush(self) -> None:
+        """Count the buffered batches."""
+        if self._metric is None:
+            return
+        pairs, self._buffer, self._num_elements = self._buffer, [], 0
+        for pair in joined(pairs):
+            self._count(pair, {})
+
     def compute(self, *, all_ranks: bool = True) -> Any:
-        """The value over all batches since `reset`, as torchmetrics gives it: mostly a tensor of one number.
+        """The value over all batches since `reset`, as torchmetrics returns it: mostly a tensor of one number.
 
         Args:
             all_ranks: join what all ranks have counted; then every rank must call this.
@@ -273,7 +162,7 @@ class TMMetrics:
             EvaluationError: no samples were seen.
         """
         self.flush()
-        metric = self._joined() if all_ranks and get_world_size() > 1 else self._alone()
+        metric = self._over_all_ranks() if all_ranks and get_world_size() > 1 else self._over_this_rank()
         if metric is None:
             raise EvaluationError(f"metric {self.name} has seen no samples.")
         try:
@@ -288,8 +177,7 @@ class TMMetrics:
             "inferred": self._inferred,
             "channels_last": self._channels_last,
             "has_seen": self._has_seen,
-            "buffer": self._buffer.state_dict(),
-            "indices": None if self._indices is None else [list(pair) for pair in self._indices],
+            "buffer": {"pairs": [list(pair) for pair in self._buffer]},
             "metric": None if self._metric is None else take_state(self._metric),
         }
 
@@ -300,139 +188,212 @@ class TMMetrics:
         """
         if state["name"] != self.name:
             raise ConfigError(f"metric {self.name}: the saved state is of {state['name']}. Name the same metric.")
-        self._forget()
+        self._clear()
         self._channels_last = state["channels_last"]
-        self._buffer.load_state_dict(state["buffer"])
-        if state["indices"] is not None:
-            self._indices = [(predictions, targets) for predictions, targets in state["indices"]]
-        elif state["inferred"] is not None:
-            self._make(state["inferred"])
+        # Class indices were an entry of their own in earlier versions.
+        pairs = [*(state.get("indices") or ()), *state["buffer"]["pairs"]]
+        self._buffer = [(predictions, targets) for predictions, targets in pairs]
+        self._num_elements = sum(value.numel() for pair in self._buffer for value in pair)
+        if state["inferred"] is not None:
+            self._build(state["inferred"])
             put_state(self._metric, state["metric"])
         self._has_seen = state["has_seen"]
-        self._takes_pairs = self._may_buffer()
+        self._is_buffering = self._may_buffer()
 
-    def _make(self, inferred: dict[str, Any]) -> None:
+    def _build(self, inferred: dict[str, Any]) -> None:
         self._inferred = inferred
-        self._metric = self._blueprint.build(inferred)
+        self._metric = self._factory.build(inferred)
         if self._device is not None:
             self._metric.to(self._device)
 
     def _may_buffer(self) -> bool:
-        """Whether batches may be buffered. The first batch is not, so that its errors are raised immediately."""
-        kind = self._blueprint.kind
-        return self.buffered and self._has_seen and kind in _BUFFERED and not self._blueprint.is_wrapper
-
-    def flush(self) -> None:
-        """Count the batches that wait to be counted together."""
-        for pair in self._buffer.take():
-            self._count(pair, {})
+        is_buffered = self.buffered and self._factory.domain in _BUFFERED and not self._factory.is_wrapper
+        return is_buffered and self._has_seen
 
     def _count(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        try:
-            with torch.no_grad():
-                inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
-                if len(inputs) >= 2 and isinstance(inputs[0], Tensor) and isinstance(inputs[1], Tensor):
-                    inputs = (*self._prepared(inputs[0], inputs[1]), *inputs[2:])
-                if self._metric is None and self._indices is None:
-                    raise EvaluationError(
-                        f"it takes two tensors, or {', '.join(self._blueprint.unknown())}=... in advance"
-                    )
-                if self._indices is not None:
-                    self._keep(inputs[0], inputs[1])
-                else:
-                    self._metric.update(*inputs, **named)
-        except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            if isinstance(error, UserError) and not isinstance(error, EvaluationError):
-                raise
-            raise EvaluationError(_misfit(self, inputs, error)) from error
+        with self._described(inputs), torch.no_grad():
+            inputs = tuple(value.detach() if isinstance(value, Tensor) else value for value in inputs)
+            if len(inputs) >= 2 and isinstance(inputs[0], Tensor) and isinstance(inputs[1], Tensor):
+                inputs = (*self._converted(inputs[0], inputs[1]), *inputs[2:])
+            elif self._metric is None:
+                raise EvaluationError(f"it takes two tensors, or {self._factory.missing()}=... in advance")
+            if self._metric is not None:
+                self._metric.update(*inputs, **named)
+        if self._metric is None:
+            if not self._has_seen:
+                self._over_indices([(inputs[0], inputs[1])])  # errors are raised with the first batch
+            self._keep(inputs[0], inputs[1])
         if not self._has_seen:
             self._has_seen = True
-            self._takes_pairs = self._may_buffer()
+            self._is_buffering = self._may_buffer()
 
-    def _prepared(self, predictions: Tensor, targets: Tensor) -> Pair:
-        kind = self._blueprint.kind
-        if self._metric is not None:
-            on_device(self._metric, self._device or predictions.device)
-        if kind == "regression":
-            return for_regression(*aligned(predictions, targets))
-        if kind != "classification":
+    @contextmanager
+    def _described(self, inputs: tuple[Any, ...]) -> Iterator[None]:
+        """Errors contain shapes and types of the inputs."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            names = ["predictions", "targets", *["more"] * len(inputs)]
+            got = " and ".join(f"{name} {shape_and_type(value)}" for name, value in zip(names, inputs, strict=False))
+            raise EvaluationError(f"metric {self.name}: cannot count {got or 'nothing'}: {error}") from error
+
+    def _converted(self, predictions: Tensor, targets: Tensor) -> Pair:
+        """What the metric takes. The first batch of a classification builds the metric, if it determines the task."""
+        domain = self._factory.domain
+        if domain in _BUFFERED:
+            predictions, targets = aligned(predictions, targets)
+        if domain == "classification":
+            if self._channels_last is None:
+                self._channels_last = is_channels_last(predictions, targets)
+            if self._metric is None and not self._has_seen:
+                self._infer(predictions, targets)
+        if self._metric is not None and self._metric.device != (device := self._device or predictions.device):
+            self._metric.to(device)
+        if domain == "regression":
+            return for_regression(predictions, targets)
+        if domain != "classification":
             return predictions, targets
-        predictions, targets = aligned(predictions, targets)
-        if self._channels_last is None:
-            self._channels_last = is_channels_last(predictions, targets)
-        if self._inferred is None and self._indices is None:
-            self._infer(predictions, targets)
-        given = {**self._blueprint.core.arguments, **(self._inferred or {})}
-        task, last = given.get("task") or self._blueprint.task, bool(self._channels_last)
-        pair = for_classification(predictions, targets, task, channels_last=last, from_logits=self.from_logits)
+        given = {**self._factory.core_arguments, **(self._inferred or {})}
+        task, is_last = given.get("task") or self._factory.task, bool(self._channels_last)
+        pair = for_classification(predictions, targets, task, channels_last=is_last, from_logits=self.from_logits)
         if task == "multiclass" and given.get("num_classes"):
             check_classes(pair, given["num_classes"], given.get("ignore_index", IGNORED_LABEL))
         return pair
 
     def _infer(self, predictions: Tensor, targets: Tensor) -> None:
         task, size = infer_task(predictions, targets)
-        unknown = self._blueprint.unknown()
-        inferred: dict[str, Any] = {"task": task} if "task" in unknown else {}
-        size_name = SIZE_OF_TASK.get(task) if "task" in unknown else unknown[0]
-        if size_name is not None and self._blueprint.core.arguments.get(size_name) is None:
-            if size is None and size_name == "num_classes":
-                self._indices = []
-                return
+        size_name = self._factory.missing_size(self._factory.task or task)
+        if size_name == "num_classes" and size is None:
+            return  # class indices
+        inferred: dict[str, Any] = {} if self._factory.task else {"task": task}
+        if size_name is not None:
             inferred[size_name] = predictions.shape[1] if size is None else size
-        self._make(inferred)
-        on_device(self._metric, self._device or predictions.device)
+        self._build(inferred)
 
-    def _keep(self, predictions: Tensor, targets: Tensor) -> None:
-        assert self._indices is not None, "asked only where class indices are kept"
-        if predictions.shape != targets.shape:
-            raise EvaluationError("predictions and targets must be class indices of one shape")
-        if not self._has_seen:
-            self._from_indices([(predictions, targets)])  # an error of torchmetrics comes with the first batch
-        self._indices.append((predictions, targets))
-
-    def _alone(self) -> Any:
-        if not self._has_seen:
-            return None
-        return self._metric if self._indices is None else self._from_indices(self._indices)
-
-    def _from_indices(self, pairs: list[Pair]) -> Any:
+    def _over_indices(self, pairs: list[Pair]) -> Any:
         """The metric over class indices; the largest index gives the number of classes."""
-        pairs = joined(pairs)
-        num_classes = 1 + max(int(value.max()) for pair in pairs for value in pair if value.numel())
-        unknown = self._blueprint.unknown()
+        converted = []
+        for pair in joined(pairs):
+            with self._described(pair):
+                converted.append(self._converted(*pair))
+                if converted[-1][0].shape != converted[-1][1].shape:
+                    raise EvaluationError("predictions and targets must be class indices of one shape")
+        num_classes = 1 + max(int(value.max()) for pair in converted for value in pair if value.numel())
         inferred: dict[str, Any] = {"num_classes": max(num_classes, 2)}
-        if "task" in unknown:
+        if self._factory.task is None:
             inferred = {"task": "binary"} if num_classes <= 2 else {"task": "multiclass", **inferred}
-        metric = self._blueprint.build(inferred).to(pairs[0][0].device)
-        for predictions, targets in pairs:
-            metric.update(predictions, targets)
+        metric = self._factory.build(inferred).to(converted[-1][0].device)
+        for pair in converted:
+            with self._described(pair):
+                metric.update(*(value.to(metric.device) for value in pair))
         return metric
 
-    def _joined(self) -> Any:
-        """The metric over what all ranks have seen; None if none has seen anything."""
-        mine: tuple[dict[str, Any] | None, State | None, list[Pair] | None] | None = None
-        if self._has_seen:
-            pairs = None if self._indices is None else [(p.cpu(), t.cpu()) for p, t in self._indices]
-            mine = self._inferred, None if self._metric is None else take_state(self._metric), pairs
-        shares = [share for share in all_gather_object(mine) if share is not None]
+    def _over_this_rank(self) -> Any:
+        if not self._has_seen:
+            return None
+        return self._over_indices(self._buffer) if self._metric is None else self._metric
+
+    def _over_all_ranks(self) -> Any:
+        """The metric over what all ranks have seen; None if none has seen anything.
+
+        One object gather, then torchmetrics' own reductions. torchmetrics 1.9's ``sync`` gathers each tensor of a list
+        state by itself, which aborts the processes if a rank has no batch (AUROC) or ranks have different numbers of
+        batches (RetrievalMAP, ROUGEScore).
+        """
+        mine = self._inferred, None if self._metric is None else take_state(self._metric)
+        indices = [(predictions.cpu(), targets.cpu()) for predictions, targets in self._buffer]
+        shares = [share for share in all_gather_object((*mine, indices) if self._has_seen else None) if share]
         if not shares:
             return None
-        kept = [pair for _, _, pairs in shares for pair in pairs or ()]
-        if kept:
-            return self._from_indices(kept)
-        metric = self._blueprint.build(shares[0][0] or {})
+        if kept := [pair for _, _, pairs in shares for pair in pairs]:
+            return self._over_indices(kept)
+        metric = self._factory.build(shares[0][0] or {})
         put_joined_states(metric, [state for _, state, _ in shares if state is not None])
         return metric
 
 
-def _misfit(metric: TMMetrics, inputs: tuple[Any, ...], error: Exception) -> str:
-    names = ["predictions", "targets", *["more"] * len(inputs)]
-    got = " and ".join(f"{name} {shape_and_type(value)}" for name, value in zip(names, inputs, strict=False))
-    return f"metric {metric.name}: cannot count {got or 'nothing'}: {error}"
+def joined(pairs: list[Pair]) -> list[Pair]:
+    """The same samples in fewer pairs: neighbors that differ only in their number of samples become one."""
+    found: list[Pair] = []
+    for _, group in groupby(pairs, _kind_of_pair):
+        predictions, targets = map(list, zip(*group, strict=True))
+        is_one = len(predictions) == 1
+        found.append((predictions[0], targets[0]) if is_one else (torch.cat(predictions), torch.cat(targets)))
+    return found
+
+
+def _kind_of_pair(pair: Pair) -> Any:
+    predictions, targets = pair
+    shape, other = predictions.shape, targets.shape
+    if not shape or not other or shape[0] != other[0]:
+        return object()  # stays alone: joined with others, two wrong batches might seem to fit
+    return shape[1:], other[1:], predictions.dtype, targets.dtype, predictions.device, targets.device
+
+
+State = dict[str, dict[str, Any]]  # by the path of the metric inside its wrappers; "" is the metric itself
+
+_PLAIN = (bool, int, float, str, type(None), Tensor)
+_PRIVATE_COUNTS = ("_update_count", "_num_vals_seen")  # missing in torchmetrics' own state_dict
+
+
+def take_state(metric: Any) -> State:
+    """Everything that a metric and those inside it have counted, and plain attributes such as the smallest result of a
+    MinMaxMetric. Tensors are copies, on the CPU."""
+    return {
+        path: {
+            "states": {name: _copied(value) for name, value in part.metric_state.items()},
+            "attributes": {
+                name: _copied(value)
+                for name, value in vars(part).items()
+                if name not in part.metric_state
+                and (not name.startswith("_") or name in _PRIVATE_COUNTS)
+                and type(value) in _PLAIN
+            },
+        }
+        for path, part in _parts(metric)
+    }
+
+
+def put_state(metric: Any, state: State) -> None:
+    """The inverse of `take_state`, into a metric that was built with the same arguments. It stays on its device."""
+    device = metric.device
+    for path, part in _parts(metric):
+        for name, value in {**state[path]["states"], **state[path]["attributes"]}.items():
+            setattr(part, name, _copied(value))
+        part._computed = None
+    metric.to(device)
+
+
+def put_joined_states(metric: Any, states: Sequence[State]) -> None:
+    """Put what several ranks have counted into a fresh metric, with torchmetrics' reductions."""
+    put_state(metric, states[0])
+    for path, part in _parts(metric) if len(states) > 1 else ():
+        for name, reduction in part._reductions.items():
+            values = [state[path]["states"][name] for state in states]
+            if isinstance(values[0], Tensor):
+                stacked = torch.stack(values)
+                setattr(part, name, stacked if reduction is None else reduction(stacked))
+            else:
+                setattr(part, name, [item for value in values for item in value])
+        part._update_count = sum(state[path]["attributes"]["_update_count"] for state in states)
+
+
+def _parts(metric: Any) -> Iterator[tuple[str, Any]]:
+    for path, part in metric.named_modules():
+        if hasattr(part, "metric_state"):
+            yield path, part
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    return [_copied(item) for item in value] if isinstance(value, list) else value
 
 
 def show_avaliable_metrics() -> dict[str, list[str]]:
-    """Print the names that `get_metric_by_name` knows, and give them by the class that implements them."""
+    """Print the names that `get_metric_by_name` knows, and return them by the class that implements them."""
     names = {"TMMetrics": TMMetrics.get_tm_avaliable_metrics()}
     print(names)
     return names

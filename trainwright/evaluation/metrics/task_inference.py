@@ -1,4 +1,4 @@
-"""Infer the task from the shapes and types of predictions and targets.
+"""Choose the classification task from a batch's shapes and types, and convert batches to what torchmetrics takes.
 
 B batch, C classes, L labels or positions.
 """
@@ -31,19 +31,19 @@ def aligned(predictions: Tensor, targets: Tensor) -> Pair:
 def infer_task(predictions: Tensor, targets: Tensor) -> tuple[str, int | None]:
     """``("binary", None)``, ``("multiclass", C)`` or ``("multilabel", L)``, of aligned predictions and targets.
 
-    ``("multiclass", None)``: the predictions are class indices, and how many classes there are stands in no shape.
+    ``("multiclass", None)``: the predictions are class indices, and their shape does not show the number of classes.
 
     Raises:
         EvaluationError: the two do not fit a classification.
     """
-    scores = predictions.is_floating_point()
+    has_scores = predictions.is_floating_point()
     if predictions.shape == targets.shape:
-        if not scores:
+        if not has_scores:
             return "multiclass", None
         return ("multilabel", predictions.shape[1]) if predictions.dim() > 1 else ("binary", None)
-    if scores and predictions.dim() == targets.dim() + 1:
+    if has_scores and predictions.dim() == targets.dim() + 1:
         last = is_channels_last(predictions, targets)
-        if last is not False or _channels_first(predictions, targets):
+        if last is not False or _is_channels_first(predictions, targets):
             return "multiclass", predictions.shape[-1 if last else 1]
     raise EvaluationError(
         f"cannot infer the task from predictions {shape_and_type(predictions)} and targets {shape_and_type(targets)}. "
@@ -56,18 +56,18 @@ def is_channels_last(predictions: Tensor, targets: Tensor) -> bool | None:
     """Whether scores are (B, L, C), not (B, C, L), for targets (B, L); None if both fit, or there is no L."""
     if predictions.dim() != targets.dim() + 1:
         return False
-    last, first = predictions.shape[:-1] == targets.shape, _channels_first(predictions, targets)
-    return None if last and first else last
+    is_last = predictions.shape[:-1] == targets.shape
+    return None if is_last and _is_channels_first(predictions, targets) else is_last
 
 
-def _channels_first(predictions: Tensor, targets: Tensor) -> bool:
+def _is_channels_first(predictions: Tensor, targets: Tensor) -> bool:
     return predictions.shape[:1] == targets.shape[:1] and predictions.shape[2:] == targets.shape[1:]
 
 
 def for_classification(
     predictions: Tensor, targets: Tensor, task: str | None, *, channels_last: bool = False, from_logits: bool = False
 ) -> Pair:
-    """Scores with classes in dimension 1, in full precision, and targets as int64.
+    """Scores in full precision with classes in dimension 1, and targets as int64.
 
     Raises:
         EvaluationError: targets are numbers with a fraction.
@@ -86,9 +86,10 @@ def for_classification(
 
 
 def check_classes(pair: Pair, num_classes: int, ignored: int | None) -> None:
-    """
+    """Check that class indices are in range: torchmetrics only counts the different ones.
+
     Raises:
-        EvaluationError: a class index is out of range. (torchmetrics only counts how many different ones there are.)
+        EvaluationError: one is not.
     """
     for what, values in zip(("predictions", "targets"), pair, strict=True):
         if values.is_floating_point():
@@ -101,14 +102,14 @@ def check_classes(pair: Pair, num_classes: int, ignored: int | None) -> None:
 
 
 def for_regression(predictions: Tensor, targets: Tensor) -> Pair:
-    """Both in full precision: sums of many bfloat16 numbers are wrong."""
+    """Both in full precision, because torchmetrics sums in the type of its inputs; integer targets become floats."""
     predictions = full_precision(predictions)
-    whole = predictions.is_floating_point() and not targets.is_floating_point() and not targets.is_complex()
-    return predictions, targets.to(predictions.dtype) if whole else full_precision(targets)
+    is_whole = predictions.is_floating_point() and not targets.is_floating_point() and not targets.is_complex()
+    return predictions, targets.to(predictions.dtype) if is_whole else full_precision(targets)
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Half-precision numbers as float32; anything else as it is."""
+    """Half-precision numbers as float32; anything else unchanged."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
@@ -120,7 +121,7 @@ def shape_and_type(value: Any) -> str:
 
 
 def scores_of(outputs: Any) -> Any:
-    """What a model gave as predictions: ``logits`` or ``prediction_scores`` of a dictionary, the first of a tuple."""
+    """A model's predictions: ``logits`` or ``prediction_scores`` of a dictionary, the first entry of a tuple."""
     if isinstance(outputs, Mapping):
         return next((outputs[key] for key in ("logits", "prediction_scores") if key in outputs), outputs)
     return outputs[0] if isinstance(outputs, tuple) and outputs else outputs
