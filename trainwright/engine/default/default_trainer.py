@@ -23,8 +23,13 @@ from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.console import log_to_console
 from trainwright.engine.default.call_signature import bind_step, call_with_known
 from trainwright.engine.default.data_dependent_defaults import num_samples, scale_to_data
-from trainwright.engine.default.setup import complete_batch_sizes, expand_output_dir, join_ranks
-from trainwright.engine.eval_metric import check_eval_metric, resolve_eval_mode
+from trainwright.engine.default.setup import (
+    check_eval_metric,
+    complete_batch_sizes,
+    expand_output_dir,
+    join_ranks,
+    resolve_eval_mode,
+)
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder

@@ -4,18 +4,23 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, open_dict
 
+from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.lazy.provenance import is_set
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete, resolve_batch_sizes
 from trainwright.config.secrets import remember_secrets
 from trainwright.engine.console import log_to_console
-from trainwright.engine.eval_metric import resolve_eval_mode
 from trainwright.engine.run_directory import RunFolder
+from trainwright.evaluation.evaluator import DatasetEvaluator
+from trainwright.evaluation.metrics.objective import objective_of_name
+from trainwright.hooks.overrides import is_overridden
 from trainwright.parallel.dist import get_data_parallel_size, is_main_process
 from trainwright.parallel.launch import setup_dist_util
 
@@ -95,3 +100,41 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     """
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
     return setup_dist_util({**cfg.train.dist, "device_type": asked})
+
+
+def resolve_eval_mode(cfg: DictConfig) -> None:
+    """Set ``train.evaluation.eval_mode`` in a complete configuration by the metric's name, unless the user has set it.
+
+    Raises:
+        ConfigError: the mode of the metric is unknown.
+    """
+    evaluation = cfg.train.evaluation
+    if is_set(evaluation, "eval_mode"):
+        return
+    objective = objective_of_name(evaluation.eval_metric)
+    if objective is not None:
+        evaluation.eval_mode = "max" if objective == "maximize" else "min"
+    elif evaluation.enabled and try_get_key(cfg, "dataloader.test"):
+        raise ConfigError(
+            f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"
+            " better. Set train.evaluation.eval_mode='max' or 'min'."
+        )
+
+
+def check_eval_metric(trainer: Any, evaluator: DatasetEvaluator) -> None:
+    """Check that the evaluator computes the ``eval_metric`` that the user sets.
+
+    A user's ``test`` may return more results, so it is not checked.
+
+    Raises:
+        ConfigError: the evaluator does not compute it.
+    """
+    evaluation = trainer.cfg.train.evaluation
+    known = None if is_overridden(trainer, "test") else evaluator.known_results()
+    name = str(evaluation.eval_metric)
+    # With several data sets, results are named after them.
+    if is_set(evaluation, "eval_metric") and known is not None and name.rpartition("/")[2] not in known:
+        raise ConfigError(
+            f"train.evaluation.eval_metric: got {name!r}, which {evaluator!r} does not compute."
+            f" {did_you_mean(name, known)}"
+        )
