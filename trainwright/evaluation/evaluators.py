@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, num_samples, required
-from trainwright.evaluation.metrics.packages import load_package
+from trainwright.evaluation.metrics.metric import load_package
 from trainwright.evaluation.rank_exchange import in_order
 
 logger = logging.getLogger("trainwright.evaluation")

@@ -89,7 +89,7 @@ def _rounded(value: float, n_decimals: int | None) -> float:
     return value if n_decimals is None or not math.isfinite(value) else round(value, n_decimals)
 
 
-def load_package(name: str, needed_for: str) -> Any:
+def load_package(name: str, needed_for: str, install: str = "pip install 'trainwright[metrics]'") -> Any:
     """The module ``name`` of an optional package, imported when a metric is first used.
 
     Raises:
@@ -98,5 +98,5 @@ def load_package(name: str, needed_for: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package, extra = name.partition(".")[0], "pip install 'trainwright[metrics]'"
-        raise UserError(f"{needed_for} needs the package {package}: {extra} ({error}).") from error
+        package = name.partition(".")[0]
+        raise UserError(f"{needed_for} needs the package {package}: {install} ({error}).") from error
