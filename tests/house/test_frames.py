@@ -69,16 +69,16 @@ def frames_of(trainer: Any) -> list[str]:
     ],
     ids=["plain", "accumulation", "amp", "recompute"],
 )
-def test_the_config_door_spends_two(tmp_path: Path, train: dict[str, Any]) -> None:
-    assert frames_of(DefaultTrainer(config(tmp_path, **train))) == ["train", "run_step"]
+def test_config_files_have_three_frames(tmp_path: Path, train: dict[str, Any]) -> None:
+    assert frames_of(DefaultTrainer(config(tmp_path, **train))) == ["train", "run", "_train_micro_batch"]
 
 
-def test_a_users_own_run_step_spends_no_more_of_ours(tmp_path: Path) -> None:
+def test_a_users_own_run_step_adds_the_call_of_the_base_step(tmp_path: Path) -> None:
     class Own(DefaultTrainer):
         def run_step(self) -> None:
             self._trainer.run_step(self.get_batch, self.device)
 
-    assert frames_of(Own(config(tmp_path))) == ["train", "run_step"]  # and the user's, between the two
+    assert frames_of(Own(config(tmp_path))) == ["train", "run_step", "run", "_train_micro_batch"]  # and the user's
 
 
 def test_a_base_run_step_called_by_the_users_own_adds_one(tmp_path: Path) -> None:
@@ -86,13 +86,13 @@ def test_a_base_run_step_called_by_the_users_own_adds_one(tmp_path: Path) -> Non
         def run_step(self) -> None:
             super().run_step()
 
-    assert frames_of(Own(config(tmp_path))) == ["train", "run_step", "run_step"]
+    assert frames_of(Own(config(tmp_path))) == ["train", "run_step", "run", "_train_micro_batch"]
 
 
-def test_the_objects_door_spends_five(tmp_path: Path) -> None:
+def test_the_python_api_has_five_frames(tmp_path: Path) -> None:
     trainer = Trainer(
         Model(),
         TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, progress_bar=False),
         train_dataset=Points(),
     )
-    assert frames_of(trainer) == ["train", "run_step", "train_step", "training_step", "compute_loss"]
+    assert frames_of(trainer) == ["train", "run", "train_step", "training_step", "compute_loss"]

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
-from trainwright.checkpoint.folder import check_name, checkpoint_names, first_valid, make_last, resume_candidates
+from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.rank_errors import raised_together
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
@@ -29,7 +29,7 @@ from trainwright.checkpoint.state_files import (
     RESERVED_NAMES,
     Stateful,
     check_state,
-    match_parameter_layout,
+    lay_out_as_parameters,
     read_model_state,
     read_state,
     serialize,
@@ -227,7 +227,7 @@ class Checkpointer:
             self._writer.finish()
             found = resume_candidates(folder) if dist.is_main_process() else []
         candidates, warn = dist.broadcast_object(found), dist.is_main_process()
-        chosen, contents = first_valid(folder, candidates, lambda path: self._read(path, wanted), warn=warn)
+        chosen, contents = first_good(folder, candidates, lambda path: self._read(path, wanted), warn=warn)
         logger.info("Resuming from %s.", chosen)
         return self._load_contents(chosen, contents, wanted, strict=True)
 
@@ -264,7 +264,7 @@ class Checkpointer:
 
     def has_failed(self) -> bool:
         """Whether a background save of this rank has failed. Does not wait; the next `wait` raises the error."""
-        return self._writer.background.has_failed()
+        return self._writer.has_failed()
 
     def prepare(self, *, reserve: bool = True) -> None:
         """Check that the state can be saved, and allocate the memory for staging in the background.
@@ -335,7 +335,7 @@ class Checkpointer:
                     with without_compiler():
                         target.load_state_dict(states.pop(name))
                     if isinstance(target, Optimizer):
-                        match_parameter_layout(target)
+                        lay_out_as_parameters(target)
                 except Exception as error:
                     error.add_note(f"While loading {name!r} from {path}.")
                     raise

@@ -11,6 +11,7 @@ loads one of them only if no other checkpoint is readable.
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
@@ -100,7 +101,7 @@ def write_pointer(save_dir: Path, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
+class Saved:
     """A checkpoint folder; ``manifest`` is None where it cannot be read."""
 
     path: Path
@@ -112,13 +113,13 @@ class SavedCheckpoint:
         return -1 if self.manifest is None or self.manifest.iteration is None else self.manifest.iteration
 
     @property
-    def order_key(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int]:
         """Increases with each save. Checkpoints without a sequence (older versions) are ordered by iteration."""
         return (-1 if self.manifest is None else self.manifest.sequence, self.iteration)
 
 
 @dataclass(frozen=True, slots=True)
-class SaveOrder:
+class Order:
     """The checkpoints of a folder, each list from the last saved to the first.
 
     Attributes:
@@ -128,21 +129,21 @@ class SaveOrder:
         unreadable: without a readable manifest.
     """
 
-    resumable: list[SavedCheckpoint]
-    others: list[SavedCheckpoint]
-    superseded: list[SavedCheckpoint]
-    unreadable: list[SavedCheckpoint]
+    resumable: list[Saved]
+    others: list[Saved]
+    superseded: list[Saved]
+    unreadable: list[Saved]
 
-    def __iter__(self) -> Iterator[SavedCheckpoint]:
+    def __iter__(self) -> Iterator[Saved]:
         return chain(self.resumable, self.others, self.superseded, self.unreadable)
 
 
-def save_order(save_dir: Path) -> SaveOrder:
+def order_of(save_dir: Path) -> Order:
     """Read the manifests of all checkpoints in ``save_dir``."""
-    saved = [SavedCheckpoint(path, _manifest(path)) for path in checkpoint_folders(save_dir)]
-    saved.sort(key=lambda entry: (entry.order_key, entry.path.name), reverse=True)
+    saved = [Saved(path, _manifest(path)) for path in checkpoint_folders(save_dir)]
+    saved.sort(key=lambda entry: (entry.rank, entry.path.name), reverse=True)
     linked = link_targets(save_dir)
-    order = SaveOrder([], [], [], [])
+    order = Order([], [], [], [])
     smallest = math.inf  # iteration of the resumable ones that were saved later
     for entry in saved:
         if entry.manifest is None:
@@ -159,7 +160,7 @@ def save_order(save_dir: Path) -> SaveOrder:
 
 def make_last(save_dir: Path, name: str) -> None:
     """Make ``name`` the checkpoint to resume from, whatever was saved after it."""
-    for entry in save_order(save_dir).resumable:
+    for entry in order_of(save_dir).resumable:
         if _follows(entry, name) and entry.manifest is not None and real_path(entry.path) != real_path(save_dir / name):
             # Otherwise it looks like the newer checkpoint of a killed run.
             manifest = replace(entry.manifest, previous=None)
@@ -169,7 +170,7 @@ def make_last(save_dir: Path, name: str) -> None:
 
 def next_sequence(save_dir: Path) -> int:
     """The sequence of a checkpoint that is saved now."""
-    return 1 + max((entry.order_key[0] for entry in save_order(save_dir)), default=0)
+    return 1 + max((entry.rank[0] for entry in order_of(save_dir)), default=0)
 
 
 def resume_candidates(save_dir: Path) -> list[Path]:
@@ -183,14 +184,14 @@ def resume_candidates(save_dir: Path) -> list[Path]:
         name = read_pointer(save_dir)
         Path(save_dir, name or "").is_dir()
     except (CheckpointError, OSError):  # OSError: it is a folder, is not readable, or holds a name that is too long
-        return [save_dir / POINTER_NAME, *(entry.path for entry in save_order(save_dir))]
-    order = save_order(save_dir)
+        return [save_dir / POINTER_NAME, *(entry.path for entry in order_of(save_dir))]
+    order = order_of(save_dir)
     if name is None:
         return [entry.path for entry in order]
     path = save_dir / name
-    tagged = next((entry for entry in order if real_path(entry.path) == real_path(path)), SavedCheckpoint(path, None))
+    tagged = next((entry for entry in order if real_path(entry.path) == real_path(path)), Saved(path, None))
     # If the newest names another one, the user has put an older name into the file, which then comes first.
-    newer = list(takewhile(lambda entry: _follows(entry, name) and entry.order_key > tagged.order_key, order.resumable))
+    newer = list(takewhile(lambda entry: _follows(entry, name) and entry.rank > tagged.rank, order.resumable))
     rest = [entry for entry in order if entry not in newer and entry is not tagged]
     # If the user has made an older one the last, later ones are tried only after all others.
     if os.path.exists(path):
@@ -198,7 +199,7 @@ def resume_candidates(save_dir: Path) -> list[Path]:
     return [*(entry.path for entry in newer), path, *(entry.path for entry in rest)]
 
 
-def first_valid(
+def first_good(
     save_dir: Path, candidates: list[Path], read: Callable[[Path], T], *, warn: bool = True
 ) -> tuple[Path, T]:
     """The first candidate that ``read`` accepts; with ``warn``, one warning lists the errors of the earlier ones.
@@ -234,21 +235,21 @@ def _is_resumable(path: Path, manifest: Manifest, linked: set[Path]) -> bool:
     return manifest.tag_last and (not path.name.startswith(".") or real_path(path) in linked)
 
 
-def _follows(entry: SavedCheckpoint, last: str) -> bool:
+def _follows(entry: Saved, last: str) -> bool:
     return entry.manifest is not None and entry.manifest.previous == last
 
 
-def _is_later(entry: SavedCheckpoint, tagged: SavedCheckpoint) -> bool:
+def _is_later(entry: Saved, tagged: Saved) -> bool:
     prefix, number = _split(tagged.path.name)
     other_prefix, other = _split(entry.path.name)
     if prefix == other_prefix and number >= 0:  # compare names first: the manifest of ``tagged`` may be damaged
         return other > number
-    return tagged.manifest is not None and entry.order_key > tagged.order_key
+    return tagged.manifest is not None and entry.rank > tagged.rank
 
 
 def _split(name: str) -> tuple[str, int]:
     """A checkpoint's name without its number, and the number."""
-    prefix = name.rstrip("0123456789")
+    prefix = re.sub(r"[0-9]+$", "", name)
     return prefix, int(name[len(prefix) :] or -1)
 
 

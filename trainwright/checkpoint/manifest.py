@@ -132,7 +132,7 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
         raise ValueError("previous or tag_last of another type")
     counts = [manifest.world_size, manifest.sequence, *([] if manifest.iteration is None else [manifest.iteration])]
     if not all(type(count) is int for count in [*counts, *(entry.bytes for entry in files.values())]):
-        raise ValueError("a count that is not an int")
+        raise ValueError("a count that is no whole number")
     return manifest
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import PathLike, real_path, remove_folder
-from trainwright.checkpoint.folder import link_targets, read_pointer, save_order
+from trainwright.checkpoint.folder import link_targets, order_of, read_pointer
 
 
 def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int, *, links: Iterable[Path] = ()) -> list[str]:
@@ -26,8 +26,8 @@ def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int, *, links: Ite
     if type(max_to_keep) is not int or max_to_keep < 1:
         raise CheckpointError(f"max_to_keep: got {max_to_keep!r}; it must be an int >= 1.")
     folder = Path(os.path.abspath(save_dir))
-    order = save_order(folder)
-    newest_first = sorted([*order.resumable, *order.others], key=lambda entry: entry.order_key, reverse=True)
+    order = order_of(folder)
+    newest_first = sorted([*order.resumable, *order.others], key=lambda entry: entry.rank, reverse=True)
     readable = [entry.path for entry in (*newest_first, *order.superseded)]
     steps = [path for path in readable if re.fullmatch(rf"{re.escape(prefix)}_\d+" if prefix else r"\d+", path.name)]
     excess = {real_path(path) for path in steps[max_to_keep:]}

@@ -57,7 +57,7 @@ def read_header(path: Path) -> Header:
         content, data_bytes = _read_json(path)
         metadata = content.pop(_METADATA, {})
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
-            raise ValueError(f"{_METADATA} is not a mapping of strings")
+            raise ValueError(f"{_METADATA} is no mapping of texts")
         tensors = {name: _entry(name, fields) for name, fields in content.items()}
         _check_places(tensors, data_bytes)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -93,7 +93,7 @@ def _read_json(path: Path) -> tuple[dict[str, Any], int]:
             raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
         content = json.loads(file.read(length).decode(), object_pairs_hook=_without_repeats)
     if not isinstance(content, dict):
-        raise ValueError(f"its header is a {type(content).__name__}, not a mapping")
+        raise ValueError(f"its header is a {type(content).__name__}, no mapping")
     return content, size - 8 - length
 
 
@@ -101,7 +101,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name!r} occurs twice")
+            raise ValueError(f"{name!r} is there twice")
         found[name] = value
     return found
 

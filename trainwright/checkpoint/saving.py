@@ -56,25 +56,21 @@ _writers: WeakSet["CheckpointWriter"] = WeakSet()
 def wait_for_saves() -> None:
     """Wait for every save in flight of this process: a checkpoint to be read may still be written."""
     for writer in list(_writers):
-        writer.background.wait()
+        writer.wait()
 
 
-def _reset_after_fork() -> None:
+def _forget_in_child() -> None:
     """A forked process has none of the threads; the parent process completes the saves in flight."""
     for writer in list(_writers):
         writer.reset()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one folder, on the rank that saves. One save is in flight at a time.
-
-    Attributes:
-        background: the thread of the saves.
-    """
+    """Writes the checkpoints of one folder, on the rank that saves. One save is in flight at a time."""
 
     def __init__(self, save_dir: str) -> None:
         self._folder = Path(save_dir)
@@ -85,7 +81,7 @@ class CheckpointWriter:
 
     def reset(self) -> None:
         """Discard the thread and the staging memory."""
-        self.background = Background()
+        self._background = Background()
         self._staging = StagingArea()
         self._staged_iteration: int | None = None  # of the staged content
 
@@ -98,13 +94,13 @@ class CheckpointWriter:
         Raises:
             OSError: the save in flight has failed (or another error that it raised).
         """
-        if self.background.is_busy() and iteration is not None and iteration == self._staged_iteration:
-            alike = self._staging.staged_copies(files)
+        if self._background.is_busy() and iteration is not None and iteration == self._staged_iteration:
+            alike = self._staging.staged_alike(files)
             if alike is not None:
                 return alike
         self.finish()
         self._staged_iteration = None
-        staged = self._staging.stage(files, submit=self.background.submit)
+        staged = self._staging.stage(files, beside=self._background.submit)
         self._staged_iteration = iteration
         return staged
 
@@ -113,16 +109,11 @@ class CheckpointWriter:
     ) -> dict[str, Writer]:
         """``files``, with the files in ``names`` taken from the last checkpoint if it has the same iteration."""
         self.finish()
-        last = self._last_of(iteration)
-        if last is None:
+        last = self._last_committed
+        if last is None or iteration is None or last.manifest.iteration != iteration:
             return dict(files)
         kept = {name for name in files if name in names and name in last.manifest.files}
         return {name: CommittedFile(last, name) if name in kept else write for name, write in files.items()}
-
-    def _last_of(self, iteration: int | None) -> "Committed | None":
-        """The last checkpoint of this process if it has the same iteration."""
-        last = self._last_committed
-        return last if last is not None and iteration is not None and last.manifest.iteration == iteration else None
 
     def submit(self, write: Callable[[], object]) -> None:
         """Queue ``write``, which writes staged files, in the background."""
@@ -131,21 +122,25 @@ class CheckpointWriter:
             self._staging.wait_for_arrivals()
             write()
 
-        self.background.submit(wait_and_write)
+        self._background.submit(wait_and_write)
 
     def reserve(self, files: Mapping[str, Writer]) -> None:
         """Allocate the memory for staging these files, in the background."""
-        if not self.background.is_busy():
-            self.background.submit(partial(self._staging.reserve, files))
+        if not self._background.is_busy():
+            self._background.submit(partial(self._staging.reserve, files))
 
     def finish(self) -> None:
         """Wait for the saves in flight, and raise the error of a failed one."""
-        self.background.wait()
-        self.background.raise_failure()
+        self._background.wait()
+        self._background.raise_failure()
+
+    def wait(self) -> None:
+        """Wait for the saves in flight."""
+        self._background.wait()
 
     def release(self) -> None:
         """Wait for the saves in flight, and release their thread and memory; the next save allocates both again."""
-        self.background.close()
+        self._background.close()
         self._staging, self._staged_iteration = StagingArea(), None
 
     def log_failure(self) -> None:
@@ -154,6 +149,10 @@ class CheckpointWriter:
             self.finish()
         except Exception as error:
             logger.error("%s", "\n  ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
+
+    def has_failed(self) -> bool:
+        """Whether a save has failed so far, so that `finish` would raise."""
+        return self._background.has_failed()
 
     def write(
         self,
@@ -169,7 +168,9 @@ class CheckpointWriter:
 
         sync_files()  # the checkpoint records which metrics are written
         folder = self._folder
-        before = self._last_of(iteration)
+        before = self._last_committed
+        if before and (iteration is None or before.manifest.iteration != iteration):
+            before = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.remove_stale()
@@ -371,7 +372,7 @@ class Background:
         """
         if self._executor is None:
             # Not a method of this object: the thread would keep a reference to it and never end.
-            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_lower_priority)
+            self._executor = ThreadPoolExecutor(1, "trainwright-save", initializer=_leave_the_processor_to_others)
         self._tasks = [earlier for earlier in self._tasks if not earlier.done()]
         try:
             submitted = self._executor.submit(self._run, task)
@@ -420,8 +421,8 @@ class Background:
             self._failure = error
 
 
-def _lower_priority() -> None:
-    """Lower this thread's priority, so that training runs first if CPUs are scarce. Linux has a priority per thread."""
+def _leave_the_processor_to_others() -> None:
+    """Lower this thread's priority, so that training goes first if CPUs are scarce. Linux has a priority per thread."""
     if hasattr(os, "setpriority"):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -29,11 +29,11 @@ class StagingArea:
         self._arrivals: list[torch.cuda.Event] = []  # recorded after the device-to-host copies
 
     def stage(
-        self, files: Mapping[str, Writer], submit: Callable[[Callable[[], None]], Callable[[], None]]
+        self, files: Mapping[str, Writer], beside: Callable[[Callable[[], None]], Callable[[], None]]
     ) -> dict[str, Writer]:
         """Copy the tensors of ``files`` to staging memory; returns files that write the copies.
 
-        ``submit(task)`` starts a task in another thread and returns a function that waits for it: two threads copy
+        ``beside(task)`` starts a task in another thread and returns a function that waits for it: two threads copy
         large states. Copies from GPUs may still be in flight: `wait_for_arrivals` waits for them.
         """
         staged, copies = dict(files), list[Copy]()
@@ -45,7 +45,7 @@ class StagingArea:
         _copy_all(deque(sent))  # from this thread, whose stream they belong to
         to_do = deque(copy for copy in copies if not copy[1].is_cuda)
         is_large = sum(place.nbytes for place, _ in to_do) >= _LARGE_BYTES
-        wait_for_other = submit(lambda: _copy_all(to_do)) if is_large else None
+        wait_for_other = beside(lambda: _copy_all(to_do)) if is_large else None
         try:
             _copy_all(to_do)
         finally:
@@ -60,7 +60,7 @@ class StagingArea:
         for arrival in self._arrivals:
             arrival.synchronize()
 
-    def staged_copies(self, files: Mapping[str, Writer]) -> dict[str, Writer] | None:
+    def staged_alike(self, files: Mapping[str, Writer]) -> dict[str, Writer] | None:
         """``files`` with the tensors that are already staged; None if any tensor has changed since."""
         self.wait_for_arrivals()
         alike = dict(files)
@@ -80,7 +80,7 @@ class StagingArea:
 
     def _fits(self, name: str, file: TensorFile) -> bool:
         block = self._blocks.get(name)
-        return block is not None and block.header == file.header and block.is_pinned == _has_gpu_tensors(file)
+        return block is not None and block.header == file.header and block.is_pinned == _is_sent_by_gpu(file)
 
     def _block_for(self, name: str, file: TensorFile) -> "_Block":
         if not self._fits(name, file):
@@ -104,7 +104,7 @@ class _Block:
 
     def __init__(self, file: TensorFile) -> None:
         self.header = file.header
-        self.is_pinned = _has_gpu_tensors(file)
+        self.is_pinned = _is_sent_by_gpu(file)
         size = file.num_bytes - len(file.header)
         self.memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self.is_pinned)
 
@@ -134,5 +134,5 @@ class _Block:
         )
 
 
-def _has_gpu_tensors(file: TensorFile) -> bool:
+def _is_sent_by_gpu(file: TensorFile) -> bool:
     return any(tensor.is_cuda for tensor, _, _ in file.places)

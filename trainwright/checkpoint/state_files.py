@@ -122,7 +122,7 @@ def _bytes_writer(content: bytes) -> Writer:
     return write
 
 
-def match_parameter_layout(optimizer: Optimizer) -> None:
+def lay_out_as_parameters(optimizer: Optimizer) -> None:
     """Give an optimizer's loaded states the memory layout of their parameters.
 
     A checkpoint has numbers in order of their indices. torch's fused kernels read parameter and state side by side in

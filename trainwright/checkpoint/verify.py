@@ -20,7 +20,7 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import PathLike, irregular, is_temporary, open_regular, real_path
 from trainwright.checkpoint.folder import (
     POINTER_NAME,
-    SavedCheckpoint,
+    Saved,
     is_checkpoint,
     link_targets,
     read_pointer,
@@ -246,13 +246,8 @@ def _inspect_folder(folder: Path, *, contents: bool, deep: bool) -> FolderReport
         found = _inspect_all(paths, contents=contents, deep=deep)
         if found or not paths:  # otherwise all were deleted meanwhile, and there may be new ones
             break
-    found.sort(key=_sort_key)
+    found.sort(key=lambda entry: (Saved(entry.path, entry.manifest).rank, entry.points_at is not None, entry.path.name))
     return FolderReport(folder, tuple(found), _resumed(candidates, found), bool(candidates), last, fault)
-
-
-def _sort_key(report: CheckpointReport) -> tuple[tuple[int, int], bool, str]:
-    saved = SavedCheckpoint(report.path, report.manifest)
-    return saved.order_key, report.points_at is not None, report.path.name
 
 
 def _inspect_all(paths: list[Path], *, contents: bool, deep: bool) -> list[CheckpointReport]:

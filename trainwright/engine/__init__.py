@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from trainwright.engine.compiled.graph_trainer import GraphBase as GraphBase
     from trainwright.engine.compiled.graph_trainer import GraphTrainer as GraphTrainer
     from trainwright.engine.default.default_trainer import DefaultTrainer as DefaultTrainer
+    from trainwright.engine.default.eager_trainer import EagerTrainer as EagerTrainer
     from trainwright.engine.default.setup import default_setup as default_setup
     from trainwright.engine.loop import TrainerBase as TrainerBase
-    from trainwright.engine.step import EagerTrainer as EagerTrainer
     from trainwright.engine.trainer.trainer import Trainer as Trainer
     from trainwright.hooks.base import HookBase as HookBase
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _NAMES_OF = {
     "compiled.graph_trainer": "GraphBase GraphTrainer",
     "default.default_trainer": "DefaultTrainer",
+    "default.eager_trainer": "EagerTrainer",
     "default.setup": "default_setup",
     "loop": "TrainerBase",
-    "step": "EagerTrainer",
     "trainer.trainer": "Trainer",
     "trainwright.hooks.base": "HookBase",
 }

@@ -5,7 +5,7 @@ their number. This module handles the other cases: a shorter batch at the end of
 number of tokens of their loss.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -150,16 +150,56 @@ class WindowMean:
         return _times_tokens(loss, tokens)
 
 
-class AnnouncedWindow:
-    """The micro-batches of an update; ``begin`` is called before the first of them."""
+class RankMean(WindowMean):
+    """:class:`WindowMean` over the samples or tokens of all ranks.
 
-    def __init__(self, steps: Iterable[int], begin: Callable[[], None]) -> None:
-        self._steps = steps
-        self._begin = begin
+    Args:
+        count: the samples of this rank's batch; 0 for a padding batch, which has no effect.
+        count_all: the samples of all ranks in the window that starts; 0: unknown.
+    """
 
-    def __iter__(self) -> Iterator[int]:
-        self._begin()
-        return iter(self._steps)
+    def __init__(
+        self,
+        optimizer: HasGroups,
+        differentiate: Callable[..., None],
+        *,
+        count: Callable[[Any], int] | None,
+        count_all: Callable[[], int],
+    ) -> None:
+        super().__init__(optimizer, count or _count_or_one, differentiate)
+        self._count_all = count_all
+        self._total = 0
+        self._is_over = True
+
+    def begin(self, length: int) -> None:
+        super().begin(length)
+        self._total, self._is_over = self._count_all(), False
+
+    def share(self, loss: Tensor, batch: Any, num_tokens: Any = None) -> Tensor:
+        if self._is_over:  # batches that a user's own loop reads
+            super().begin(1)
+            self._total = 0
+        count = self._count(batch)
+        if num_tokens is not None:
+            return self._share_by_tokens(loss, num_tokens if count else 0)
+        if not self._total:
+            return self._share_by_tokens(loss, count)
+        self.weights.append(count)
+        return loss * (count * get_world_size() / self._total)
+
+    def share_again(self, loss: Tensor) -> Tensor:
+        if self._is_by_tokens or not self._total:
+            return super().share_again(loss)
+        share: Tensor = loss * (self.weights[-1] * get_world_size() / self._total)
+        return share
+
+    def finish(self) -> None:
+        super().finish()
+        self._is_over = True
+
+
+def _count_or_one(batch: Any) -> int:
+    return count_samples(batch) or 1
 
 
 def count_samples(batch: Any) -> int:
@@ -178,7 +218,7 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:
     if len(weights) != len(values) or len(set(weights)) == 1:
         return values[0] if len(values) == 1 else sum(values) / len(values)
     total = sum(weights)
-    return sum(value / (total / weight) for value, weight in zip(values, weights, strict=True))
+    return sum(value / (total / weight) for value, weight in zip(values, weights, strict=True) if weight)
 
 
 def mean_outputs(outputs: list[Mapping[str, Any]], weights: Sequence[Any] = ()) -> dict[str, Any]:
@@ -192,24 +232,18 @@ def mean_outputs(outputs: list[Mapping[str, Any]], weights: Sequence[Any] = ()) 
     return means | ({TOKENS: sum(out[TOKENS] for out in outputs)} if TOKENS in first else {})
 
 
-def average_over_ranks(scalars: dict[str, Any]) -> dict[str, Any]:
-    """The means over the ranks in one collective call, weighted by tokens if ``num_tokens`` is present.
+def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.device) -> Tensor:
+    """This process's part of a mean over all processes, for ``EventStorage.put_mean``: shape (2,), on the device.
 
-    Names have the model's order, which is equal on every rank.
+    Without weights all values count the same. Padding batches and means over zero tokens do not contribute, whatever
+    their value.
     """
-    names = [name for name, value in scalars.items() if isinstance(value, Tensor) and name != TOKENS]
-    if not names:
-        return scalars
-    together = torch.stack([scalars[name].detach().reshape(()).float() for name in names])
-    tokens = scalars.get(TOKENS)
-    if tokens is None:
-        torch.distributed.all_reduce(together)
-        return scalars | dict(zip(names, (together / get_world_size()).unbind(), strict=True))
-    count = _as_count(tokens, together.device)
-    together = torch.cat([_times_tokens(together, count), count.reshape(1).to(together)])
-    torch.distributed.all_reduce(together)
-    means = together[:-1] / together[-1].clamp(min=1)
-    return scalars | dict(zip(names, means.unbind(), strict=True)) | {TOKENS: together[-1]}
+    wide = wide_dtype(device)
+    kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
+    if len(weights) != len(values):
+        weights = [1] * len(values)
+    by = torch.stack([torch.as_tensor(weight, device=device).to(wide) for weight in weights])
+    return torch.stack([torch.where(by > 0, kept * by, torch.zeros_like(kept)).sum(), by.sum()])
 
 
 def scale_gradients(optimizer: HasGroups, factor: float | Tensor) -> None:

@@ -1,85 +1,17 @@
 """Gradient synchronization: wraps the model of one of several processes, so that gradients are averaged."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from trainwright.engine.accumulation import HasGroups, WindowMean, count_samples
-from trainwright.events.media import wide_dtype
 from trainwright.optim.skip import SkipNonFinite
-from trainwright.parallel.data_parallel import watch_wrapped, wrap_data_parallel
+from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import all_gather_object, get_world_size
-
-
-class RankMean(WindowMean):
-    """:class:`WindowMean` over the samples or tokens of all ranks.
-
-    Args:
-        count: the samples of this rank's batch; 0 for a padding batch, which has no effect.
-        count_all: the samples of all ranks in the window that starts; 0: unknown.
-    """
-
-    def __init__(
-        self,
-        optimizer: HasGroups,
-        differentiate: Callable[..., None],
-        *,
-        count: Callable[[Any], int] | None,
-        count_all: Callable[[], int],
-    ) -> None:
-        super().__init__(optimizer, count or _count_or_one, differentiate)
-        self._count_all = count_all
-        self._total = 0
-        self._is_over = True
-
-    def begin(self, length: int) -> None:
-        super().begin(length)
-        self._total, self._is_over = self._count_all(), False
-
-    def share(self, loss: Tensor, batch: Any, num_tokens: Any = None) -> Tensor:
-        if self._is_over:  # batches that a user's own loop reads
-            super().begin(1)
-            self._total = 0
-        count = self._count(batch)
-        if num_tokens is not None:
-            return self._share_by_tokens(loss, num_tokens if count else 0)
-        if not self._total:
-            return self._share_by_tokens(loss, count)
-        self.weights.append(count)
-        return loss * (count * get_world_size() / self._total)
-
-    def share_again(self, loss: Tensor) -> Tensor:
-        if self._is_by_tokens or not self._total:
-            return super().share_again(loss)
-        share: Tensor = loss * (self.weights[-1] * get_world_size() / self._total)
-        return share
-
-    def finish(self) -> None:
-        super().finish()
-        self._is_over = True
-
-
-def _count_or_one(batch: Any) -> int:
-    return count_samples(batch) or 1
-
-
-def mean_over_ranks(values: Sequence[Any], weights: Sequence[Any], device: torch.device) -> Tensor:
-    """The weighted mean of all ranks' values in one collective call; without weights, all values count the same.
-
-    Does not synchronize with the device.
-    """
-    wide = wide_dtype(device)
-    kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
-    if len(weights) != len(values):
-        weights = [1] * len(values)
-    by = torch.stack([torch.as_tensor(weight, device=device).to(wide) for weight in weights])
-    # Padding batches and means over zero tokens do not contribute, whatever their value.
-    total = torch.stack([torch.where(by > 0, kept * by, torch.zeros_like(kept)).sum(), by.sum()])
-    dist.all_reduce(total)
-    return total[0] / total[1].clamp(min=1)
 
 
 class SkipTogether:
@@ -97,16 +29,18 @@ class SkipTogether:
 
 
 class Replica:
-    """Synchronizes gradients during the last backward pass of each update.
+    """The model of this process among several: its gradients are averaged over all of them.
 
-    The first update synchronizes after it: only then is it known whether some parameters are unused, which
-    DistributedDataParallel needs to know. So does a step that has called the unwrapped model, and the first update
-    after parameters were frozen or unfrozen.
+    They are averaged during the last backward pass of each update, by torch's DistributedDataParallel. The first update
+    averages them after it: only then is it known whether some parameters are unused, which DistributedDataParallel
+    needs to know. So does a step that has called the unwrapped model or reads its batches elsewhere, and the first
+    update after parameters were frozen or unfrozen.
 
     Args:
+        model: the model, or the same in a DistributedDataParallel.
         on_wrap: called with the wrapped model whenever it changes.
-        called: what to wrap: the model, or its compiled version.
         prepared: the wrapped model, if it is already wrapped.
+        find_unused_parameters: some updates leave parameters out that others use. Found in the first update if it does.
     """
 
     def __init__(
@@ -115,17 +49,17 @@ class Replica:
         device: torch.device,
         on_wrap: Callable[[Any], None],
         *,
-        called: Any,
         prepared: Any = None,
+        find_unused_parameters: bool = False,
     ) -> None:
-        self._plain = model
-        self._called = called
+        self._plain = unwrap_model(model)
         self._device = device
         self._on_wrap = on_wrap
+        self._finds_unused = find_unused_parameters
         self._trainable: tuple[bool, ...] | None = None
         self._wrapped: Any = None
         self._is_first = True  # the first update of these trainable parameters
-        self._is_entered = False  # the wrapped model has been called for this batch
+        self._is_averaged = False  # by the backward pass of this batch
         if prepared is not None:
             watch_wrapped(prepared)
             self._trainable = self._trainable_now()
@@ -136,20 +70,31 @@ class Replica:
         trainable = self._trainable_now()
         if trainable != self._trainable:
             self._trainable, self._is_first = trainable, True
-            self._use_wrapped(wrap_data_parallel(self._called, self._device))
+            self._wrap()
         self._wrapped.require_backward_grad_sync = is_last and not self._is_first
-        self._is_entered = False
+        self._is_averaged = False
+
+    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
+        """``batches``, with ``before_batch`` called for each."""
+        for batch in batches:
+            self.before_batch(is_last=is_last())
+            yield batch
 
     def finish(self) -> None:
         """Call this when all gradients of an update are computed, before they are used."""
-        if self._is_entered and not self._is_first:
+        if self._is_averaged:
+            self._is_averaged = False
             return
         all_take_part = average_gradients(self._plain.parameters())
         if self._is_first and self._wrapped is not None:
             self._is_first = False
             self._wrapped.require_backward_grad_sync = True  # for batches without a before_batch call
             if not (all_take_part or self._wrapped.find_unused_parameters):
-                self._use_wrapped(wrap_data_parallel(self._called, self._device, find_unused_parameters=True))
+                self._finds_unused = True
+                self._wrap()
+
+    def _wrap(self) -> None:
+        self._use_wrapped(wrap_data_parallel(self._plain, self._device, find_unused_parameters=self._finds_unused))
 
     def _trainable_now(self) -> tuple[bool, ...]:
         return tuple(parameter.requires_grad for parameter in self._plain.parameters())
@@ -160,7 +105,18 @@ class Replica:
         self._on_wrap(wrapped)
 
     def _record_call(self, module: nn.Module, arguments: Any) -> None:
-        self._is_entered = True
+        if torch.is_grad_enabled():
+            self._is_averaged = bool(self._wrapped.require_backward_grad_sync)
+
+
+def average_before_own_steps(optimizer: Optimizer, is_ours: Callable[[], bool]) -> RemovableHandle:
+    """Average the gradients before each step of ``optimizer`` that a user's code makes itself."""
+
+    def average(optimizer: Optimizer, *_: Any) -> None:
+        if not is_ours():
+            average_gradients([parameter for group in optimizer.param_groups for parameter in group["params"]])
+
+    return optimizer.register_step_pre_hook(average)
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> bool:

@@ -110,12 +110,10 @@ class TrainerBase:
         self.iterations_done = self.start_iter
         self.has_failed = self.is_ended = False
         self.max_iter = self.max_iter if max_iter is None else max_iter
-        self._stepper, run_step = self._bind_run_step()
-        self.phases = self._stepper.phases = PhaseTimes()
+        self.phases = PhaseTimes()
         if self.start_iter >= self.max_iter and not self._is_end_pending():
             logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
-            yield run_step
-            self._stepper = None
+            yield self.run_step
             return
 
         with EventStorage(self.start_iter) as self.storage:
@@ -123,6 +121,7 @@ class TrainerBase:
                 self._is_training = True
                 self.before_train()
                 self._before_first_step()
+                self._stepper, run_step = self._bind_run_step()
                 yield run_step
                 # From here on self.iter == self.max_iter, which shows after_train that no step failed.
                 self.storage.is_over = True

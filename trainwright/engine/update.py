@@ -1,27 +1,26 @@
 """One update of the weights, composed before the first step: how losses become gradients, and how these are used."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.run_backward import plain_backward
-from trainwright.engine.accumulation import AllGroups, WindowMean, weighted_mean
+from trainwright.config.errors import ConfigError
+from trainwright.engine.accumulation import AllGroups, RankMean, WindowMean, part_of_mean, weighted_mean
 from trainwright.engine.extra_parameters import synchronized
-from trainwright.engine.gradient_sync import RankMean, Replica, SkipTogether, mean_over_ranks
-from trainwright.engine.gradients import (
-    record_for_skip,
-    recorded_norm,
-    recorded_step,
-    scaled_backward,
-    scaled_step,
-    unscaled,
-)
+from trainwright.engine.gradient_sync import Replica, SkipTogether
+from trainwright.events.media import wide_dtype
+from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.optim.clip import gradient_clipper, gradient_norm
-from trainwright.optim.skip import SkipNonFinite
+from trainwright.optim.skip import ScaledStep, SkipNonFinite
+from trainwright.parallel.dist import get_world_size
 
 
 class Update:
@@ -39,11 +38,17 @@ class Update:
         count_all: with ``replica``: the samples of all processes in the window that starts; 0: unknown.
 
     Attributes:
+        is_window_end: whether the current micro-batch is the last of its window.
+        batch: the current batch; None outside of a step.
         begin: called with the length of the window that starts; None: not needed.
+        backward: called with the mean loss of a micro-batch and the batch: adds the gradients of its share.
+        differentiate: the backward pass of a share.
         finish: uses the gradients and sets them to None.
+        mean: weights the micro-batches of a window.
+        record: called with the model's outputs for a batch before its ``backward``; None: not needed.
+        record_loss: called with each loss that decides whether the update is skipped; None: not needed.
         groups: the parameter groups of all optimizers that step in an update.
         is_prepared, is_stepping: whether ``prepare`` has run for the next ``finish``, and whether ``finish`` runs.
-        record: called with the model's outputs for a batch before its ``backward``; None: not needed.
     """
 
     def __init__(
@@ -62,62 +67,88 @@ class Update:
         replica: Replica | None = None,
         count_all: Callable[[], int] | None = None,
     ) -> None:
-        self._plain_step = step
-        self._zero_grad = zero_grad
-        self._grad_scaler = grad_scaler
-        self._step: Callable[[Tensor | None], object] = lambda norm: step()
-        self._prepare: Callable[[], None] = _nothing
-        is_scaled, is_weighed = grad_scaler is not None, accumulates or replica is not None
-        is_plain = not (is_weighed or is_scaled or differentiate)
-        if replica is not None:
-            self._prepare = synchronized(model, optimizer, replica.finish)
-        if grad_scaler is not None:
-            differentiate = differentiate or partial(scaled_backward, grad_scaler)
-            self._prepare = unscaled(grad_scaler, optimizer, self._prepare)
-            self._step = scaled_step(grad_scaler, optimizer)
-        differentiate = differentiate or plain_backward
-        self.groups = AllGroups(optimizer)
-        self._mean = WindowMean(self.groups, count, differentiate)
-        if replica is not None:
-            self._mean = RankMean(self.groups, differentiate, count=count, count_all=count_all or _unknown)
+        self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
+        self._plain_step, self._zero_grad, self._grad_scaler, self._replica = step, zero_grad, grad_scaler, replica
         self._device = next(model.parameters()).device if replica is not None else None
-        self.record = self._mean.record if is_weighed else None
-        self.begin: Callable[[int], None] | None = self._mean.begin if is_weighed else None
-        self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self._mean.backward
+        is_scaled, self.is_weighed = grad_scaler is not None, accumulates or replica is not None
+        is_plain = not (self.is_weighed or is_scaled or differentiate)
+        if grad_scaler is not None:
+            differentiate = differentiate or partial(_scaled_backward, grad_scaler)
+        self.differentiate = differentiate = differentiate or plain_backward
+        self.groups = AllGroups(optimizer)
+        self.mean = WindowMean(self.groups, count, differentiate)
+        if replica is not None:
+            self.mean = RankMean(self.groups, differentiate, count=count, count_all=count_all or _unknown)
+        self.record = self.mean.record if self.is_weighed else None
+        self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
+        self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self.mean.backward
+
+        self._preparations: list[Callable[[], None]] = [self.mean.finish] if self.is_weighed else []
+        if replica is not None:
+            self._preparations.append(synchronized(model, optimizer, replica.finish))
+        self._step: Callable[[Tensor | None], object] = lambda norm: step()
+        if grad_scaler is not None:  # averaged before: all processes find the same gradients infinite
+            self._preparations.append(partial(_unscale, grad_scaler, optimizer))
+            self._step = _scaled_step(grad_scaler, optimizer)
         clipper = gradient_clipper(optimizer, max_norm)
         self._clip = recorded_norm(clipper, is_scaled=is_scaled)
+        self.record_loss: Callable[[Tensor], None] | None = None
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
-            together = skip if replica is None else SkipTogether(skip)
-            self.begin, self.backward = record_for_skip(together, self.begin, self.backward)
+            self._use_skip(skip)
             self._clip = recorded_norm(gradient_norm(optimizer, max_norm), is_scaled=is_scaled)
             self._step = recorded_step(skip)
-        is_simple = clipper is None and replica is None and grad_scaler is None and not skip_non_finite
+        is_simple = clipper is None and not skip_non_finite and not self._preparations
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
 
     @property
-    def mean(self) -> WindowMean:
-        """Weights the micro-batches of a window."""
-        return self._mean
+    def needs_preparation(self) -> bool:
+        """Whether ``prepare`` changes the gradients."""
+        return self._replica is not None or self._grad_scaler is not None
 
-    def mean_of(self, losses: Sequence[Any]) -> Any:
-        """The mean of this window's losses over its micro-batches and all processes, weighted by samples or tokens."""
+    def put_mean(self, name: str, losses: Sequence[Any]) -> None:
+        """Store the mean of this window's losses over its micro-batches and all processes, by samples or tokens.
+
+        Other processes take part at the next log line (``EventStorage.reduce``). Does not synchronize with the device.
+        """
+        weights, device = self.mean.weights, self._device
+        if device is not None:
+            get_event_storage().put_mean(name, part_of_mean(losses, weights, device), dist.all_reduce)
+        else:
+            is_single = len(losses) == 1 and not weights
+            get_event_storage().put_scalar(name, losses[0] if is_single else weighted_mean(losses, weights))
+
+    def put(self, name: str, mean: Any, weight: Any = 1) -> None:
+        """Store this process's mean, which has ``weight`` among the means of all processes."""
+        if self._device is None or not isinstance(mean, Tensor):
+            get_event_storage().put_scalar(name, mean)
+        else:
+            get_event_storage().put_mean(name, part_of_mean([mean], [weight], self._device), dist.all_reduce)
+
+    def put_sum(self, name: str, value: Any) -> None:
+        """Store the sum of all processes' values."""
         if self._device is None:
-            if len(losses) == 1 and not self._mean.weights:
-                return losses[0]
-            return weighted_mean(losses, self._mean.weights)
-        return mean_over_ranks(losses, self._mean.weights, self._device)
+            get_event_storage().put_scalar(name, value)
+        else:
+            value = torch.as_tensor(value, device=self._device).detach().reshape(())
+            part = torch.stack([value, torch.ones_like(value) / get_world_size()]).to(wide_dtype(self._device))
+            get_event_storage().put_mean(name, part, dist.all_reduce)
 
-    def _finish_simply(self) -> None:
-        self._plain_step()
-        self._zero_grad()
+    @property
+    def weight(self) -> Any:
+        """The samples or tokens of this window; 1 if they are not counted."""
+        weights = self.mean.weights
+        if not weights or self._device is None:
+            return 1
+        return torch.stack([*weights]).sum() if isinstance(weights[0], Tensor) else sum(weights)
 
     def prepare(self) -> None:
         """Average the gradients over all processes and unscale them; ``finish`` does this unless it is already done."""
         if not self.is_prepared:
             self.is_prepared = True
-            self._prepare()
+            for do in self._preparations:
+                do()
 
     def release(self) -> None:
         """After ``prepare`` and a step of the user's own instead of ``finish``: the next update is prepared again."""
@@ -126,6 +157,10 @@ class Update:
             if self._grad_scaler is not None:  # it unscales once between two updates of its scale
                 self._grad_scaler.update()
 
+    def _finish_simply(self) -> None:
+        self._plain_step()
+        self._zero_grad()
+
     def _finish(self) -> None:
         self.prepare()
         self.is_prepared, self.is_stepping = False, True
@@ -133,10 +168,94 @@ class Update:
         self._zero_grad()
         self.is_stepping = False
 
+    def _use_skip(self, skip: SkipNonFinite) -> None:
+        """Inform ``skip`` of each window's begin and of its losses."""
+        begin, backward = self.begin, self.backward
+        record_loss = skip.record_loss if self._replica is None else SkipTogether(skip).record_loss
+
+        def begin_window(length: int) -> None:
+            skip.begin()
+            if begin is not None:
+                begin(length)
+
+        def recorded_backward(loss: Tensor, batch: Any) -> None:
+            record_loss(loss)
+            backward(loss, batch)
+
+        self.begin, self.backward, self.record_loss = begin_window, recorded_backward, record_loss
+
+
+def recorded_norm(clip: Callable[[], Tensor] | None, *, is_scaled: bool = False) -> Callable[[], Tensor | None]:
+    """``clip``, whose norm is also stored as ``grad_norm``; does nothing if ``clip`` is None.
+
+    ``is_scaled``: a gradient scaler skips updates with infinite norms, so no other check is needed
+    (:class:`~trainwright.hooks.FiniteCheck` checks values stored with ``smoothing_hint=True``).
+    """
+    if clip is None:
+        return _no_norm
+
+    def clip_and_put() -> Tensor:
+        norm = clip()
+        if has_event_storage():  # not in a user's own loop
+            get_event_storage().put_scalar("grad_norm", norm, smoothing_hint=not is_scaled)
+        return norm
+
+    return clip_and_put
+
+
+def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
+    """The step of ``skip``, which also stores whether it was skipped as ``skipped_update`` (0 or 1)."""
+
+    def step_and_put(norm: Tensor | None) -> None:
+        is_skipped = skip.step(norm)
+        if is_skipped is not None and has_event_storage():
+            get_event_storage().put_scalar("skipped_update", is_skipped, smoothing_hint=False)
+
+    return step_and_put
+
+
+def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The calls that step and that set gradients to None. A step with a required closure gets None as its closure."""
+    if accelerator is not None:
+        return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
+    # The method of the class: a schedule replaces the method of the instance.
+    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if parameters and parameters[0].default is inspect.Parameter.empty and parameters[0].kind in positional:
+        return lambda: optimizer.step(None), optimizer.zero_grad
+    updater = direct(optimizer)
+    return updater.step, updater.zero_grad
+
+
+def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, *, retain_graph: bool = False) -> None:
+    """Backward pass of the scaled loss, as gradients in float16 require."""
+    grad_scaler.scale(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+
+def _scaled_step(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Callable[[Tensor | None], None]:
+    """The step in float16: skipped if the scale was too large for the gradients."""
+
+    scaled = ScaledStep(grad_scaler, optimizer)
+
+    def step(norm: Tensor | None) -> None:
+        scaled()
+        grad_scaler.update()
+
+    return step
+
+
+def _unscale(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+    try:
+        grad_scaler.unscale_(optimizer)
+    except AssertionError as error:  # it has not scaled any loss yet
+        raise ConfigError(
+            "float16: the gradients are not scaled. Call self.backward(loss) instead of loss.backward()."
+        ) from error
+
+
+def _no_norm() -> None:
+    """Used if nothing needs the norm."""
+
 
 def _unknown() -> int:
     return 0
-
-
-def _nothing(*_: object) -> None:
-    """Does nothing."""

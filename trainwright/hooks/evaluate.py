@@ -35,6 +35,7 @@ class EvalHook(HookBase):
                 self._evaluate()
 
     def _evaluate(self) -> None:
+        self.trainer.storage.reduce()  # writers may write a row for the evaluation
         with self.trainer.phases.counting("evaluation"):
             results = self._eval_function()
         if not results:

@@ -73,6 +73,7 @@ class FiniteCheck(HookBase):
 
     def after_step(self) -> None:
         if self._is_due() or self.trainer.iter + 1 == self.trainer.max_iter:
+            self.trainer.storage.reduce()  # here, since every process has this hook
             self._check_metrics()
             self._check_mode(self.trainer)
 
@@ -83,6 +84,7 @@ class FiniteCheck(HookBase):
             NonFiniteError: a value is not finite and the policy is "stop", or a parameter is not finite and the policy
                 is not "warn".
         """
+        self.trainer.storage.reduce()
         self._check_metrics()
         if self._policy != "warn":
             self._check_parameters()

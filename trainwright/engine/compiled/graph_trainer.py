@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,12 +10,11 @@ from torch import Tensor, nn
 
 from trainwright._torch_compat.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.data.collate import to_batch
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.compiled.batch import batch_size_of
 from trainwright.engine.compiled.update import CompiledUpdate
-from trainwright.engine.loss_fn import explain_forward, sum_losses
-from trainwright.engine.step import EagerTrainer
+from trainwright.engine.default.eager_trainer import EagerTrainer
+from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.hooks.overrides import is_overridden, overridable
 from trainwright.parallel.data_parallel import unwrap_model
@@ -72,12 +70,18 @@ class GraphTrainer(EagerTrainer):
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
         skip_non_finite: bool = False,
+        find_unused_parameters: bool = False,
     ) -> None:
         if graph.optimizer is None:
             raise ConfigError("GraphTrainer: the graph has no optimizer; build it with GraphBase(model, optimizer).")
-        settings: dict[str, Any] = {"grad_scaler": grad_scaler, "skip_non_finite": skip_non_finite}
-        super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)
+        settings: dict[str, Any] = {
+            "grad_scaler": grad_scaler,
+            "skip_non_finite": skip_non_finite,
+            "find_unused_parameters": find_unused_parameters,
+        }
         self.graph = graph
+        self._results: Mapping[str, Any] | None = None  # of the latest program
+        super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)
         self._compiled: CompiledUpdate | None = CompiledUpdate(
             self._losses_of,
             graph.optimizer,
@@ -93,61 +97,36 @@ class GraphTrainer(EagerTrainer):
             self._compiled.refuse(why)
         self.refuse_overrides()
 
-    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
-        self.refuse_overrides()
-        return super()._bind_run_step()
-
     def refuse_overrides(self) -> None:
-        """Called before the first step: if the user overrides a part of the step, all steps are eager."""
+        """If the user overrides a part of the step, all steps are eager."""
         own = [name for name in _STEP_METHODS if is_overridden(self, name)]
         if own and self._compiled is not None:
             self._compiled.refuse(f"{type(self).__name__} has its own {' and '.join(own)}")
 
-    def run_step(
-        self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
-    ) -> None:
-        """One update over ``grad_acc_steps`` micro-batches, as :meth:`EagerTrainer.run_step`."""
-        compiled = self._compiled
-        if compiled is None:
-            super().run_step(get_batch, input_placement_device)
-            return
-        get_batch = get_batch or to_batch
-        device = self._device if input_placement_device is None else input_placement_device
-        clock, phases, num_steps = time.perf_counter, self.phases, self.grad_acc_steps
-        outputs: list[Mapping[str, Any]] = []
-        data_time, results = 0.0, None
-        for _ in self._window:
-            start = clock()
-            batch = get_batch(next(self._data_loader_iter), device)
-            fetched = clock()
-            data_time += fetched - start
-
-            is_last = len(outputs) + 1 == num_steps
-            try:
-                results = compiled.run(batch, is_last=is_last, mean=self._mean if num_steps > 1 else None)
-                outputs.append(self._run_eagerly(batch) if results is None else outputs_of(results))
-            except Exception as error:
-                explain_forward(error, self._plain_model, batch)
-                raise
-            phases.forward += clock() - fetched
-
-        self.write_metrics(mean_outputs(outputs, self._mean.weights), data_time)
-        start = clock()
-        if results is None:
-            self.update()
-        else:
-            put_metrics(results)
-        phases.optimizer += clock() - start
-        phases.data += data_time
+    def bind_step(self, get_batch: Callable[..., Any] | None = None, device: Any = None) -> Callable[[], None]:
+        """As in :class:`EagerTrainer`."""
+        self.refuse_overrides()
+        return super().bind_step(get_batch, device)
 
     @property
     def _plain_model(self) -> nn.Module:
         return unwrap_model(self.graph.model)
 
-    def _run_eagerly(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        loss_dict: Mapping[str, Any] = self.model(**batch)
-        self.backward(self._loss_of(loss_dict, batch))
-        return loss_dict
+    def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A program, or eager where there is none for this batch; returns the logged outputs."""
+        self._results = None
+        if self._compiled is not None:
+            update = self._update
+            mean = update.mean if self.grad_acc_steps > 1 else None
+            self._results = self._compiled.run(batch, is_last=update.is_window_end, mean=mean)
+        return super()._train_micro_batch(model, batch) if self._results is None else outputs_of(self._results)
+
+    def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
+        if self._results is None:
+            super()._end_window(outputs, data_time)
+        else:  # the program has stepped
+            self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
+            put_metrics(self._results)
 
     def _losses_of(self, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
         """The outputs of a program: the loss, and the logged scalars."""

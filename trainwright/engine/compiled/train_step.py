@@ -14,10 +14,10 @@ from trainwright.engine.compiled.batch import batch_size_of
 from trainwright.engine.compiled.graph_trainer import outputs_of, put_metrics, refusal_of_run, usable_backend
 from trainwright.engine.compiled.update import CompiledUpdate, log_refusal
 from trainwright.engine.loss_fn import contract_for, fields_of
+from trainwright.engine.step import Step
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.engine.trainer.ranks import has_all_gpus
-from trainwright.engine.update import Update
-from trainwright.hooks.overrides import install, is_overridden, uninstall
+from trainwright.hooks.overrides import is_overridden
 
 _STEP_METHODS = ("train_step", "training_step", "optimization_step", "run_step")
 _SCORES = "scores"
@@ -25,12 +25,12 @@ _SCORES = "scores"
 
 def compile_steps(
     trainer: TrainerShared,
-    update: Update,
+    step: Step,
     criterion: Callable[..., Tensor] | None,
     own_loss: Callable[..., Tensor] | None,
     record_scores: Callable[[Any], None] | None,
 ) -> None:
-    """Replace ``trainer.train_step`` by programs, or log why that is not possible.
+    """Let ``step`` run programs in place of ``trainer.train_step``, or log why that is not possible.
 
     Args:
         criterion, own_loss: as in contracts.
@@ -46,28 +46,27 @@ def compile_steps(
     if why is not None:
         log_refusal(why)
         return
-    steps = CompiledSteps(trainer, update, criterion, own_loss, record_scores)
-    install(trainer, "train_step", steps.train_step)
+    step.train = CompiledSteps(trainer, step, criterion, own_loss, record_scores).train_step
 
 
 class CompiledSteps:
-    """``train_step`` of a trainer in graph mode; eager steps use the trainer's class."""
+    """Micro-batches of a trainer in graph mode, in place of its ``train_step``, which runs eager ones."""
 
     def __init__(
         self,
         trainer: TrainerShared,
-        update: Update,
+        step: Step,
         criterion: Callable[..., Tensor] | None,
         own_loss: Callable[..., Tensor] | None,
         record_scores: Callable[[Any], None] | None,
     ) -> None:
         self._trainer: Any = weakref.proxy(trainer)
-        self._eager = type(trainer).train_step  # type: ignore[attr-defined]
+        self._step: Any = weakref.proxy(step)
         self._model, self._criterion, self._own_loss = trainer.model, criterion, own_loss
         self._record_scores = record_scores
         config = trainer.config
         self._adds, self._skips = config.gradient_accumulation_steps > 1, config.non_finite == "skip"
-        self._mean = update.mean if self._adds else None
+        self._update = step.update
         self._compiled: CompiledUpdate | None = None
         # A reference to the trainer, and so a reference cycle, only for an override.
         self._compute_loss = trainer.compute_loss if is_overridden(trainer, "compute_loss") else None
@@ -80,9 +79,11 @@ class CompiledSteps:
             self._compiled = self._compiled_for(inputs)
             self._trainer.phases.count_compile(time.perf_counter() - start)  # imports the compiler
         trainer = self._trainer
-        results = self._compiled.run(inputs, is_last=trainer._is_window_end, mean=self._mean)
+        update = self._update
+        mean = update.mean if self._adds else None
+        results = self._compiled.run(inputs, is_last=update.is_window_end, mean=mean)
         if results is None:
-            logs: dict[str, Any] = self._eager(trainer, model, inputs)
+            logs: dict[str, Any] = trainer.train_step(model, inputs)
             return logs
         put_metrics(results)
         if self._record_scores is not None:
@@ -132,8 +133,7 @@ class CompiledSteps:
         return loss_and_outputs if needs_scores or needs_tokens else loss_alone
 
     def _use_eager_steps(self) -> None:
-        if getattr(vars(self._trainer).get("train_step"), "__self__", None) is self:
-            uninstall(self._trainer, "train_step")
+        self._step.train = self._trainer.train_step
 
 
 class _Recording:

@@ -10,20 +10,12 @@ from omegaconf import DictConfig
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 
 
-def bind_step(stepper: Any, get_batch: Callable[..., Any], device: Any) -> tuple[Any, Callable[[], None]]:
-    """``stepper.run_step`` with its arguments bound.
-
-    It may take ``(get_batch, input_placement_device)``, ``(get_batch)`` or none.
-    A partial of the method itself: adds no Python frame to the path of a batch.
-    """
-    if hasattr(stepper, "refuse_overrides"):  # of graph mode
-        stepper.refuse_overrides()
-    run_step = stepper.run_step
-    parameters = inspect.signature(run_step).parameters.values()
+def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    """``function`` with as many of the arguments as it takes; adds no Python frame."""
+    parameters = inspect.signature(function).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    given = (get_batch, device)
-    return stepper, partial(run_step, *(given if takes_any else given[: len(positional)]))
+    return partial(function, *(arguments if takes_any else arguments[: len(positional)]))
 
 
 def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +21,9 @@ from trainwright.data.loaders import set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.console import log_to_console
-from trainwright.engine.default.call_signature import bind_step, call_with_known
+from trainwright.engine.default.call_signature import bind_arguments, call_with_known
 from trainwright.engine.default.data_dependent_defaults import num_samples, scale_to_data
+from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
     check_eval_metric,
     complete_batch_sizes,
@@ -31,12 +32,12 @@ from trainwright.engine.default.setup import (
     resolve_eval_mode,
 )
 from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.gradient_sync import share_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_facts import facts_of_files
 from trainwright.engine.run_summary import log_header, log_recomputed
 from trainwright.engine.state import TrainingProgress
-from trainwright.engine.step import EagerTrainer
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders
 from trainwright.events.writers import EventWriter, default_writers
@@ -55,7 +56,6 @@ from trainwright.hooks import (
 from trainwright.hooks.overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
-from trainwright.parallel.data_parallel import wrap_data_parallel
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
 from trainwright.parallel.precision import apply_autocast
 from trainwright.parallel.recompute import recompute_blocks
@@ -96,6 +96,7 @@ class DefaultTrainer(TrainerBase):
         self.auto_scale_hyperparams(cfg, self.train_loader)
 
         self.model = self.build_model(cfg).to(self.device)
+        share_state(self.model)  # equal weights, even if a model draws from generators of its own
         if cfg.train.activation_checkpoint.enabled:
             log_recomputed(recompute_blocks(self.model))
         grad_scaler = apply_autocast(self.model, self.device) if cfg.train.amp.enabled else None
@@ -292,17 +293,25 @@ class DefaultTrainer(TrainerBase):
     # Implementation.
 
     def run_step(self) -> None:
-        """One iteration of ``self._trainer``, which ``train`` calls directly unless this method is overridden."""
-        stepper, step = bind_step(self._trainer, self._get_batch, self.device)
-        stepper.iter = self.iter
-        step()
+        """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""
+        self._trainer.iter = self.iter
+        self._step_of_stepper()()
 
     def _bind_run_step(self) -> tuple[Any, Any]:
-        has_own_step, has_own_batch = is_overridden(self, "run_step"), is_overridden(self, "get_batch")
-        has_own = has_own_step or has_own_batch or is_overridden(self._built_stepper, "run_step")
+        self._trainer.phases = self.phases
+        has_own_batch = is_overridden(self, "get_batch")
+        is_own = is_overridden(self, "run_step")
+        has_own = is_own or has_own_batch or is_overridden(self._built_stepper, "run_step")
         self._built_stepper.reads_ahead = not has_own  # an override may draw random numbers
-        stepper, step = bind_step(self._trainer, self._get_batch, self.device)
-        return stepper, self.run_step if has_own_step else step
+        step = self._step_of_stepper()
+        return self._trainer, self.run_step if is_own else step
+
+    def _step_of_stepper(self) -> Callable[[], None]:
+        """The call that makes a step of ``self._trainer``, perhaps the user's own."""
+        stepper = self._trainer
+        if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
+            return stepper.bind_step(self._get_batch, self.device)
+        return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
     def _is_end_pending(self) -> bool:
         return self._progress.is_end_pending
@@ -339,13 +348,16 @@ class DefaultTrainer(TrainerBase):
         return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:
-        unused = cfg.train.dist.find_unused_parameters
-        model = wrap_data_parallel(self.model, self.device, find_unused_parameters=unused)
-        settings: dict[str, Any] = {"grad_scaler": grad_scaler, "skip_non_finite": cfg.train.non_finite == "skip"}
+        settings: dict[str, Any] = {
+            "grad_scaler": grad_scaler,
+            "skip_non_finite": cfg.train.non_finite == "skip",
+            "find_unused_parameters": cfg.train.dist.find_unused_parameters,
+        }
         if cfg.graph.enabled:
-            graph = self.build_graph(cfg, model, self.optimizer, self.lr_scheduler)
+            graph = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler)
             return GraphTrainer(graph, self.train_loader, cfg.train.num_accumulation_steps, **settings)
-        return EagerTrainer(model, self.train_loader, self.optimizer, cfg.train.num_accumulation_steps, **settings)
+        steps = cfg.train.num_accumulation_steps
+        return EagerTrainer(self.model, self.train_loader, self.optimizer, steps, **settings)
 
     @staticmethod
     def _first_loader(loaders: Any) -> Any:

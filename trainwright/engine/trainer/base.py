@@ -1,6 +1,6 @@
 """Attributes of the Python API's trainer, and the methods that its modules call on each other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,10 @@ from trainwright.engine.loss_fn import Contract
 from trainwright.engine.run_directory import RunFolder
 from trainwright.engine.schedule_plan import StepPlan
 from trainwright.engine.state import TrainerState
+from trainwright.engine.step import Step
 from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
+from trainwright.engine.update import Update
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
 
 if TYPE_CHECKING:
@@ -65,8 +67,9 @@ class TrainerShared(TrainerBase):
     _autocast: Autocast | None
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder
-    _batches: Iterator[Any]
-    _inputs: Any = None  # the current batch
+    _update: Update
+    _step: Step | None = None  # during training
+    _compute_loss: Any = None  # during training: the loss of a batch, by the contract or the user's override
     _evaluated_step: int | None = None  # state.global_step at the last evaluation
     _run_callbacks: RunCallbacks
     accelerator: Any
@@ -90,6 +93,9 @@ class TrainerShared(TrainerBase):
         raise NotImplementedError
 
     def optimization_step(self) -> None:
+        raise NotImplementedError
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         raise NotImplementedError
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.collate import add_batch_note
 from trainwright.data.prefetch import ahead
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
@@ -23,6 +24,7 @@ from trainwright.engine.run_facts import facts_of_objects
 from trainwright.engine.run_summary import training_info
 from trainwright.engine.schedule_plan import batches_from, make_plan
 from trainwright.engine.state import TrainerState
+from trainwright.engine.step import Step
 from trainwright.engine.trainer import optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.best_metric import check_best_metric, metric_for_best, storage_key_of_best
@@ -41,7 +43,7 @@ from trainwright.engine.trainer.metrics import MeasuredTrainer, call_all
 from trainwright.engine.trainer.own_step import OwnStep
 from trainwright.engine.trainer.ranks import RankedTrainer
 from trainwright.engine.trainer.streams import with_length
-from trainwright.engine.update import Update
+from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions, IterationTimer
 from trainwright.hooks.callbacks import RunCallbacks
@@ -248,43 +250,41 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         config = self.config
         save = self._save_step if config.save_enabled else _do_not_save
         # Hooks that every run needs, around those that a user may change.
-        is_due = self._log_is_due if config.log_steps else self.state.is_epoch_end
         precision = config.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
         self._own_step = OwnStep()
-        self.register_hooks([self._own_step, FiniteCheck(policy=config.non_finite, is_due=is_due)])
+        self.register_hooks([self._own_step, FiniteCheck(policy=config.non_finite, is_due=self._check_is_due)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
 
-    def _build_step(self) -> None:
+    def _build_update(self) -> None:
         """Build the update from the configuration."""
         config = self.config
         self._contract = None
-        uninstall(self, *STEP_METHODS)
         self._loss_of_model = getattr(self.model, "compute_loss", None)
         self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
-        self._is_window_end = True
         self._update = Update(
             self.optimizer,
             self.model,
-            *optim.step_of(self.optimizer, self.accelerator),
+            *optimizer_calls(self.optimizer, self.accelerator),
             accumulates=config.gradient_accumulation_steps > 1,
             max_norm=config.max_grad_norm,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),
         )
-        self._has_graph = False
-        if self._is_training:
-            self._prepare_graph()
+        if self._step is not None:
+            self._choose_step(self._step, self._update.batch)
 
-    def _prepare_graph(self) -> None:
-        """With ``config.graph``: replace steps by compiled programs, once for each optimizer and loss."""
-        if self.config.graph and not self._has_graph:
+    def _choose_step(self, step: Step, inputs: Any) -> None:
+        """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
+        step.update, step.train = self._update, self.train_step
+        is_own = any(is_overridden(self, name) for name in STEP_METHODS)  # these compute the loss
+        self._compute_loss = self.compute_loss if is_own else self._resolve_contract(inputs).compute_loss
+        if self.config.graph:
             from trainwright.engine.compiled.train_step import compile_steps
 
-            self._has_graph = True
             record = None if self._train_metrics is None else self._train_metrics.record
-            compile_steps(self, self._update, self._criterion, self._own_loss, record)
+            compile_steps(self, step, self._criterion, self._own_loss, record)
 
     # Batches, and the metrics of a step.
 
@@ -298,12 +298,11 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         with without_compiler():
             self.optimizer.zero_grad()
         if getattr(self.model, "compute_loss", None) != self._loss_of_model:
-            self._build_step()  # the model's compute_loss has been replaced
-        self._after_batch = self._choose_after_batch()  # all callbacks are registered now
-        self._set_batches()
+            self._build_update()  # the model's compute_loss has been replaced
+        self._build_step()
 
-    def _set_batches(self) -> None:
-        """Start the stream of batches at the current step, and choose the loss contract with its first batch."""
+    def _build_step(self) -> None:
+        """Start the stream of batches at the current step, and choose the step with its first batch."""
         done = self.state.global_step
         if parts.is_own_loader(self.train_dataloader):
             sampler = self.train_dataloader.batch_sampler
@@ -316,18 +315,49 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
                 logger.warning("The passed loader continues within an epoch; if it shuffles, the order differs.")
         if not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
             batches = ahead(batches, self.device)
-        self._prepare_graph()
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
-        self._batches = self._in_step(self._run_callbacks.train_batches(chain([first], prepared)))
-        if is_overridden(self, "optimization_step") and (self._grad_scaler or self._replica) is not None:
+        if is_overridden(self, "optimization_step") and self._update.needs_preparation:
             install(self, "optimization_step", partial(self._prepared, self.optimization_step))
-        if not any(is_overridden(self, name) for name in STEP_METHODS):  # else the overrides compute the loss
-            install(self, "compute_loss", self._resolve_contract(first).compute_loss)
-            return
-        self._check_first_step()
-        if self._train_metrics is not None:
-            self._train_metrics.watch(self.model)
+        if any(is_overridden(self, name) for name in STEP_METHODS):
+            self._check_first_step()
+            if self._train_metrics is not None:
+                self._train_metrics.watch(self.model)
+        step = Step(
+            self._update,
+            self._counted(self._run_callbacks.train_batches(chain([first], prepared))),
+            self._step_model,
+            self.train_step,
+            begin_window=self._begin_window,
+            end_window=self._put_metrics,
+            phases=self.phases,
+            keep=_loss_in,
+            explain=add_batch_note,
+        )
+        step.after_batch = self._choose_after_batch()  # all callbacks are registered now
+        self._choose_step(step, first)
+        self._step = step
+
+    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        assert self._step is not None, "built before the first step"
+        return self, self.run_step if is_overridden(self, "run_step") else self._step.run
+
+    def _begin_window(self) -> int:
+        """Called before the first batch of an update; returns the number of its batches."""
+        state = self.state
+        state.step_before = state.global_step
+        return self._plan.steps(self.iter + 1) - state.global_step
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, each counted and announced before its step."""
+        state, replica, accelerator = self.state, self._replica, self.accelerator
+        for batch in batches:
+            state.global_step += 1
+            if replica is not None:
+                replica.before_batch(is_last=self._update.is_window_end)
+            if accelerator is not None:
+                accelerator.sync_gradients = self._update.is_window_end
+            yield batch
 
     def _prepared(self, optimization_step: Callable[[], None]) -> None:
         """Call a user's ``optimization_step`` with unscaled gradients, averaged over all processes."""
@@ -336,9 +366,11 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         self._update.release()
 
     def _close_loaders(self) -> None:
-        self._batches = iter(())
-        self._inputs = None
-        uninstall(self, *STEP_METHODS, "optimization_step")  # the installed methods refer to the trainer
+        # They refer to the trainer.
+        self._step = None
+        self._compute_loss = None
+        self._update.batch = None
+        uninstall(self, *STEP_METHODS, "optimization_step")
         for loader in (self.train_dataloader, self.eval_dataloader):
             if isinstance(loader, BatchLoader):
                 loader.close()
@@ -379,6 +411,10 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
 
     def _is_end_pending(self) -> bool:
         return self.state.is_end_pending
+
+
+def _loss_in(step_logs: Mapping[str, Any]) -> Any:
+    return step_logs.get("step_loss")
 
 
 def _length(dataset: Any) -> int | None:

@@ -63,8 +63,9 @@ class MeasuredTrainer(TrainerShared):
 
     def _put_metrics(self, losses: list[Any], data_time: float) -> None:
         self.storage.put_scalar("data_time", data_time)
+        losses = [loss for loss in losses if loss is not None]
         if losses:
-            self.storage.put_scalar("total_loss", self._update.mean_of(losses))
+            self._update.put_mean("total_loss", losses)
 
     def _call_update_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
         """Call a user's ``update_metrics``."""
@@ -85,6 +86,10 @@ class MeasuredTrainer(TrainerShared):
     def _metrics_are_due(self) -> bool:
         printed = self.config.print_steps if get_world_size() > 1 else None  # print the metrics of all processes
         return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
+
+    def _check_is_due(self) -> bool:
+        """When values are checked, and computed over all processes: before anything reads them."""
+        return self._log_is_due() or (get_world_size() > 1 and (self._metrics_are_due() or self.state.is_epoch_end()))
 
     def _mean_epoch_loss(self) -> float:
         """Mean loss of this epoch over all processes, equal on each of them."""

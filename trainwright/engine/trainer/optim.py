@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError
@@ -95,26 +94,6 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} does not accept {settings}: {error}.") from error
     return optimizer
-
-
-def step_of(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The calls that step and that set gradients to None. A step with a required closure gets None as its closure."""
-    if accelerator is not None:
-        return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
-    # The method of the class: a schedule replaces the method of the instance.
-    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
-    if (
-        parameters
-        and parameters[0].default is inspect.Parameter.empty
-        and parameters[0].kind
-        in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        )
-    ):
-        return lambda: optimizer.step(None), optimizer.zero_grad
-    updater = direct(optimizer)
-    return updater.step, updater.zero_grad
 
 
 def build_lr_scheduler(

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainwright.engine.accumulation import scale_gradients
-from trainwright.engine.gradient_sync import SkipTogether, average_gradients
-from trainwright.engine.gradients import recorded_norm, recorded_step
+from trainwright.engine.gradient_sync import SkipTogether, average_before_own_steps, average_gradients
+from trainwright.engine.update import recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.overrides import is_overridden
 from trainwright.optim.clip import gradient_clipper, gradient_norm
@@ -54,11 +54,11 @@ class OwnStep(HookBase):
         is_again, self._weighed_step = step == self._weighed_step, step
         if self._first is not None and not is_again:
             self._first.see_gradients()
-        share = mean.share_again(loss) if is_again else mean.share(loss, trainer._inputs)
+        share = mean.share_again(loss) if is_again else mean.share(loss, trainer._update.batch)
         mean.differentiate(share, retain_graph)
 
     def clip_gradients(self, max_norm: float | None, norm_type: float, optimizer: Optimizer | None) -> Tensor | None:
-        if not self.trainer._is_window_end:
+        if not self.trainer._update.is_window_end:
             return None
         part = self._ready_part(optimizer)
         part.clip(max_norm, norm_type)
@@ -66,7 +66,7 @@ class OwnStep(HookBase):
 
     def step(self, optimizer: Optimizer | None) -> None:
         self._used("step")
-        if not self.trainer._is_window_end:
+        if not self.trainer._update.is_window_end:
             self._part_of(optimizer or self.trainer.optimizer)  # its gradients are scaled at the window's end
             return
         part = self._ready_part(optimizer)
@@ -90,7 +90,7 @@ class OwnStep(HookBase):
             return
         self._first = _FirstWindow(trainer, own)
         if get_world_size() > 1:  # a user's step may call optimizer.step() itself
-            self._removable = trainer.optimizer.register_step_pre_hook(self._average)
+            self._removable = average_before_own_steps(trainer.optimizer, self._is_ours)
 
     def after_train(self) -> None:
         self._stop_watching()
@@ -145,11 +145,10 @@ class OwnStep(HookBase):
         for part in stepped:
             part.has_stepped = False
 
-    def _average(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._first is not None and self._first.is_ours:
-            return
-        if not self._is_stepping and not self.trainer._update.is_stepping:
-            average_gradients([p for group in optimizer.param_groups for p in group["params"]])
+    def _is_ours(self) -> bool:
+        """Whether the optimizer's step is the trainer's, whose gradients are averaged."""
+        is_ours = self._first is not None and self._first.is_ours
+        return is_ours or self._is_stepping or self.trainer._update.is_stepping
 
     _is_stepping = False
 
@@ -179,12 +178,12 @@ class _OptimizerPart:
     """One optimizer and its progress within an update."""
 
     def __init__(self, optimizer: Optimizer, trainer: Any) -> None:
-        from trainwright.engine.trainer.optim import step_of
+        from trainwright.engine.update import optimizer_calls
 
         config, scaler = trainer.config, trainer._grad_scaler
         self.optimizer = optimizer
         self._scaled_step = None if scaler is None else ScaledStep(scaler, optimizer)
-        self._plain_step, _ = step_of(optimizer)
+        self._plain_step, _ = optimizer_calls(optimizer)
         is_main = optimizer is trainer.optimizer
         self.skip: SkipNonFinite | None = None
         clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, config.max_grad_norm)
@@ -330,7 +329,7 @@ class _FirstWindow:
         # Not that of an optimizer of something else, such as the trial step of a fused optimizer.
         if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
             self._has_raw_step = True
-            self._has_early_step |= not self._trainer._is_window_end
+            self._has_early_step |= not self._trainer._update.is_window_end
 
 
 def _ignore(loss: Tensor) -> None:

@@ -2,8 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,8 +86,7 @@ class RankedTrainer(TrainerShared):
             prepared = accelerator.prepare_model(model)  # applies autocast, too
         self._step_model = model if prepared is None else prepared
         if get_world_size() > 1:
-            on_wrap = partial(setattr, self, "_step_model")
-            self._replica = Replica(model, self.device, on_wrap, called=model, prepared=prepared)
+            self._replica = Replica(model, self.device, self._use_wrapped, prepared=prepared)
         elif has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
 
@@ -118,20 +116,10 @@ class RankedTrainer(TrainerShared):
                 get_world_size(),
             )
 
-    def _in_step(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``, each announced to the replica and the Accelerator before its step."""
-        if self._replica is None and self.accelerator is None:
-            return batches
-        return self._announced(batches)
-
-    def _announced(self, batches: Iterable[Any]) -> Iterator[Any]:
-        for batch in batches:
-            is_last = self.state.global_step + 1 == self._plan.steps(self.iter + 1)
-            if self._replica is not None:
-                self._replica.before_batch(is_last=is_last)
-            if self.accelerator is not None:
-                self.accelerator.sync_gradients = is_last
-            yield batch
+    def _use_wrapped(self, model: nn.Module) -> None:
+        self._step_model = model
+        if self._step is not None:
+            self._step.model = model
 
     def _samples_of_step(self, batch: Any) -> int:
         """This process's samples in the latest batch."""

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.collate import add_batch_note, to_batch
+from trainwright.data.collate import to_batch
 from trainwright.engine.console import log_to_console
 from trainwright.engine.trainer import checks, optim, parts
 from trainwright.engine.trainer.hooks import TrainerFolder
@@ -127,7 +127,7 @@ class Trainer(TrainerLifecycle):
             self.metrics_handler = parts.build_metrics_handler(config, self)
         self.storage = EventStorage()
         self._build_state()
-        self._build_step()
+        self._build_update()
 
         self._folder = TrainerFolder(self.output_dir, config)
         self._folder.recover()
@@ -179,8 +179,8 @@ class Trainer(TrainerLifecycle):
     def add_callback(self, callback: Callback, singleton: bool = True) -> None:
         """Register ``callback``. ``singleton``: replaces registered callbacks of its class."""
         self.callbacks.add_callback(callback, singleton)
-        if self._is_training:
-            self._after_batch = self._choose_after_batch()
+        if self._step is not None:
+            self._step.after_batch = self._choose_after_batch()
 
     def set_optimizer(self, optimizer: Optimizer, optimizer_name: str | None = None) -> None:
         """Train with ``optimizer`` from now on; the configured schedule is rebuilt for it."""
@@ -190,7 +190,7 @@ class Trainer(TrainerLifecycle):
         left = self._plan.num_updates - self.state.updates_done
         self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
         self._prepare_parts()
-        self._build_step()
+        self._build_update()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
@@ -200,7 +200,7 @@ class Trainer(TrainerLifecycle):
             )
         self.config = self.config.copy_with(loss=GivenName(loss_name or CUSTOM))
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
-        self._build_step()
+        self._build_update()
 
     def set_train_mode(self, model: nn.Module | None = None) -> None:
         """Training mode, with batch normalization in evaluation mode if ``config.freeze_bn``."""
@@ -251,34 +251,8 @@ class Trainer(TrainerLifecycle):
 
     def run_step(self) -> None:
         """One update of the weights: ``train_step`` for each micro-batch of its window."""
-        state, phases, end = self.state, self.phases, self._plan.steps(self.iter + 1)
-        state.step_before = state.global_step
-        if self._update.begin is not None:
-            self._update.begin(end - state.global_step)
-        clock, data_time = time.perf_counter, 0.0
-        losses: list[Any] = []
-        while state.global_step < end:
-            start = clock()
-            self._inputs = inputs = next(self._batches)
-            fetched = clock()
-            data_time += fetched - start
-
-            state.global_step += 1
-            self._is_window_end = state.global_step == end
-            try:
-                step_logs = self.train_step(self._step_model, inputs)
-            except Exception as error:
-                add_batch_note(error, inputs)
-                raise
-            stepped = clock()
-            phases.forward += stepped - fetched
-            if (loss := step_logs.get("step_loss")) is not None:
-                losses.append(loss)
-            if self._after_batch is not None:
-                self._after_batch(step_logs, inputs)
-                phases.metrics += clock() - stepped
-        phases.data += data_time
-        self._put_metrics(losses, data_time)
+        assert self._step is not None, "built before the first step"
+        self._step.run()
 
     def prepare_input_batch(self, batch: Any) -> Any:
         """Prepare a batch of the loader for a step: by default, move its tensors to the device."""
@@ -291,18 +265,18 @@ class Trainer(TrainerLifecycle):
         further entries of an override (``epoch_loss``, ``epoch_metric`` …).
         """
         loss = self.training_step(inputs)
-        if self._is_window_end:
+        if self._update.is_window_end:
             self.optimization_step()
         return {"step_loss": loss["loss"] if isinstance(loss, Mapping) else loss}
 
     def training_step(self, batch: Any) -> Any:
         """Forward and backward of one micro-batch; returns its detached loss. Does not change weights."""
-        loss = self.compute_loss(self._step_model, batch)
+        loss = self._compute_loss(self._step_model, batch)
         start = time.perf_counter()
         self._update.backward(loss, batch)
         seconds, phases = time.perf_counter() - start, self.phases
         phases.backward += seconds
-        phases.forward -= seconds  # run_step adds all of train_step
+        phases.forward -= seconds  # the step adds all of train_step
         return loss.detach()
 
     def optimization_step(self) -> None:
@@ -346,7 +320,6 @@ class Trainer(TrainerLifecycle):
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by the contract of model and batch (see ``docs/trainer.md``)."""
-        # Called by overrides and before the first batch; later the contract's method is installed here.
         return self._resolve_contract(inputs).compute_loss(model, inputs)
 
     def update_metrics(self, model: Any, inputs: Any, step_loss: Any, training: bool = True) -> tuple[float, float]:

@@ -16,7 +16,7 @@ _TIMES = ("time", "data_time", "eta_seconds")
 
 
 @dataclass(frozen=True, slots=True)
-class DisplayMetrics:
+class ShownMetrics:
     """The new metrics; an empty dict or None where there is no new value."""
 
     losses: dict[str, float]
@@ -37,7 +37,7 @@ def unit_of(name: str) -> str:
     return " %" if re.fullmatch(r"Acc@\d+", name.rpartition("/")[2]) else ""
 
 
-def new_metrics(storage: EventStorage, after: int, window_size: int) -> DisplayMetrics | None:
+def new_metrics(storage: EventStorage, after: int, window_size: int) -> ShownMetrics | None:
     """Metrics of iterations later than ``after``, or None if there are none."""
     new = {
         name: value
@@ -53,7 +53,7 @@ def new_metrics(storage: EventStorage, after: int, window_size: int) -> DisplayM
     losses = {name: value for name, value in new.items() if "loss" in name}
     others = {name: value for name, value in new.items() if name not in (*losses, *_TIMES, "lr")}
     last_iteration = max(storage.history(name).latest_iteration() for name in new)
-    return DisplayMetrics(losses, others, mean("time"), mean("data_time"), new.get("lr"), last_iteration)
+    return ShownMetrics(losses, others, mean("time"), mean("data_time"), new.get("lr"), last_iteration)
 
 
 class ConsoleWriter(EventWriter):
@@ -89,7 +89,7 @@ class ConsoleWriter(EventWriter):
         self._last_written = new.last_iteration
         logger.info("  ".join(self._fields(storage, new)), extra={"progress": True})
 
-    def _fields(self, storage: EventStorage, new: DisplayMetrics) -> list[str]:
+    def _fields(self, storage: EventStorage, new: ShownMetrics) -> list[str]:
         done = min(storage.iter + (not storage.is_over), self._max_iter)
         fields = [f"iteration: {done}/{self._max_iter}", f"consumed_samples: {storage.samples}"]
         fields += [f"{name}: {value:.4g}{unit_of(name)}" for name, value in (new.losses | new.others).items()]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
-from trainwright.events.writers.console import DisplayMetrics, new_metrics
+from trainwright.events.writers.console import ShownMetrics, new_metrics
 from trainwright.terminal import guarded
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class ProgressWriter(EventWriter):
         live_bars.add(bar)
         return bar
 
-    def _fields(self, new: DisplayMetrics) -> list[str]:
+    def _fields(self, new: ShownMetrics) -> list[str]:
         fields = [] if new.main_loss is None else [f"loss={new.main_loss:.4g}"]
         if new.lr is not None:
             fields.append(f"lr={new.lr:.2e}")

@@ -96,7 +96,7 @@ class RowFile:
     def append(self, block: bytes) -> None:
         """Write a block. If that fails, for example on a full disk, truncate the file to its previous size."""
         if self._descriptor is None:
-            if not self.is_writable():
+            if not self.is_possible():
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
             remove_stale(self.path.parent)  # temporary files of a killed process
@@ -120,11 +120,11 @@ class RowFile:
     def replace(self, content: bytes) -> None:
         """Replace the content atomically: the path always holds the complete previous or the complete new content."""
         self.close()
-        if self.is_writable():  # a rename would replace a device by a file
+        if self.is_possible():  # a rename would replace a device by a file
             self.path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(self.path, content)
 
-    def is_writable(self) -> bool:
+    def is_possible(self) -> bool:
         """Whether a file can be at the path. If something else is there, warn once."""
         if not self._is_blocked:
             self._is_blocked = is_blocked(self.path)

@@ -34,14 +34,14 @@ def sync_files() -> None:
         thread.sync()
 
 
-def _reset_after_fork() -> None:
+def _forget_in_child() -> None:
     """A forked process has no writer threads; the parent process writes the rows."""
     _file_threads.clear()
     storages_of_threads.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class ControlRequests:
             self._act()
         if control.should_training_stop and trainer.iter + 1 < trainer.max_iter:
             trainer.max_iter = trainer.iter + 1
+            trainer.storage.reduce()  # the last row is written now
             logger.info("A callback stops the training after iteration %d.", trainer.iter + 1)
 
     def _act(self) -> None:

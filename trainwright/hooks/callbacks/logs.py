@@ -23,17 +23,26 @@ class EpochMean:
 
     def read(self, storage: EventStorage) -> float:
         """The mean so far; NaN before the first value of the epoch."""
-        history = storage.histories().get(self.name)
-        for value, iteration in history.values_since(self._next) if history else ():
-            self._total += value
-            self._count += 1
-            self._next = iteration + 1
-        return self._total / self._count if self._count else float("nan")
+        local = self._add_final(storage)
+        return (self._total + sum(local)) / (self._count + len(local)) if self._count + len(local) else float("nan")
 
     def read_with(self, storage: EventStorage, value: float) -> float:
         """The mean with one more value, which is not stored yet."""
-        self.read(storage)
-        return (self._total + value) / (self._count + 1)
+        local = self._add_final(storage)
+        return (self._total + sum(local) + value) / (self._count + len(local) + 1)
+
+    def _add_final(self, storage: EventStorage) -> list[float]:
+        """Add the new values; returns those that are not final, because they are means of this process only."""
+        history, local = storage.histories().get(self.name), []
+        first_local = storage.first_local_iteration(self.name)
+        for value, iteration in history.values_since(self._next) if history else ():
+            if iteration >= first_local:
+                local.append(value)
+                continue
+            self._total += value
+            self._count += 1
+            self._next = iteration + 1
+        return local
 
     def state_dict(self, storage: EventStorage) -> dict[str, Any]:
         """Includes all values so far: the storage's own state holds recent values only."""

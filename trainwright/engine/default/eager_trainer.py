@@ -1,0 +1,211 @@
+"""Steps in plain PyTorch, as config files describe them: a model that takes a batch's fields and returns its losses."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.data.collate import to_batch
+from trainwright.data.prefetch import ahead, cycle
+from trainwright.data.sampler import CyclicSampler
+from trainwright.engine.accumulation import TOKENS, mean_outputs
+from trainwright.engine.gradient_sync import Replica, average_before_own_steps
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.loss_fn import explain_forward, sum_losses
+from trainwright.engine.step import Step
+from trainwright.engine.update import Update, optimizer_calls
+from trainwright.events.storage import get_event_storage
+from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.parallel.data_parallel import unwrap_model
+from trainwright.parallel.dist import get_world_size
+
+
+@overridable
+class EagerTrainer(TrainerBase):
+    """Steps in plain PyTorch.
+
+    ``model`` is called with the fields of a batch and returns its losses by name; ``data_loader`` is restarted
+    when it ends. Gradients are clipped by global norm if the optimizer's groups have ``clip_grad_max_norm`` and
+    ``clip_grad_norm_type`` (as :func:`~trainwright.optim.get_default_optimizer_params` writes them). Their norm before
+    clipping is stored as ``grad_norm``. ``skip_non_finite``: skip updates whose loss or gradients are not finite.
+
+    The loss of an update is the mean over the samples of its micro-batches on all ranks, or, if the model's outputs
+    have ``num_tokens`` (the number of tokens that its losses average), the mean over their tokens. With several ranks
+    ``model`` is wrapped in torch's DistributedDataParallel; unused parameters are found in the first update
+    (``find_unused_parameters``: some take part in some updates only).
+
+    To change the step, override ``run_step`` and use ``self.model``, ``self.optimizer``, ``self.grad_acc_steps``,
+    ``next(self._data_loader_iter)``, ``self.write_metrics(loss_dict, data_time)`` and ``self.update()``.
+
+    Attributes:
+        reads_ahead: whether batches are copied to the accelerator during the previous step; False by default, since a
+            user's ``get_batch`` may expect the loader's own batches.
+    """
+
+    reads_ahead = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data_loader: Any,
+        optimizer: torch.optim.Optimizer,
+        grad_acc_steps: int = 1,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        skip_non_finite: bool = False,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        model.train()
+        self.model = model
+        self.data_loader = data_loader
+        self.optimizer = optimizer
+        self.grad_acc_steps = grad_acc_steps
+        # Everything that depends on the configuration is decided here, not in the step.
+        self._replica = None
+        if get_world_size() > 1:
+            self._replica = Replica(
+                self._plain_model,
+                self._device,
+                self._use_wrapped,
+                prepared=model if model is not self._plain_model else None,
+                find_unused_parameters=find_unused_parameters,
+            )
+        samples = None if self._replica is None else _batch_size_of(data_loader)
+        self._update = Update(
+            optimizer,
+            self._plain_model,
+            *optimizer_calls(optimizer),
+            accumulates=grad_acc_steps > 1,
+            skip_non_finite=skip_non_finite,
+            grad_scaler=grad_scaler,
+            replica=self._replica,
+            count=None if samples is None else lambda batch: samples,
+            count_all=None if samples is None else lambda: samples * get_world_size() * grad_acc_steps,
+        )
+        self._loss_of: Callable[[Any, Any], Tensor] = sum_losses
+        if self._update.is_weighed:
+            self._loss_of = self._update.mean.loss_share
+        self._has_own_steps_averaged = False
+
+    @cached_property
+    def _data_loader_iter(self) -> Iterator[Any]:
+        # Created on first use: a resume sets the loader's position before.
+        batches = cycle(self.data_loader)
+        if self.reads_ahead:
+            batches = ahead(batches, self._device)
+        if self._replica is None:
+            return batches
+        update = self._update
+        return self._replica.announced(batches, lambda: update.is_window_end)
+
+    def run_step(
+        self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None
+    ) -> None:
+        """One update over ``grad_acc_steps`` micro-batches.
+
+        ``get_batch(data, device)`` turns an item of the loader into the arguments of the model; by default
+        :func:`trainwright.data.to_batch` on the model's device.
+        """
+        self.bind_step(get_batch, input_placement_device)()
+
+    def bind_step(self, get_batch: Callable[..., Any] | None = None, device: Any = None) -> Callable[[], None]:
+        """The call that makes a step, with the arguments of ``run_step``; it calls no method that may be overridden."""
+        batches = map(get_batch or to_batch, self._data_loader_iter, repeat(self._device if device is None else device))
+        step = Step(
+            self._update,
+            batches,
+            self.model,
+            self._train_micro_batch,
+            begin_window=lambda: self.grad_acc_steps,
+            end_window=self._end_window,
+            phases=self.phases,
+            explain=lambda error, batch: explain_forward(error, self._plain_model, batch),
+        )
+        return step.run
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward pass: add the gradients of ``loss``."""
+        self._update.differentiate(loss)
+
+    def update(self) -> None:
+        """Clip the gradients, step the optimizer, and set the gradients to None."""
+        self._update.finish()
+
+    def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
+        """Store ``total_loss`` (the sum of entries named "loss"), each entry if there are several, and ``data_time``.
+
+        Losses are means over the ranks, weighted by samples, or by tokens if ``loss_dict`` has ``num_tokens``; ranks
+        exchange them once per log line. Does not synchronize with the device.
+        """
+        storage, update = get_event_storage(), self._update
+        storage.put_scalar("data_time", data_time)
+        scalars = {
+            name: value for name, value in loss_dict.items() if not isinstance(value, Tensor) or value.numel() == 1
+        }
+        losses = [value for name, value in scalars.items() if "loss" in name]
+        total_loss = losses[0] if len(losses) == 1 else sum(losses)
+        if update.record_loss is not None:
+            update.record_loss(total_loss)
+        weight = scalars.get(TOKENS, update.weight)
+        update.put(f"{prefix}total_loss", total_loss, weight)
+        if len(scalars) > 1:
+            for name, value in scalars.items():
+                if name == TOKENS:
+                    update.put_sum(prefix + name, value)
+                else:
+                    update.put(prefix + name, value, weight)
+
+    # Implementation.
+
+    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        return self, self.run_step if self.has_own_run_step() else self.bind_step()
+
+    def has_own_run_step(self) -> bool:
+        """Whether ``run_step`` is the user's. Then gradients are averaged before each step of the optimizer."""
+        is_own = is_overridden(self, "run_step")
+        if is_own and self._replica is not None and not self._has_own_steps_averaged:
+            self._has_own_steps_averaged, update = True, self._update
+            average_before_own_steps(self.optimizer, lambda: update.is_stepping)
+        return is_own
+
+    def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Forward, loss and backward; returns the model's outputs."""
+        outputs: Mapping[str, Any] = self.model(**batch)
+        loss = self._loss_of(outputs, batch)
+        start = time.perf_counter()
+        self.backward(loss)
+        seconds, phases = time.perf_counter() - start, self.phases
+        phases.backward += seconds
+        phases.forward -= seconds  # the step adds all of it
+        return outputs
+
+    def _end_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
+        # Before the update: an output may be a parameter.
+        self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
+        start = time.perf_counter()
+        self.update()
+        self.phases.optimizer += time.perf_counter() - start
+
+    def _use_wrapped(self, model: nn.Module) -> None:
+        self.model = model
+
+    @property
+    def _plain_model(self) -> nn.Module:
+        """The user's model, unwrapped."""
+        return unwrap_model(self.model)
+
+    @cached_property
+    def _device(self) -> torch.device:
+        parameter = next(iter(self.model.parameters()), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _batch_size_of(loader: Any) -> int | None:
+    """The samples of each of a rank's batches, if they are always the same number; None: unknown."""
+    sampler = getattr(loader, "batch_sampler", None)
+    return sampler.micro_batch_size if isinstance(sampler, CyclicSampler) else None
