@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
 from trainwright.evaluation.loop import kept_randomness
-from trainwright.models.modes import evaluation_mode
+from trainwright.models.eval_mode import evaluation_mode
 
 
 class Classifier(nn.Module):

@@ -26,7 +26,7 @@ from trainwright.evaluation.evaluator import (
     print_csv_format,
 )
 from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, raised_on_all_ranks
-from trainwright.models.modes import evaluation_mode
+from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import all_gather_object, get_world_size, is_main_process
 

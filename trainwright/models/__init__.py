@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from trainwright.models.config import ModelConfig as ModelConfig
     from trainwright.models.folder import init_weights as init_weights
     from trainwright.models.model import Model as Model
+    from trainwright.models.model import ModelOutput as ModelOutput
     from trainwright.models.model import build_model as build_model
     from trainwright.models.model import model_files as model_files
     from trainwright.models.model import register_model as register_model
-    from trainwright.models.outputs import ModelOutput as ModelOutput
     from trainwright.models.tasks.bert import Bert as Bert
     from trainwright.models.tasks.bert import BertConfig as BertConfig
     from trainwright.models.tasks.bert import BertSequenceLabeling as BertSequenceLabeling
@@ -32,8 +32,7 @@ _NAMES_OF = {
     "card": "ModelCard",
     "config": "ModelConfig",
     "folder": "init_weights",
-    "model": "Model register_model build_model model_files",
-    "outputs": "ModelOutput",
+    "model": "Model register_model build_model model_files ModelOutput",
     "tasks.bert": (
         "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling "
         "BertSequenceLabelingConfig"

@@ -1,6 +1,6 @@
-"""What a model is made of, as a dataclass: kept beside its weights as ``model_config.yaml``."""
+"""Model configs: dataclasses that are saved beside the weights as ``model_config.yaml``, and checks of their fields."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,31 +76,18 @@ def checked_characters(value: Any, silent_id: int, field: str, where: str) -> di
 
 
 def check_positive(config: YamlConfig, *names: str) -> None:
-    """Hold fields to whole numbers >= 1.
-
-    Raises:
-        ConfigError: names those that are not.
-    """
-    faults = [
-        f"{type(config).__name__}.{name}: got {config[name]!r}; it must be a whole number >= 1."
-        for name in names
-        if not (type(config[name]) is int and config[name] >= 1)
-    ]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    """Raise ConfigError unless these fields are whole numbers >= 1."""
+    _check(config, names, lambda value: type(value) is int and value >= 1, "a whole number >= 1")
 
 
 def check_share(config: YamlConfig, *names: str) -> None:
-    """Hold fields to numbers in [0, 1), as a probability of dropout is.
+    """Raise ConfigError unless these fields are numbers in [0, 1), as a dropout probability is."""
+    _check(config, names, lambda value: 0 <= value < 1, "a number in [0, 1)")
 
-    Raises:
-        ConfigError: names those that are not.
-    """
-    faults = [
-        f"{type(config).__name__}.{name}: got {config[name]!r}; it must be a number in [0, 1)."
-        for name in names
-        if not 0 <= config[name] < 1
-    ]
+
+def _check(config: YamlConfig, names: Sequence[str], is_valid: Callable[[Any], bool], rule: str) -> None:
+    where = type(config).__name__
+    faults = [f"{where}.{n}: got {config[n]!r}; it must be {rule}." for n in names if not is_valid(config[n])]
     if faults:
         raise ConfigError("\n".join(faults))
 

@@ -1,4 +1,4 @@
-"""The Model contract: a module that knows its config, its loss, and how inputs become answers. And models by name."""
+"""The Model contract: a module with a config, a loss, pre- and postprocessing. And models by name."""
 
 import copy
 import inspect
@@ -19,25 +19,46 @@ from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorsConta
 from trainwright.data.tasks.registry import Registry
 from trainwright.models import folder as files
 from trainwright.models.config import CONFIG_NAME, ModelConfig
-from trainwright.models.modes import evaluation_mode
+from trainwright.models.eval_mode import evaluation_mode
+
+
+class ModelOutput(dict[str, Any]):
+    """One result of ``post_process``.
+
+    >>> out = ModelOutput(text="12A34")
+    >>> out["text"], out.text
+    ('12A34', '12A34')
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this output has no {name!r}. {did_you_mean(name, self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __repr__(self) -> str:
+        return f"ModelOutput({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
 
 class Model(nn.Module):
-    """Base of models that the Trainer knows how to train, evaluate, save and ask.
+    """Base of models that the Trainer can train, evaluate, save and use for predictions.
 
-    A subclass has ``forward``, which returns a dict such as ``{"logits": ...}``. What it may change: ``compute_loss``,
-    called with those of the outputs and of the batch that its signature names; ``post_process``; for a model that makes
-    sequences ``is_generative = True`` and ``generate``.
+    A subclass has ``forward``, which returns a dict such as ``{"logits": ...}``. It may override ``compute_loss``,
+    which is called with the outputs and batch fields that its signature names; ``post_process``; and, for a model that
+    generates sequences, ``is_generative = True`` and ``generate``.
 
     Args:
         config: settings; ``kwargs`` set fields of a copy of it.
 
     Class attributes:
-        model_filename, config_filename: what the files of a saved model are called.
+        model_filename, config_filename: names of the files of a saved model.
         is_generative: whether `predict` and evaluation call ``generate`` rather than ``forward``.
-        skip_keys_on_load: names of weights, or their beginnings, that a file may have or lack.
+        skip_keys_on_load: names or prefixes of weights that a file may have or lack.
         preprocessor_kind: which part of several preprocessors reads this model's inputs, such as "tokenizer".
-        base_model_prefix: where a base model lies in this one, if it has one.
+        base_model_prefix: the attribute that holds the base model, if there is one.
 
     Raises:
         ConfigTypeError: the config is not one of this model's.
@@ -60,10 +81,10 @@ class Model(nn.Module):
         self.config: Any = copy.deepcopy(config).update(kwargs) if kwargs else config
         self._preprocessor: Any = None
 
-    # What a subclass gives.
+    # For subclasses.
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What the model makes of a batch, by name; the scores of classes under ``logits``."""
+        """The outputs for a batch, by name; the scores of classes under ``logits``."""
         raise NotImplementedError(f"{type(self).__name__} has no forward.")
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -71,7 +92,7 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The sequences that the model makes, as ids."""
+        """The generated sequences, as ids."""
         raise NotImplementedError(f"{type(self).__name__} generates nothing.")
 
     def preprocess(self, inputs: Any, **kwargs: Any) -> Any:
@@ -91,11 +112,11 @@ class Model(nn.Module):
         """Outputs, or ids of labels, as a list with a `ModelOutput` for each input. Here: the outputs as they are."""
         return outputs
 
-    # What all have.
+    # For callers.
 
     @property
     def preprocessor(self) -> Any:
-        """What makes inputs of files and texts; saved and loaded with the model. None if there is none."""
+        """Converts files and texts to inputs; saved and loaded with the model. None if there is none."""
         return self._preprocessor
 
     @preprocessor.setter
@@ -107,12 +128,12 @@ class Model(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is: the device of its first parameter or buffer."""
+        """The device of the first parameter or buffer."""
         return next((t.device for tensors in (self.parameters(), self.buffers()) for t in tensors), torch.device("cpu"))
 
     @property
     def num_parameters(self) -> int:
-        """How many values its parameters have, shared ones once."""
+        """The number of values in its parameters; shared ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
@@ -128,18 +149,18 @@ class Model(nn.Module):
         post_process: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """What the model says about inputs: by ``post_process`` a list with one `ModelOutput` each.
+        """The outputs for inputs: after ``post_process`` a list with one `ModelOutput` each.
 
-        Computed in evaluation mode without gradients; each submodule then has the mode it had.
+        Computed in evaluation mode without gradients; the mode of each submodule is restored.
 
         Args:
             inputs: one raw input (a text, a path) or a list of them, for the preprocessor; or a batch, a dict of
                 tensors.
-            device: moves the model there first; None leaves it where it is.
-            preprocess: False takes the inputs as they are, a tensor as the first argument of ``forward``.
-            post_process: False returns what ``forward`` or ``generate`` gives.
-            kwargs: go to whichever of ``preprocess`` (or the preprocessor itself), ``forward`` or ``generate``, and
-                ``post_process`` names them.
+            device: moves the model there first; None does not.
+            preprocess: False uses the inputs unchanged, a tensor as the first argument of ``forward``.
+            post_process: False returns the result of ``forward`` or ``generate``.
+            kwargs: passed to those of ``preprocess`` (or the preprocessor itself), ``forward`` or ``generate``, and
+                ``post_process`` that have such an argument.
 
         Raises:
             ConfigTypeError: none of them names an argument. ConfigError: raw inputs, and no preprocessor.
@@ -159,12 +180,12 @@ class Model(nn.Module):
         return self.post_process(outputs, **{name: value for name, value in more.items() if name != outputs_name})
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write weights, config and preprocessor into the folder ``path``, all or nothing; returns it.
+        """Write weights, config and preprocessor into the folder ``path``, atomically; returns it.
 
-        A model that is there already is replaced, its ``README.md`` kept.
+        An existing model is replaced; its ``README.md`` is kept.
 
         Raises:
-            ConfigError: the folder holds other things.
+            ConfigError: the folder contains other files.
         """
         return files.save_model(self, path, files=model_files(self), weights_name=self.model_filename)
 
@@ -180,7 +201,7 @@ class Model(nn.Module):
         revision: str | None = None,
         **overrides: Any,
     ) -> Self:
-        """The model in a folder, a training checkpoint, or on the hub (``owner/name``). Its config says which class.
+        """The model in a folder, a training checkpoint, or on the hub (``owner/name``). Its config names the class.
 
         Weights are loaded by name, and all of them must fit; none is executed code. The model is in evaluation mode.
 
@@ -221,7 +242,7 @@ class Model(nn.Module):
             return upload_folder(saved, repo_id, private=private, commit_message=commit_message or "Upload model")
 
     def _part(self, kind: str) -> Any:
-        """The preprocessor of a kind among several; a single one is it."""
+        """The preprocessor of a kind among several, or the single one."""
         if kind and isinstance(self.preprocessor, Mapping):
             return part_of_kind(self.preprocessor, kind, f"{type(self).__name__}.preprocess")
         return self.preprocessor
@@ -229,7 +250,7 @@ class Model(nn.Module):
     def _batch_of(
         self, inputs: Any, preprocess: bool, kwargs: Mapping[str, Any], run: Callable[..., Any]
     ) -> dict[str, Any]:
-        """A batch with names: of tensors as they are, of all else by ``preprocess``."""
+        """A batch by name: tensors unchanged, everything else by ``preprocess``."""
         is_ready = isinstance(inputs, Mapping) or not preprocess
         if isinstance(inputs, Tensor) and self.preprocessor is None:
             is_ready = True
@@ -240,13 +261,13 @@ class Model(nn.Module):
         return dict(inputs) if isinstance(inputs, Mapping) else {next(iter(inspect.signature(run).parameters)): inputs}
 
     def _preprocess_arguments(self) -> set[str]:
-        """The arguments of ``preprocess``: its own, and those that it passes on to the preprocessor."""
+        """The arguments of ``preprocess``: its own, and those of the preprocessor if it forwards them."""
         own = inspect.signature(self.preprocess).parameters
         names = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
         if len(names) == len(own) or self.preprocessor is None:
             return names
-        handed_on = inspect.signature(self._part(self.preprocessor_kind)).parameters
-        return names | {name for name, p in list(handed_on.items())[1:] if p.kind is not p.VAR_KEYWORD} - {
+        forwarded = inspect.signature(self._part(self.preprocessor_kind)).parameters
+        return names | {name for name, p in list(forwarded.items())[1:] if p.kind is not p.VAR_KEYWORD} - {
             "return_tensors"
         }
 
@@ -263,6 +284,7 @@ class Model(nn.Module):
 
 
 M = TypeVar("M", bound=type[Model])
+
 _OWN = {
     "crnn_image2text": "trainwright.models.tasks.crnn",
     "bert": "trainwright.models.tasks.bert",
@@ -271,11 +293,12 @@ _OWN = {
     "ctc_speech_recognition": "trainwright.models.tasks.speech",
     "gpt_text_generation": "trainwright.models.tasks.gpt",
 }
+
 _registry: Registry[Model] = Registry("model", ModelConfig, _OWN)
 
 
 def register_model(name: str, config_class: type[ModelConfig]) -> Callable[[M], M]:
-    """Class decorator: ``Model.load`` and `build_model` find the class by ``name``, which is its config's too.
+    """Class decorator: ``Model.load`` and `build_model` find the class by ``name``, which its config has too.
 
     Defining a class again, as a notebook does, replaces it.
 
@@ -307,9 +330,9 @@ def build_model(name: str, config: ModelConfig | Mapping[str, Any] | None = None
 
 
 def model_files(model: Model) -> dict[str, bytes]:
-    """The files that make weights a model again: ``model_config.yaml`` and those in ``preprocessor/``, by name.
+    """The files that a model needs besides its weights: ``model_config.yaml`` and those in ``preprocessor/``, by name.
 
-    What a training checkpoint carries besides, so that it can be loaded as a model, too.
+    A training checkpoint has them too, so that it can be loaded as a model.
     """
     files = {model.config_filename: model.config.to_yaml().encode()}
     if model.preprocessor is not None:

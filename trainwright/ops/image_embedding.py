@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, UserError, did_you_mean
-from trainwright.models.modes import evaluation_mode
+from trainwright.models.eval_mode import evaluation_mode
 from trainwright.ops.operator import NNOperator
 
 

@@ -19,7 +19,7 @@ from trainwright.engine.trainer.eval_results import EvalResults
 from trainwright.evaluation.evaluator import num_samples
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.hooks.overrides import install, is_overridden, uninstall
-from trainwright.models.modes import evaluation_mode
+from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import get_world_size
 
 

@@ -19,8 +19,7 @@ from trainwright.models.config import (
     check_share,
     checked_labels,
 )
-from trainwright.models.model import Model, register_model
-from trainwright.models.outputs import ModelOutput
+from trainwright.models.model import Model, ModelOutput, register_model
 
 
 @dataclass

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.data.tasks.labels import reverse_digits
 from trainwright.models.config import ModelConfig, check_positive, check_share, checked_characters
-from trainwright.models.model import Model, register_model
-from trainwright.models.outputs import ModelOutput
-from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
-from trainwright.models.weight_init import init_for_ctc
+from trainwright.models.model import Model, ModelOutput, register_model
+from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, init_for_ctc, read_characters
 
 # After which convolution the picture is halved: in both directions, or in height alone, which keeps the time steps.
 _POOLS = {0: (2, 2), 1: (2, 2), 3: (2, 1), 5: (2, 1)}

@@ -20,8 +20,7 @@ from trainwright.models.config import (
     check_share,
     checked_characters,
 )
-from trainwright.models.model import Model, register_model
-from trainwright.models.outputs import ModelOutput
+from trainwright.models.model import Model, ModelOutput, register_model
 
 
 @dataclass

@@ -16,10 +16,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from trainwright.config.errors import ConfigError
 from trainwright.models.config import ModelConfig, check_positive, check_share, checked_characters
-from trainwright.models.model import Model, register_model
-from trainwright.models.outputs import ModelOutput
-from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, read_characters
-from trainwright.models.weight_init import init_for_ctc
+from trainwright.models.model import Model, ModelOutput, register_model
+from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, init_for_ctc, read_characters
 
 
 @dataclass
