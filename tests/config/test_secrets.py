@@ -232,7 +232,7 @@ def test_a_training_config_is_saved_without_secrets(tmp_path: Path, caplog: pyte
     assert "pa55word" in str(config.init_weights_from)
     with pytest.raises(ConfigError, match=r"training_config\.yaml: init_weights_from: no value yet") as raised:
         TrainingConfig.load_from_yaml(path)
-    assert "Write it in" in str(raised.value)
+    assert "Write the value into the file" in str(raised.value)
     path.write_text(path.read_text().replace(MISSING, "elsewhere"))
     assert TrainingConfig.load_from_yaml(path).init_weights_from == "elsewhere"
 

@@ -22,7 +22,7 @@ _CHAIN = ["a0: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, MAX_DEPT
 
 REFUSED = {
     "aliases repeat more than": "\n".join(_LEVELS),
-    "inside of what it repeats": "train: &a\n  x: *a\n",
+    "inside the node that it repeats": "train: &a\n  x: *a\n",
     "line 1.*\n.*": "train: &a [1, *a]\n",
     "more than 50 levels": "a: " + "[" * 100_000 + "]" * 100_000,
     "50 levels of nesting": "a: " + "{a: " * MAX_DEPTH + "1" + "}" * MAX_DEPTH,

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.config.training.aliases import SYNONYMS
+from trainwright.config.training.aliases import ALIASES
 from trainwright.hooks import Callback, TrainerControl
 
 REPOSITORY = Path(__file__).parents[2]
@@ -110,7 +110,7 @@ def test_what_it_is_called_here_is_there(
 def is_there(name: str, trainer: Trainer) -> Iterator[bool]:
     """Whether a name is a setting, something of a trainer, of a callback, or a file of a run."""
     output = Path(trainer.config.output_dir)
-    yield name in TrainingConfig.model_fields or name in SYNONYMS
+    yield name in TrainingConfig.model_fields or name in ALIASES
     yield hasattr(trainer, name) or hasattr(trainer.state, name) or name in inspect.signature(Trainer).parameters
     yield hasattr(Callback, name) or hasattr(TrainerControl(), name)
     yield hasattr(importlib.import_module("trainwright.hooks"), name)

@@ -88,7 +88,7 @@ _MAX_SHOWN = 100  # characters of one extra
 
 
 def description(found: CheckpointReport) -> dict[str, Any]:
-    """All facts that `show` prints, as JSON values. What cannot be read is None, with its fault."""
+    """The facts that `show` prints, as JSON values. Unreadable values are None, with a fault."""
     faults = list(found.faults)
     header = _header(found.folder, faults)
     manifest = found.manifest
@@ -253,7 +253,7 @@ def _list(folder: Path, args: argparse.Namespace) -> int:
 def _show(folder: Path, args: argparse.Namespace) -> int:
     if not _is_one(folder):
         names = [str(path) for path in checkpoint_paths(folder)]
-        hint = f" It holds checkpoints: pass one of them, such as {names[-1]}." if names else ""
+        hint = f" It contains checkpoints: pass one of them, such as {names[-1]}." if names else ""
         raise ConfigError(f"{folder}: not a checkpoint.{hint}")
     found = inspect_checkpoint(folder, contents=False)
     facts = description(found)
@@ -270,7 +270,7 @@ def _verify(folder: Path, args: argparse.Namespace) -> int:
         pointer_faults = {place.folder / POINTER_NAME: place.pointer_fault for place in in_places}
         pointer_faults = {path: fault for path, fault in pointer_faults.items() if fault}
     if not found and not pointer_faults:
-        raise ConfigError(f"{folder}: holds no checkpoint, so there is nothing to verify.")
+        raise ConfigError(f"{folder}: contains no checkpoint to verify.")
     if args.json:
         print(json.dumps([_facts(entry, with_files=True) for entry in found], indent=1))
     else:

@@ -1,4 +1,4 @@
-"""``trainwright COMMAND …``. Prints its help without loading torch."""
+"""The command ``trainwright``. Its help does not load torch."""
 
 import sys
 from collections.abc import Sequence

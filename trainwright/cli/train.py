@@ -51,7 +51,7 @@ def main(
     if prog is not None:  # the installed command, which takes the file as an argument
         parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]"
     args = parser.parse_args(argv)
-    if not args.config_file:  # `trainwright train CONFIG …`, which may stand anywhere among the overrides
+    if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
         args.opts = [text for text in args.opts if text != args.config_file]
     try:

@@ -1,4 +1,4 @@
-"""What a run is: a tree of lazy calls and settings, written in Python or YAML, checked as a whole before it starts."""
+"""Configurations of runs: lazy calls and settings, written in Python or YAML and checked before the run starts."""
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainerConfig as TrainerConfig
     from trainwright.config.training.training_config import TrainingConfig as TrainingConfig
 
-# The block above says the same to type checkers; tests/house holds the two together.
+# The block above is for type checkers; a test compares the two.
 _NAMES_OF = {
     "arguments": "default_argument_parser",
     "enums": "LRSchedulerType OptimizerType PrecisionType TaskType",

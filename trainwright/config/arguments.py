@@ -1,4 +1,4 @@
-"""The arguments of a training script."""
+"""The command-line arguments of a training script."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from trainwright.config.errors import did_you_mean
 
 _EPILOG = """\
-overrides are key=value pairs in any place:
+overrides are key=value pairs in any position:
   optim.lr=1e-3  train.train_iter=100  model.layers=[1,2]  '~train.scheduler.alpha'  dataloader.test.0.num_workers=0
 """
 
@@ -53,7 +53,7 @@ def default_argument_parser(
         )
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in train.output_dir")
     parser.add_argument("--eval-only", action="store_true", help="evaluate the weights and stop")
-    parser.add_argument("--fast-dev-run", action="store_true", help="a few iterations, to see that everything works")
+    parser.add_argument("--fast-dev-run", action="store_true", help="a few iterations, to check that everything works")
     parser.add_argument(
         "--allow-module",
         action="append",
@@ -61,6 +61,6 @@ def default_argument_parser(
         metavar="NAME",
         help="let YAML files and overrides name targets of this module; may be given several times",
     )
-    parser.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
+    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
     parser.add_argument("opts", nargs="*", metavar="key=value", help="overrides of the configuration")
     return parser

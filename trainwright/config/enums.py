@@ -1,18 +1,18 @@
-"""The words that settings are chosen from. A member is its string: either may stand in a configuration."""
+"""Enums of setting values. A member is equal to its string, and either can be used in a configuration."""
 
 from enum import StrEnum
 
 from trainwright.config.errors import ConfigError, did_you_mean
 
-CUSTOM = "custom_"  # the name of an optimizer or a loss that is an object of the user's
+CUSTOM = "custom_"  # the name of an optimizer or a loss that the user passed as an object
 
 
 class GivenName(str):
-    """What the user calls an optimizer or a loss that is an object: any text. Files have ``custom_`` in its place."""
+    """The user's name of an optimizer or a loss that is an object. Files contain ``custom_`` instead."""
 
 
 class _Word(StrEnum):
-    """A string from a list. An unknown one is a ConfigError with the nearest; known misspellings are understood."""
+    """A string enum. An unknown string is a ConfigError with the nearest name; known misspellings are accepted."""
 
     @classmethod
     def _missing_(cls, value: object) -> "_Word":
@@ -23,12 +23,12 @@ class _Word(StrEnum):
 
     @classmethod
     def words(cls) -> list[str]:
-        """All of them, as plain strings."""
+        """All values as plain strings."""
         return [member.value for member in cls]
 
 
 class TaskType(_Word):
-    """What a model is trained for: decides the metrics there are and how outputs are compared with labels."""
+    """The task of a model. It determines the metrics and how outputs are compared with labels."""
 
     AUDIO_CLASSIFICATION = "audio_classification"
     BACKBONE = "backbone"
@@ -43,12 +43,12 @@ class TaskType(_Word):
 
 
 class OptimizerType(_Word):
-    """The common optimizers. Any other of ``torch.optim`` may be named by its class."""
+    """Common optimizers. Others of ``torch.optim`` are selected by their class name."""
 
     ADAM = "adam"
     ADAMW = "adamw"
     SGD = "sgd"
-    SDG = "sgd"  # as older configurations spell it
+    SDG = "sgd"  # the spelling of older configurations
 
 
 class LRSchedulerType(_Word):
@@ -66,7 +66,7 @@ class LRSchedulerType(_Word):
     SEQUENTIAL = "sequential"
     POLYNOMIAL = "polynomial"
     COSINE_ANNEALING = "cosine_annealing"
-    COSINE_ANEALING = "cosine_annealing"  # as older configurations spell it
+    COSINE_ANEALING = "cosine_annealing"  # the spelling of older configurations
 
     @property
     def torch_name(self) -> str:
@@ -81,7 +81,7 @@ class LRSchedulerType(_Word):
 
 
 class PrecisionType(_Word):
-    """What a forward pass computes in."""
+    """The precision of forward passes."""
 
     NO = "no"
     FULL = "no"

@@ -1,4 +1,4 @@
-"""Errors that users can cause. Their messages say where, what value was found, what is allowed and what to do."""
+"""Errors that users can cause. Their messages name the place, the value, the allowed values and a fix."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from trainwright.terminal import printable
 
 
 class UserError(Exception):
-    """Root of the errors that a user can cause and fix. The command line prints them without a traceback, exit 2."""
+    """Base of errors that a user can cause and fix. The command line prints the message only, and exits with 2."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -26,7 +26,7 @@ class ConfigTypeError(ConfigError, TypeError):
 class ConfigKeyError(ConfigError, KeyError):
     """A key that does not exist."""
 
-    def __str__(self) -> str:  # KeyError shows its argument's repr, which mangles a message of several lines
+    def __str__(self) -> str:  # KeyError shows the repr of its argument, with escaped line breaks
         return printable(str(self.args[0])) if self.args else ""
 
 

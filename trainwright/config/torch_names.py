@@ -1,4 +1,4 @@
-"""Optimizers, losses, schedules and dtypes by torch's names. Torch is imported when a name is looked up."""
+"""Optimizers, losses, schedules, dtypes and devices by torch's names. Torch is imported by the first lookup."""
 
 import functools
 import inspect
@@ -17,9 +17,9 @@ logger = logging.getLogger("trainwright.config")
 
 
 def find_device(name: str | None) -> "torch.device":
-    """The device of that name; of a kind of device the first; for None the accelerator if there is one, else the CPU.
+    """The device ``name``, by default the first of its type. None is the accelerator if available, else the CPU.
 
-    One that is not there is one warning and the CPU.
+    A device that is not available is one warning and the CPU.
     """
     import torch
 
@@ -41,7 +41,7 @@ def find_device(name: str | None) -> "torch.device":
 
 @functools.cache  # once per process and device
 def warn_missing(name: str) -> None:
-    """Say that a device that was asked for is not there."""
+    """Warn that a requested device is not available."""
     logger.warning("This machine has no %s device: computing on the CPU.", name)
 
 
@@ -56,9 +56,9 @@ def split_name(value: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[Any] | None, str | None]:
-    """The class that ``value`` names, or what is wrong with the name. ``kind``: "optimizer", "loss", "lr_scheduler".
+    """The class that ``value`` names, or the text of an error. ``kind``: "optimizer", "loss", "lr_scheduler".
 
-    A schedule may also be called by its name in ``LRSchedulerType``.
+    Schedules also have the names in ``LRSchedulerType``.
     """
     name, _ = split_name(value)
     classes = _classes(kind)
@@ -71,9 +71,9 @@ def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[An
 
 
 def arguments_fault(kind: str, value: str | Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments beside the name; None if nothing is. A schedule also needs all of its own."""
+    """The text of an error in the arguments of ``value``, or None. Schedules need all required arguments."""
     found, _ = find_torch_class(kind, value)
-    assert found is not None, "asked only for a name that was found"
+    assert found is not None, "the caller has checked the name"
     _, arguments = split_name(value)
     parameters = inspect.signature(found).parameters
     allowed = [name for name in parameters if name not in _SET_BY_TRAINER[kind]]
@@ -90,7 +90,7 @@ def arguments_fault(kind: str, value: str | Mapping[str, Any]) -> str | None:
 
 
 def torch_dtype(name: str) -> "torch.dtype":
-    """The type of numbers that torch calls ``name``: how a saved configuration spells ``torch.float16``."""
+    """The dtype ``torch.<name>``. A saved configuration uses it for dtypes."""
     import torch
 
     found = getattr(torch, name, None)
@@ -105,7 +105,7 @@ def _classes(kind: str) -> dict[str, type[Any]]:
 
     if kind == "optimizer":
         base: type[Any] = torch.optim.Optimizer
-        # LBFGS calls the model several times in each step, which no trainer of batches does.
+        # LBFGS calls the model several times in each step, which the trainer does not support.
         return _subclasses(torch.optim, base, but=("Optimizer", "LBFGS"))
     if kind == "lr_scheduler":
         module = torch.optim.lr_scheduler

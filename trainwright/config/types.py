@@ -12,7 +12,7 @@ from trainwright.config.validation import Allowed
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
 _AtLeastZero = Annotated[int, Field(ge=0)]
-_Share = Annotated[float, Field(gt=0, le=1)]
+_Fraction = Annotated[float, Field(gt=0, le=1)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1)]
 
@@ -55,11 +55,11 @@ PositiveOrNone = Annotated[Annotated[_Finite, Field(gt=0)] | None, Allowed("a nu
 NotNegative = Annotated[_Finite, Field(ge=0), Allowed("a number >= 0")]
 Ratio = Annotated[float, Field(ge=0, le=1), Allowed("a number in [0, 1]")]
 RatioBelowOne = Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1)")]
-StepsOrShare = Annotated[
-    _AtLeastOne | _Share | None, Allowed("a whole number >= 1, a share of the steps such as 0.5 or 1.0, or None")
+StepsOrFraction = Annotated[
+    _AtLeastOne | _Fraction | None, Allowed("a whole number >= 1, a fraction of the steps such as 0.5 or 1.0, or None")
 ]
 SaveSteps = Annotated[
-    _AtLeastZero | _Share | None, Allowed("a whole number >= 0, a share of the steps such as 0.1, or None")
+    _AtLeastZero | _Fraction | None, Allowed("a whole number >= 0, a fraction of the steps such as 0.1, or None")
 ]
 Named = Annotated[str | dict[str, Any], Allowed('a name, or {"name_": name, ...} with its arguments')]
 NamedOrNone = Annotated[

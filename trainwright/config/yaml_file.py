@@ -33,12 +33,12 @@ _REPLACED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
-    """Safe loader with the resolvers of this module, which refuses what grows or nests without bounds."""
+    """Safe loader with the resolvers of this module and limits on nesting and aliases."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
-        # Of each node that is complete: the values in it, and its levels. Aliases name nodes, so each is measured once.
+        # For each complete node its number of values and levels. Aliases refer to nodes, so each is measured once.
         self._sizes: dict[yaml.Node, tuple[int, int]] = {}
         self._num_repeated = 0
 
@@ -49,7 +49,7 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
         if levels <= MAX_DEPTH:
             node = super().compose_node(parent, index)
             if is_alias and node not in self._sizes:
-                raise yaml.composer.ComposerError(None, None, "an alias stands inside of what it repeats", mark)
+                raise yaml.composer.ComposerError(None, None, "an alias is inside the node that it repeats", mark)
             if not is_alias:
                 self._sizes[node] = self._measure(node)
             num_values, height = self._sizes[node]
@@ -83,7 +83,7 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
 
 
 class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML ships no types
-    """Safe dumper that quotes what :class:`Loader` would take for a number, and repeats what occurs twice."""
+    """Safe dumper that quotes text which :class:`Loader` would read as a number, and writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -100,7 +100,7 @@ for _class in (Loader, Dumper):
 
 def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
     """The configuration in a YAML file, marked as data."""
-    from omegaconf import DictConfig  # here: settings are written without it
+    from omegaconf import DictConfig  # here: writing settings does not need it
 
     from trainwright.config.lazy.provenance import distrust, set_origin
 
@@ -114,11 +114,11 @@ def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
 
 
 def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
-    """The mapping that a YAML file holds, as plain values; of an empty file an empty one.
+    """The mapping in a YAML file as plain values. An empty file is an empty mapping.
 
     Raises:
-        MissingFileError: there is no such file.
-        ConfigError: it is no YAML, or no mapping.
+        MissingFileError: the file does not exist.
+        ConfigError: the file is not valid YAML, or not a mapping.
     """
     try:
         text = regular_file(filename).read_text(encoding="utf-8")
@@ -133,18 +133,16 @@ def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{filename}: the top of a configuration is a mapping of sections, not {type(content).__name__}."
-        )
+        raise ConfigError(f"{filename}: a configuration is a mapping of sections, not {type(content).__name__}.")
     return content
 
 
 def regular_file(filename: str | os.PathLike[str]) -> Path:
-    """The path of a configuration file, for reading: opening a named pipe or a device could wait without end.
+    """The path of a config file. Pipes and devices are refused, because opening them could block forever.
 
     Raises:
-        MissingFileError: there is no such file.
-        ConfigError: there is something else.
+        MissingFileError: the file does not exist.
+        ConfigError: it is not a regular file.
     """
     path = Path(filename)
     if path.is_file():
@@ -162,11 +160,11 @@ def _working_folder() -> str:
         return "deleted"
 
 
-MAX_EXPANDED = 10_000  # values that one interpolation may stand for, over all that it refers to
+MAX_EXPANDED = 10_000  # values that one interpolation may expand to, with those that it refers to
 
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.[\w.]+:)?\s*([\w.\[\]-]+)")
 
-# An allow-list, because resolvers that the program registers can do anything with their arguments.
+# An allowlist, because resolvers of the program can do anything with their arguments.
 _ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")
 
 # A dict or list inside ${...}, for example as a resolver's default, looks like one from trusted code.
@@ -174,7 +172,7 @@ _LITERALS = ("DictContainerContext", "ListContainerContext")
 
 
 def check_interpolations(value: Any, where: str) -> None:
-    """Raise for interpolations in ``value`` (text, or lists and dicts of text) that do more than read other keys."""
+    """Raise ConfigError if an interpolation in ``value`` (text, lists and dicts) does more than read other keys."""
     if isinstance(value, dict):
         for key, child in value.items():
             check_interpolations(key, where)
@@ -207,15 +205,15 @@ def _check_interpolation(text: str, where: str) -> None:
 
 
 def check_expansion(content: Any, where: str) -> None:
-    """Raise where interpolations refer to interpolations that refer to others …, so that reading one takes forever.
+    """Raise ConfigError if nested interpolations expand to too many values.
 
-    Counted is what ``${...}`` stands for, without expanding it: each key once, however often it is referred to.
+    The values are counted without expanding them; each key is measured once.
     """
     sizes: dict[tuple[str, ...], int] = {}
 
     def size_of(path: tuple[str, ...]) -> int:
         if path not in sizes:
-            sizes[path] = 1  # a circle of references is OmegaConf's own error
+            sizes[path] = 1  # OmegaConf reports circular references
             sizes[path] = min(_measure(path), MAX_EXPANDED + 1)
         return sizes[path]
 
@@ -232,7 +230,7 @@ def check_expansion(content: Any, where: str) -> None:
             raise ConfigError(f"{where}: {'.'.join(path)}: too many interpolations refer to one another.") from error
         if size > MAX_EXPANDED:
             raise ConfigError(
-                f"{where}: {'.'.join(path)}: {text!r} stands for more than {MAX_EXPANDED:,} values, because the"
+                f"{where}: {'.'.join(path)}: {text!r} expands to more than {MAX_EXPANDED:,} values, because the"
                 " interpolations that it refers to repeat each other. Write the value itself."
             )
 
@@ -257,7 +255,7 @@ def _at(content: Any, path: tuple[str, ...]) -> Any:
 
 
 def _references(text: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The absolute paths of the keys that a text refers to; ``${.key}`` begins at the node that holds the text."""
+    """The absolute paths of the keys that a text refers to; ``${.key}`` is relative to the node of the text."""
     for reference in _REFERENCE.findall(text) if isinstance(text, str) else ():
         name = reference.lstrip(".")
         num_dots = len(reference) - len(name)

@@ -318,7 +318,7 @@ def test_allow_module_adds_a_module_but_never_one_that_runs_anything():
     allow_module("collections")
     assert locate_untrusted("collections.Counter")
     for name in ("os", "builtins", "subprocess", "os.path", "importlib.util"):
-        with pytest.raises(ConfigError, match="never"):
+        with pytest.raises(ConfigError, match="cannot be allowed"):
             allow_module(name)
     with pytest.raises(ConfigError, match="not the name"):
         allow_module("a b")

@@ -247,7 +247,7 @@ def test_load_rel_is_relative_to_the_calling_file(tmp_path):
         },
     )
     assert LazyConfig.load(tmp_path / "sub/c.py").base.a == 1
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="not a file"):
         eval("LazyConfig.load_rel('x.py')")
 
 

@@ -68,7 +68,7 @@ def test_a_tilde_deletes(cfg):
     [
         ("train.seed=1,2", ConfigError, r"train.seed=\[1,2\]"),
         ("train.seed=range(1,3)", ConfigError, "sweep"),
-        ("train.seed.x=1", ConfigKeyError, "no section"),
+        ("train.seed.x=1", ConfigKeyError, "not a section"),
         ("train.seed", ConfigError, "key=value"),
         ("train.seed=[1,", ConfigError, r"train\.seed=\[1,"),
         ("=3", ConfigError, "=3"),

@@ -188,8 +188,8 @@ def test_everything_wrong_with_a_file_is_in_one_message(tmp_path: Path) -> None:
     assert set(said) == {
         "trian: no such category or setting. Did you mean 'train'?",
         "train.batch_sise: no such setting. Did you mean 'batch_size'?",
-        "train.lr: lr is not of this category. Did you mean 'learning.lr'?",
-        "learning.seed: seed is not of this category. Did you mean 'train.seed'?",
+        "train.lr: lr is not in this category. Did you mean 'learning.lr'?",
+        "learning.seed: seed is not in this category. Did you mean 'train.seed'?",
         "seed: got 4, and elsewhere in the file 3. Give one of them.",
         "TrainingConfig.sede: no such setting. Did you mean 'seed'?",
         "TrainingConfig.batch_size: got 0 (int); it must be a whole number >= 1.",
@@ -241,7 +241,7 @@ def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None
         assert f"\n  {name}" in printed
         assert about["help"] in printed
     assert "default" not in get_config_help(TrainerConfig)["task"]
-    assert "Must be given." in capsys.readouterr().out
+    assert "Required." in capsys.readouterr().out
 
 
 def test_a_subfolder_holds_the_file(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainwright.config.training.aliases import SYNONYMS
+from trainwright.config.training.aliases import ALIASES
 from trainwright.config.training.reference import reference_page
 from trainwright.config.training.training_config import TrainingConfig
 
@@ -19,7 +19,7 @@ def test_the_page_has_every_name() -> None:
     page = reference_page()
     for name in TrainingConfig.model_fields:
         assert f"\n| `{name}` | " in page
-    for name in SYNONYMS:
+    for name in ALIASES:
         assert f"`{name}`" in page
     rows = [line for line in page.splitlines() if line.startswith("| ")]
     assert {row.replace("\\|", "").count("|") for row in rows} == {6}

@@ -97,7 +97,7 @@ def test_every_fault_is_in_one_message() -> None:
         ({"task": "image2txt"}, r"TrainingConfig.task: got 'image2txt'. Did you mean 'image2text'\?"),
         ({"metrics": "Accuracy"}, "TrainingConfig.metrics: got 'Accuracy' .str.; it must be a list"),
         ({"metrics": [{"name": "cer", "n_decimals": -1}]}, "TrainingConfig.metrics: MetricConfig.n_decimals: got -1"),
-        ({"save_steps": 2.5}, "TrainingConfig.save_steps: got 2.5 .float.; it must be a whole number >= 0, a share"),
+        ({"save_steps": 2.5}, "TrainingConfig.save_steps: got 2.5 .float.; it must be a whole number >= 0, a fraction"),
         ({"save_steps": True}, "TrainingConfig.save_steps: got True"),
         ({"log_steps": 0}, "TrainingConfig.log_steps: got 0"),
         ({"max_steps": 1.5}, "TrainingConfig.max_steps: got 1.5"),

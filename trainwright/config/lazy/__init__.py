@@ -1,1 +1,1 @@
-"""Lazy configurations: calls that are described in files, changed, saved, and made when a run starts."""
+"""Lazy configurations: calls that config files describe, that can be changed and saved, and that a run makes."""

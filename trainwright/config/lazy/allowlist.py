@@ -1,8 +1,8 @@
-"""What data may call: a string target from YAML, a checkpoint or the command line resolves only to trusted objects.
+"""The allowlist: targets from YAML, a checkpoint or the command line resolve only to trusted objects.
 
-The module of the *resolved* object decides, not the path walked: ``torch.os.system`` is a function of ``posix``.
-Trusted are the building blocks of trainwright and torch, the project's own files, and what ``allow_module`` adds; names
-that begin with ``_`` never are. A Python configuration file is code, so what it names is not asked about.
+The module that defines the object decides, not the path: ``torch.os.system`` is a function of ``posix``. Trusted are
+the building blocks of trainwright and torch, the modules of the project, and those added by ``allow_module``; names
+that start with ``_`` are never trusted. Targets in a Python config file are not checked, because the file is code.
 """
 
 import importlib
@@ -22,8 +22,10 @@ from omegaconf import DictConfig
 from trainwright.config.errors import ConfigError
 from trainwright.config.lazy.targets import locate
 
-# Rooms of trainwright: everything public of a kind, or single names. What is allowed is the object itself, so its
-# longer paths are too (trainwright.optim.schedules.WarmupCosineLR); its methods are not.
+logger = logging.getLogger("trainwright.config")
+
+# Packages of trainwright whose public classes are allowed, and single names. The object itself is allowed, so its other
+# paths are, too (trainwright.optim.schedules.WarmupCosineLR); its methods are not.
 _OWN_CLASSES = (
     "trainwright.data",
     "trainwright.data.datasets",
@@ -37,15 +39,14 @@ _OWN_NAMES = {
     "trainwright.config.torch_names": {"torch_dtype"},
 }
 
-# Functions that build nodes which they are given, or that return what they are given, stay with the rooms that call
-# them: build_optimizer, build_lr_scheduler, to_batch.
+# Not listed: functions that instantiate or return their arguments (build_optimizer, build_lr_scheduler, to_batch).
 _OWN_FUNCTIONS = {
     "trainwright.data": {"collate"},
     "trainwright.optim": {"get_default_optimizer_params", "reduce_param_groups"},
 }
 
-# They build nodes in their arguments when they are called. Data may call them, but may not pass them on to be called
-# later, when it is no longer known that the arguments are data.
+# These instantiate nodes in their arguments. Data may call them, but not as a partial: when that is called later, it is
+# no longer known that the arguments are data.
 _OWN_BUILDERS = {
     "trainwright.data": {
         "build_image_train_loader",
@@ -69,7 +70,7 @@ _TORCH_CLASSES = (
 _TORCH_FUNCTIONS = (
     "torch.nn.functional",
     "torch.nn.init",
-    "torch.nn.utils.rnn",  # of torch.nn.utils only these leave the modules alone that they are given
+    "torch.nn.utils.rnn",  # the other functions of torch.nn.utils modify the modules that they are called with
     "torch.functional",
     "torch._C._nn",
     "torch._C._linalg",
@@ -85,30 +86,30 @@ _TORCH_NAMES = {
     "torch.utils.data.dataset": {"random_split"},
 }
 
-# Of the functions on tensors, those that reach a file or foreign memory.
+# Functions of torch that read files or foreign memory.
 _TORCH_FILES = frozenset({"from_file", "from_buffer", "frombuffer"})
 
 
-def is_own_block(target: Any, *, partial: bool = False) -> bool:
-    """Whether data may name this object of trainwright. ``partial``: to be called later, rather than now."""
-    if inspect.isclass(target) and any(_is_public(target, room) for room in (*_OWN_CLASSES, "trainwright.optim")):
+def is_trainwright_target(target: Any, *, partial: bool = False) -> bool:
+    """Whether data may name this object of trainwright. ``partial``: it is called later."""
+    if inspect.isclass(target) and any(_is_public(target, package) for package in (*_OWN_CLASSES, "trainwright.optim")):
         return True
     tables = [_OWN_NAMES, _OWN_FUNCTIONS] if partial else [_OWN_NAMES, _OWN_FUNCTIONS, _OWN_BUILDERS]
-    if any(_is_one_of(target, room, names) for table in tables for room, names in table.items()):
+    if any(_is_one_of(target, package, names) for table in tables for package, names in table.items()):
         return True
     name = getattr(target, "__name__", "")
     return name.startswith("configure_") and _is_public(target, "trainwright.optim")
 
 
-def is_torch_block(target: Any, parent: Any) -> bool:
-    """Whether data may name this object of torch, found in ``parent``. What is found in a class is a method: no."""
+def is_torch_target(target: Any, parent: Any) -> bool:
+    """Whether data may name this object of torch, an attribute of ``parent``. Methods are not allowed."""
     if not isinstance(parent, ModuleType):
         return False
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
     if module is None and inspect.isbuiltin(target) and isinstance(target.__self__, ModuleType):
         module = target.__self__.__name__
     owner, _, last = name.rpartition(".")
-    if module in (None, "torch", "torch._C") and owner == "_VariableFunctionsClass":  # torch.zeros and its like
+    if module in (None, "torch", "torch._C") and owner == "_VariableFunctionsClass":  # such as torch.zeros
         return last not in _TORCH_FILES
     if not isinstance(module, str):
         return False
@@ -120,28 +121,29 @@ def is_torch_block(target: Any, parent: Any) -> bool:
 
 
 def is_below(module: str, *roots: str) -> bool:
-    """Whether ``module`` is one of ``roots`` or lies in one of them."""
+    """Whether ``module`` is one of ``roots`` or a submodule of one."""
     return any(module == root or module.startswith(root + ".") for root in roots)
 
 
-def _is_public(target: Any, room: str) -> bool:
-    return _is_one_of(target, room, getattr(importlib.import_module(room), "__all__", None))
+def _is_public(target: Any, package: str) -> bool:
+    return _is_one_of(target, package, getattr(importlib.import_module(package), "__all__", None))
 
 
-def _is_one_of(target: Any, room: str, names: Any) -> bool:
-    """Whether ``target`` is the very object that ``room`` has under its name. A room without ``__all__`` has none."""
+def _is_one_of(target: Any, package: str, names: Any) -> bool:
+    """Whether ``target`` is the attribute of ``package`` of its name, and one of ``names``.
+
+    ``names`` is None for a module without ``__all__``: the target must be defined in it.
+    """
     name = getattr(target, "__name__", None)
     if not isinstance(name, str) or name.startswith("_"):
         return False
-    module = importlib.import_module(room)
-    if names is None:  # a file rather than a room: what it defines itself
-        return getattr(target, "__module__", None) == room and vars(module).get(name) is target
+    module = importlib.import_module(package)
+    if names is None:
+        return getattr(target, "__module__", None) == package and vars(module).get(name) is target
     return name in names and getattr(module, name, None) is target
 
 
-logger = logging.getLogger("trainwright.config")
-
-# Modules whose functions reach the system, run code or read pickles. Nothing allows them.
+# Modules whose functions access the system, run code or read pickles. They cannot be allowed.
 _NEVER_WORDS = """
     _ctypes _frozen_importlib _frozen_importlib_external _imp _io _operator _pickle _posixsubprocess _socket
     _thread asyncio bdb builtins cProfile cffi cloudpickle cmd code codeop compileall concurrent ctypes dill
@@ -154,7 +156,7 @@ _NEVER_WORDS = """
 
 _NEVER = frozenset(_NEVER_WORDS.split())
 
-# Called with what a node holds, these give that and nothing else.
+# Plain containers of their arguments.
 PLAIN_CONTAINERS: dict[str, Any] = {f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, frozenset)}
 
 _THIRD_PARTY = ("site-packages", "dist-packages")
@@ -165,28 +167,25 @@ _allowed_folders: set[Path] = set()
 
 
 def allow_module(name: str) -> None:
-    """Let strings in YAML, checkpoints and overrides name targets of the module ``name`` and the modules below it."""
+    """Allow targets in YAML, checkpoints and overrides to name objects of the module ``name`` and its submodules."""
     if not name or not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"allow_module: {name!r} is not the name of a module, such as 'torchvision.transforms'.")
     if name.split(".")[0] in _NEVER:
         raise ConfigError(
-            f"allow_module: {name!r} is never allowed, since data that names its functions could run anything. "
-            "Name the target in a Python configuration file instead."
+            f"allow_module: {name!r} cannot be allowed, because data that names its functions could run any code."
+            " Name the target in a Python config file instead."
         )
     _allowed_modules.add(name)
 
 
 def project_root(config_file: str | os.PathLike[str]) -> Path:
-    """The folder of the project that ``config_file`` belongs to.
-
-    Its own folder, or the parent if that is called ``configs``.
-    """
+    """The project root of ``config_file``: its folder, or the parent of a folder called ``configs``."""
     folder = Path(config_file).resolve().parent
     return folder.parent if folder.name == "configs" else folder
 
 
 def working_folder() -> list[Path]:
-    """The working folder; none where it has been deleted."""
+    """The working folder in a list, which is empty if the folder has been deleted."""
     try:
         return [Path.cwd().resolve()]
     except FileNotFoundError:
@@ -196,9 +195,8 @@ def working_folder() -> list[Path]:
 def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
     """The folders whose modules are the project's own: the project root and the working folder.
 
-    A ``config.yaml`` that a run saved names the project root in its top-level key ``project_root``, relative to the
-    file's folder. That is honoured when it lies inside the working folder, so that a file from elsewhere cannot point
-    at code.
+    The ``config.yaml`` of a run names the project root in its top-level key ``project_root``, relative to the file's
+    folder. It is used if it is inside the working folder, so that a file from elsewhere cannot select code.
     """
     working = working_folder()
     root = project_root(config_file)
@@ -209,8 +207,8 @@ def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[
             root = there
         else:
             logger.warning(
-                "%s: project_root %r is outside the working folder %s and is ignored. Start from the project's folder "
-                "to use its modules.",
+                "%s: project_root %r is outside the working folder %s and is ignored. Start the run in the project's "
+                "folder to use its modules.",
                 config_file,
                 named,
                 working[0] if working else "(deleted)",
@@ -219,7 +217,7 @@ def project_roots(config_file: str | os.PathLike[str], cfg: Any = None) -> list[
 
 
 def use_project(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Path]:
-    """Put the project's folders first on ``sys.path`` and trust the modules in them. Calling it again adds nothing."""
+    """Put the project's folders first on ``sys.path`` and trust their modules. A second call changes nothing."""
     roots = project_roots(config_file, cfg)
     for root in reversed(roots):
         if str(root) not in sys.path:
@@ -229,7 +227,7 @@ def use_project(config_file: str | os.PathLike[str], cfg: Any = None) -> list[Pa
 
 
 def locate_untrusted(path: str, *, config_file: Path | None = None, partial: bool = False) -> Any:
-    """The object at ``path`` if data may name it. No module outside the trusted ones is imported to find out.
+    """The object at ``path`` if data may name it. Only trusted modules are imported to check this.
 
     ``partial``: the object is called later, by the code that receives it.
 
@@ -237,7 +235,7 @@ def locate_untrusted(path: str, *, config_file: Path | None = None, partial: boo
         ConfigError: data may not name it.
         ConfigImportError: there is no such object.
     """
-    if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could turn data into what looks like code's
+    if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could make data look like code
         return PLAIN_CONTAINERS[path]
     folders = {*working_folder(), *_allowed_folders}
     if config_file is not None:
@@ -256,7 +254,7 @@ def locate_untrusted(path: str, *, config_file: Path | None = None, partial: boo
 
 
 def is_never_named(path: str) -> bool:
-    """Whether data may not name ``path`` whatever is allowed: a private name, or one of a module that runs anything."""
+    """Whether data may never name ``path``: a private name, or one of a module that can run code."""
     first, *rest = path.split(".")
     if path in PLAIN_CONTAINERS:
         return False
@@ -268,16 +266,16 @@ def _may_be_called(target: Any, parent: Any, folders: Iterable[Path], *, partial
     module = getattr(target, "__module__", None)
     if inspect.isbuiltin(target) and module is None and isinstance(target.__self__, ModuleType):
         module = target.__self__.__name__
-    if not isinstance(module, str):  # torch.zeros and its like have none
-        return is_torch_block(target, parent)
+    if not isinstance(module, str):  # such as torch.zeros have none
+        return is_torch_target(target, parent)
     if module.split(".")[0] in _NEVER:
         return False
     if is_below(module, *_allowed_modules):
         return True
     if is_below(module, "trainwright"):
-        return is_own_block(target, partial=partial)
+        return is_trainwright_target(target, partial=partial)
     if is_below(module, "torch"):
-        return is_torch_block(target, parent)
+        return is_torch_target(target, parent)
     return _is_of_project(module, folders)
 
 
@@ -286,13 +284,13 @@ def _is_allowed(first: str) -> bool:
 
 
 def _is_of_project(module: str, folders: Iterable[Path]) -> bool:
-    """Whether the files of ``module`` lie in ``folders`` and are neither the standard library's nor installed."""
+    """Whether the files of ``module`` are in ``folders``, and neither installed nor of the standard library."""
     loaded = sys.modules.get(module)
     spec = getattr(loaded, "__spec__", None)
     if loaded is not None and getattr(loaded, "__file__", None):
         places = [str(loaded.__file__)]
     else:
-        # A top-level name is looked up without importing it; a submodule is asked about only after it was imported.
+        # A top-level module is found without importing it; a submodule is checked after its import.
         if loaded is None and "." not in module:
             try:
                 spec = importlib.util.find_spec(module)
@@ -315,18 +313,18 @@ def _is_project_file(file: Path, folders: Iterable[Path]) -> bool:
 def _refusal(path: str) -> ConfigError:
     if path.split(".")[0] in _NEVER:
         return ConfigError(
-            f"target {path!r} is refused: data may never name a function of that module, which could run anything. "
-            "Name the target in a Python configuration file instead."
+            f"target {path!r} is refused: data may never name a function of this module, because it could run any code."
+            " Name the target in a Python config file instead."
         )
     if is_never_named(path):
         return ConfigError(
-            f"target {path!r} is refused: data may name only what is public, and a part of this begins with '_'. Give "
-            "it a public name, or name the target in a Python configuration file."
+            f"target {path!r} is refused: data may only use public names, and a part of this name starts with '_'. Use "
+            "a public name, or name the target in a Python config file."
         )
     return ConfigError(
-        f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may name only what a run is "
-        "built of: trainwright's loaders, samplers, data sets, transforms, schedules and evaluators, torch's classes "
-        "(nn, optim, utils.data, distributions) and functions on tensors, and the project's own modules. If you trust "
+        f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may only name the parts of "
+        "a run: trainwright's loaders, samplers, datasets, transforms, schedules and evaluators, torch's classes "
+        "(nn, optim, utils.data, distributions) and functions on tensors, and the modules of the project. If you trust "
         "its module, pass --allow-module NAME (in code: trainwright.config.lazy.allowlist.allow_module), or name the "
-        "target in a Python configuration file."
+        "target in a Python config file."
     )

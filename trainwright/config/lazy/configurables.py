@@ -1,4 +1,4 @@
-"""Functions and classes that take their arguments one by one, or all of them as one configuration."""
+"""``@configurable``: functions and classes that also accept one configuration in place of their arguments."""
 
 import functools
 import inspect
@@ -20,12 +20,12 @@ def configurable(*, from_config: Callable[..., Mapping[str, Any]]) -> Callable[[
 def configurable(
     init_func: Callable[..., Any] | None = None, *, from_config: Callable[..., Mapping[str, Any]] | None = None
 ) -> Any:
-    """Let an ``__init__`` or a function be called with a configuration in place of its arguments.
+    """Make an ``__init__`` or a function callable with a configuration in place of its arguments.
 
-    ``@configurable`` on ``__init__``: called with a mapping, as the first positional argument or as ``cfg=``, the
-    classmethod ``from_config(cls, cfg, ...)`` turns it into the arguments. A class without ``from_config`` takes the
-    mapping as the arguments. ``@configurable(from_config=f)`` on a function: ``f(cfg, ...)`` does so. Further keyword
-    arguments override what comes from the configuration; those that ``from_config`` takes itself are given to it.
+    ``@configurable`` on ``__init__``: a mapping, as the first positional argument or as ``cfg=``, is converted to the
+    arguments by the classmethod ``from_config(cls, cfg, ...)``. Without ``from_config``, the mapping is the arguments.
+    ``@configurable(from_config=f)`` on a function: ``f(cfg, ...)`` returns the arguments. Other keyword arguments
+    override those of the configuration; the parameters of ``from_config`` are passed to it.
 
     >>> class Net:
     ...     @configurable
@@ -41,19 +41,21 @@ def configurable(
             )
         return _wrap_init(init_func)
     if from_config is None:
-        raise ConfigTypeError("configurable() needs from_config, a function that turns a configuration into arguments.")
+        raise ConfigTypeError(
+            "configurable() needs from_config, a function that converts a configuration to arguments."
+        )
     _check_first_parameter(from_config)
     return functools.partial(_wrap_function, from_config=from_config)
 
 
 def is_configurable(target: Any) -> bool:
-    """Whether ``target`` is a function under ``@configurable``, or a class whose ``__init__`` is."""
+    """Whether ``target`` is a function with ``@configurable``, or a class whose ``__init__`` has it."""
     function = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     return getattr(function, _MARK, False) is True
 
 
 def takes_config(target: Any) -> bool:
-    """Whether ``target`` turns a configuration into other arguments, so that its keys are not its arguments."""
+    """Whether ``target`` converts a configuration to other arguments, so that its keys are not the arguments."""
     return is_configurable(target) and (not isinstance(target, type) or hasattr(target, "from_config"))
 
 
@@ -95,7 +97,7 @@ def _wrap_function(
 def _arguments(
     from_config: Callable[..., Mapping[str, Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """``from_config`` gets the arguments that it names, the rest overrides its result."""
+    """The result of ``from_config``, which gets the arguments that it names; the others override its result."""
     parameters = inspect.signature(from_config).parameters.values()
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return dict(from_config(*args, **kwargs))

@@ -1,4 +1,4 @@
-"""From a description to the object: call the ``_target_`` of a node, its children first."""
+"""``instantiate``: build the objects that a configuration describes, inner nodes first."""
 
 import dataclasses
 import functools
@@ -33,19 +33,19 @@ _CALLING = "error while calling "
 def instantiate(cfg: Any, /, **kwargs: Any) -> Any:
     """Build the object that ``cfg`` describes.
 
-    A mapping with ``_target_`` (an object, or its dotted path) is called with its other keys, whose own nodes are built
-    first. ``kwargs`` take the place of keys, before those would be built. Lists and mappings are walked for nodes: a
-    list arrives as a plain list, a mapping that holds nodes as a plain dict, one that holds none as the config it is.
-    Anything else is returned unchanged: objects in a configuration are passed on, never copied.
+    The ``_target_`` of a mapping (an object, or its dotted path) is called with the other keys as arguments; nodes in
+    these are built first. ``kwargs`` replace keys before these are built. A list is passed as a plain list, a mapping
+    that contains nodes as a plain dict, a mapping without nodes as the config that it is. Other objects are passed as
+    they are, never copied.
 
-    ``_recursive_: False`` in a node leaves its children as configs. ``_partial_: True`` gives the target with the other
-    keys bound to it (the target itself, if there are none) instead of calling it.
+    ``_recursive_: False`` in a node keeps its children as configs. ``_partial_: True`` returns a ``functools.partial``
+    of the target (the target itself without other keys) instead of calling it.
 
     Raises:
-        ConfigError: a target that does not exist, may not be called, or does not take an argument it is given. What the
-            target itself raises is raised as an error of its own class that names the key path, the target and the
-            cause (``model.backbone: error while calling Net(...): ...``), from the original. An error that takes more
-            than a message is the original, with this as its note.
+        ConfigError: a target does not exist, is not allowed, or does not accept an argument. An error of the target
+            itself keeps its class and gets a message with the key path, the target and the cause
+            (``model.backbone: error while calling Net(...): ...``); the original is its ``__cause__``. An exception
+            class that takes more than a message is raised unchanged, with a note.
     """
     if kwargs and _is_node(cfg):
         return _call(cfg, kwargs, "")
@@ -53,10 +53,7 @@ def instantiate(cfg: Any, /, **kwargs: Any) -> Any:
 
 
 def locate_target(node: Mapping[str, Any] | DictConfig, path: str = "") -> Callable[..., Any]:
-    """The callable that ``node`` names, under the rule for strings that are data.
-
-    A lazy call of a callable is built.
-    """
+    """The callable that ``node`` names. A target from data must be in the allowlist; one that is a node is built."""
     try:
         return find_target(node)
     except (ConfigError, ConfigImportError) as error:
@@ -64,11 +61,11 @@ def locate_target(node: Mapping[str, Any] | DictConfig, path: str = "") -> Calla
 
 
 def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
-    """:func:`locate_target` with errors that do not say where the node stands, for those who know better."""
+    """:func:`locate_target` with errors that do not name the place of the node, for callers that add it."""
     raw = raw_children(node)[TARGET] if isinstance(node, DictConfig) else node[TARGET]
     target = _child(node, TARGET)
     if isinstance(target, str):
-        # An interpolated target may have come from anywhere, so it is data even in a node that code wrote.
+        # An interpolation may refer to data, so it is treated as data even in a node that code wrote.
         if is_trusted(node) and not _is_interpolation(raw):
             target = locate(target)
         else:
@@ -85,7 +82,7 @@ def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
 
 
 def _build(value: Any, path: str) -> Any:
-    """``path`` is the key of ``value`` below what :func:`instantiate` got: plain containers do not know theirs."""
+    """``path`` is the key of ``value`` relative to the argument of :func:`instantiate`; plain containers have none."""
     if isinstance(value, DictConfig):
         return _build_mapping(value, path)
     if isinstance(value, ListConfig):
@@ -111,7 +108,7 @@ def _build_mapping(cfg: DictConfig, path: str) -> Any:
         return OmegaConf.to_object(cfg)
     if not _holds_node(cfg):
         return cfg
-    # A plain dict, since a config would take built dataclasses and lists apart.
+    # A plain dict, because a config would convert dataclasses and lists in it.
     return {key: _build(_child(cfg, key), _join(path, key)) for key in cfg}
 
 
@@ -134,24 +131,26 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], pat
     if partial:
         return functools.partial(target, **kwargs) if kwargs else target
     try:
-        # A function of code's may build what its arguments hold, and these may be data's.
+        # A trusted function may instantiate its arguments, which may be data.
         with building_data(is_data or holds_data(node)):
             return target(**kwargs)
     except Exception as error:
-        if _CALLING in "\n".join([str(error), *getattr(error, "__notes__", ())]):  # by a target that builds others
+        if _CALLING in "\n".join(
+            [str(error), *getattr(error, "__notes__", ())]
+        ):  # the message names an inner node already
             raise
         where = _path(node) or path
-        said = f"{where}: {_CALLING}" if where else _CALLING
-        said += f"{short_name(target)}(...){_set_in(node)}: {type(error).__name__}: {error}"
-        named = _with_message(error, said)
+        message = f"{where}: {_CALLING}" if where else _CALLING
+        message += f"{short_name(target)}(...){_set_in(node)}: {type(error).__name__}: {error}"
+        named = _with_message(error, message)
         if named is None:
-            error.add_note(said)
+            error.add_note(message)
             raise
         raise named from error
 
 
 def _with_message(error: Exception, message: str) -> Exception | None:
-    """An error of the same class with another message; None where the class may want more than a message."""
+    """An error of the same class with another message; None if the class may take more than a message."""
     module = type(error).__module__
     if len(error.args) > 1 or not (module == "builtins" or module.startswith("trainwright.")):
         return None
@@ -164,7 +163,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def _child(node: Any, key: Any) -> Any:
-    """The value at ``key`` with interpolations resolved; a value that cannot be had is an error with its path."""
+    """The value at ``key`` with interpolations resolved. An error names its path."""
     try:
         return node[key]
     except OmegaConfBaseException as error:
@@ -179,7 +178,7 @@ def _is_node(value: Any) -> bool:
 
 
 def _holds_node(value: Any) -> bool:
-    """Whether a walk through containers comes upon something to build. Interpolations are followed where they lead."""
+    """Whether ``value`` is or contains a node to build. Interpolations are followed."""
     if isinstance(value, DictConfig | ListConfig):
         if _is_node(value) or dataclasses.is_dataclass(value._metadata.object_type):
             return True
@@ -195,7 +194,7 @@ def _is_interpolation(raw: Any) -> bool:
 
 
 def _path(node: Any) -> str:
-    """The dotted key of a node in its configuration, as an override would write it."""
+    """The dotted key of a node in its configuration, as in an override."""
     keys: list[str] = []
     while isinstance(node, DictConfig | ListConfig) and node._key() is not None:
         keys.append(str(node._key()))

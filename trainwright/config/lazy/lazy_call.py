@@ -1,4 +1,4 @@
-"""Calls that are described now and made later."""
+"""``LazyCall``: describe a call now, make it later."""
 
 import functools
 import sys
@@ -11,17 +11,15 @@ from trainwright.config.errors import ConfigTypeError
 from trainwright.config.lazy.configurables import takes_config
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.provenance import set_origin, trust
-from trainwright.config.lazy.targets import dotted_path, is_taken_apart
+from trainwright.config.lazy.targets import dotted_path, is_structured
 
 
 class LazyCall:
-    """``LazyCall(target)(**arguments)`` describes ``target(**arguments)`` as a config node.
+    """``LazyCall(target)(**arguments)`` describes a call as a config node; :func:`instantiate` makes the call.
 
-    :func:`instantiate` makes the call.
-
-    ``target`` is a callable, the dotted path of one, or a lazy call of one. The arguments may hold lazy calls
-    themselves and stay open to edits: ``node.lr = 0.1``, ``del node.lr``, ``node._target_ = other``. One positional
-    mapping stands for keyword arguments (for the configuration, where the target has a ``from_config``).
+    ``target`` is a callable, its dotted path, or a lazy call that returns it. Arguments may contain lazy calls and can
+    be changed: ``node.lr = 0.1``, ``del node.lr``, ``node._target_ = other``. One positional mapping is used as keyword
+    arguments (as ``cfg`` if the target has a ``from_config``).
 
     >>> LazyCall(dict)(a=1).a
     1
@@ -49,9 +47,9 @@ class LazyCall:
         if not args:
             return {}
         if len(args) > 1 or not isinstance(args[0], Mapping | DictConfig):
-            came = ", ".join(type(arg).__name__ for arg in args)
+            types = ", ".join(type(arg).__name__ for arg in args)
             raise ConfigTypeError(
-                f"{self!r}: got positional arguments ({came}); it takes keyword arguments, or one mapping of them."
+                f"{self!r}: got positional arguments ({types}); it takes keyword arguments, or one mapping of them."
             )
         mapping = args[0]
         if takes_config(self._target):
@@ -62,7 +60,7 @@ class LazyCall:
 
 
 def _storable(target: Any) -> Any:
-    """A class that a config would take apart into its fields goes in as its dotted path."""
-    if is_taken_apart(target):
+    """A class that omegaconf would convert to a section is stored as its dotted path."""
+    if is_structured(target):
         return dotted_path(target) or functools.partial(target)
     return target

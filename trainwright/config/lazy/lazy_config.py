@@ -32,7 +32,7 @@ _ONLY_SETTINGS = ("train", "graph")
 
 
 def section_fault(name: str, value: Any) -> str | None:
-    """Why ``value`` cannot be the section ``name``, with a suggestion; None if it can."""
+    """Why ``value`` cannot be the section ``name``, with a suggestion, or None."""
     if value is None or isinstance(value, Mapping | DictConfig):
         return None
     if isinstance(value, LazyCall):
@@ -55,19 +55,19 @@ def section_fault(name: str, value: Any) -> str | None:
 
 
 class MissingConfigError(MissingFileError, RuntimeError):
-    """No configuration of that name is packaged; the page of ``get_config`` has it a RuntimeError."""
+    """There is no packaged configuration of this name. A RuntimeError, as documented for ``get_config``."""
 
 
 _FOLDER = Path(__file__).parents[1] / "defaults"
 
 
 def get_config(name: str) -> DictConfig:
-    """A packaged configuration, such as ``get_config("common/train.py").train``, or a ``.py`` file of your own.
+    """A new copy of a packaged configuration, such as ``get_config("common/train.py").train``, or of a ``.py`` file.
 
-    Fresh at each call, so it may be edited. The packaged ones come first; any other name is a path.
+    A name that is not packaged is a path.
 
     Raises:
-        MissingConfigError: there is none of that name; the message lists those that there are.
+        MissingConfigError: neither exists; the message lists the packaged configurations.
     """
     there = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.rglob("*.py"))
     if name not in there and name.endswith(".py") and Path(name).is_file():
@@ -77,13 +77,15 @@ def get_config(name: str) -> DictConfig:
         nearest = did_you_mean(name, there)
         hint = f" {nearest}" if nearest.startswith("Did") else ""
         raise MissingConfigError(
-            f"{name!r} is not available in trainwright's configs.{hint} There are: {', '.join(there)}."
+            f"{name!r} is not available in trainwright's configs.{hint} Available: {', '.join(there)}."
         )
     config: DictConfig = LazyConfig.load(_FOLDER / name)
     if "train" in config:
-        mark_default(config.train, "train_iter")  # train_epoch, where it is set, goes before it
+        mark_default(config.train, "train_iter")  # replaced by train_epoch, if that is set
         mark_default(config.train.evaluation, "eval_metric")
-        mark_default(config.train.evaluation, "eval_mode")  # of the default metric: other metrics may say otherwise
+        mark_default(
+            config.train.evaluation, "eval_mode"
+        )  # of the default metric; other metrics may have another direction
     return config
 
 
@@ -92,16 +94,16 @@ class LazyConfig:
 
     @staticmethod
     def load(filename: str | os.PathLike[str], keys: str | Sequence[str] | None = None) -> Any:
-        """The configuration in a ``.py``, ``.yaml`` or ``.yml`` file, read afresh each time.
+        """The configuration in a ``.py``, ``.yaml`` or ``.yml`` file, which is read at each call.
 
-        Without ``keys`` a config of all global dicts, lists of configs and config nodes that do not begin with ``_``,
-        and of ready-made objects under the names of a run's sections; with one key that global, of whatever type; with
-        several a tuple of them. A Python file is code and may do anything code may; YAML is data: it is read safely,
-        and what it may call is limited (see :mod:`trainwright.config.lazy.allowlist`).
+        Without ``keys``: a config of the global dicts, config nodes and lists of them whose names do not start with
+        ``_``, and of objects with the name of a section. With one key: this global, of any type. With several: a tuple
+        of them. A Python file is code; YAML is data: it is parsed safely, and its targets must be in the allowlist (see
+        :mod:`trainwright.config.lazy.allowlist`).
 
         Raises:
             MissingFileError, ConfigSyntaxError, ConfigImportError, ConfigKeyError (no such global), ConfigTypeError (a
-            section's name is bound to what cannot be one), ConfigError.
+            value that cannot be the section of its name), ConfigError.
         """
         suffix = Path(filename).suffix
         if suffix == ".py":
@@ -109,9 +111,7 @@ class LazyConfig:
         elif suffix in (".yaml", ".yml"):
             found = load_yaml(filename)
         else:
-            raise ConfigError(
-                f"{filename}: a configuration file ends in .py, .yaml or .yml, not {suffix or 'nothing'!r}."
-            )
+            raise ConfigError(f"{filename}: a config file ends in .py, .yaml or .yml, not {suffix or 'nothing'!r}.")
         if keys is None:
             return found if isinstance(found, DictConfig) else _as_config(found, filename)
         if isinstance(keys, str):
@@ -124,7 +124,7 @@ class LazyConfig:
         caller = sys._getframe(1).f_code.co_filename
         if caller.startswith("<"):
             raise ConfigError(
-                f"load_rel({str(filename)!r}): the caller, {caller}, is no file. Use load with a full path."
+                f"load_rel({str(filename)!r}): the caller, {caller}, is not a file. Use load with a full path."
             )
         return LazyConfig.load(Path(caller).parent / filename, keys)
 

@@ -1,7 +1,6 @@
-"""Changes from the command line, in hydra's grammar: ``optim.lr=1e-3``, ``model.layers=[1,2]``, ``~train.scheduler``.
+"""Overrides of the command line, in hydra's grammar: ``optim.lr=1e-3``, ``model.layers=[1,2]``, ``~train.scheduler``.
 
-They are parsed, never evaluated. hydra-core's own parser does it; importing it waits until there is an override to
-read.
+hydra-core parses them, and is imported for the first override. Nothing is evaluated as code.
 """
 
 import json
@@ -13,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.provenance import distrust, distrust_only, raw_children, set_override
-from trainwright.config.schema.aliases import make_way
+from trainwright.config.schema.aliases import drop_other_name
 from trainwright.config.yaml_file import check_interpolations
 
 if TYPE_CHECKING:
@@ -25,26 +24,28 @@ _TARGET = "_target_"
 def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Apply ``overrides`` to ``cfg`` in place, in order, and return it.
 
-    ``a.b=1`` sets (``+a.b`` and ``++a.b`` are the same), a dict is merged into the one that is there, ``~a.b`` deletes,
-    ``a=`` sets the empty string, ``a.0.b=1`` reaches into a list. Parents that are not there are made. All are parsed
-    before the first is applied. Of two names of one setting (``train.eval_period``) the one that is set here
-    replaces the other.
+    ``a.b=1`` sets a value (``+a.b`` and ``++a.b``, too), a dict is merged into an existing one, ``~a.b`` deletes,
+    ``a=`` sets the empty string, ``a.0.b=1`` changes an element of a list. Missing parents are created. All are parsed
+    before the first is applied. If a setting has two names (``train.eval_period``), the override of one replaces the
+    other.
 
     Raises:
-        ConfigError: not an override, or several values at once (a sweep).
-        ConfigKeyError: below a value that is no section, outside a list, or the deletion of what is not there.
-        ConfigTypeError: a value that the key's declared type does not take.
+        ConfigError: not an override, or several values (a sweep).
+        ConfigKeyError: the parent is not a section, the index is outside the list, or the key to delete does not exist.
+        ConfigTypeError: a value does not have the declared type of the key.
     """
     parsed = [(text, _parse(text)) for text in overrides]
     for text, override in parsed:
         keys = override.key_or_group.split(".")
         try:
             if override.is_delete():
-                if not (_is_absent(cfg, override.key_or_group) and make_way(cfg, override.key_or_group, delete=True)):
+                if not (
+                    _is_absent(cfg, override.key_or_group) and drop_other_name(cfg, override.key_or_group, delete=True)
+                ):
                     _delete(cfg, keys, override, text)
-                    make_way(cfg, override.key_or_group, delete=True)
+                    drop_other_name(cfg, override.key_or_group, delete=True)
             else:
-                make_way(cfg, override.key_or_group, override.value())
+                drop_other_name(cfg, override.key_or_group, override.value())
                 _set(cfg, keys, override.value(), text)
         except (OmegaConfBaseException, RecursionError) as error:
             raise ConfigTypeError(f"override {text[:200]!r}: {str(error).splitlines()[0]}") from error
@@ -52,7 +53,7 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 
 
 def override_key(text: str) -> str:
-    """The dotted key that an override is about."""
+    """The dotted key of an override."""
     return text.lstrip("+~").partition("=")[0]
 
 
@@ -74,7 +75,7 @@ def _parse(text: str) -> "Override":
         ) from error
     if override.package is not None or "/" in override.key_or_group or not override.key_or_group:
         raise ConfigError(
-            f"override {text!r}: {override.get_key_element()!r} is no key. Keys are joined by dots: train.seed=1."
+            f"override {text!r}: {override.get_key_element()!r} is not a key. Keys are joined by dots: train.seed=1."
         )
     if override.is_sweep_override():
         raise ConfigError(
@@ -87,9 +88,9 @@ def _parse(text: str) -> "Override":
 
 
 def _quoted(text: str) -> str:
-    """``text`` with quotes around a value that has bytes which are no UTF-8, such as the name of a folder.
+    """``text`` with quotes around a value with bytes that are not UTF-8, such as the name of a folder.
 
-    Python decodes these to lone surrogates, which hydra's lexer takes in quotes only.
+    Python decodes these to lone surrogates, which hydra's lexer only accepts in quotes.
     """
     key, equals, value = text.partition("=")
     if value[:1] in ("'", '"') or not any("\ud800" <= character <= "\udfff" for character in value):
@@ -116,7 +117,7 @@ def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:
 
 
 def _distrust_what_was_set(node: Any, value: dict[Any, Any]) -> None:
-    """Mark as data the nodes that got their target here. What was merged into code's nodes stays theirs."""
+    """Mark the nodes that got their target here as data. Values merged into trusted nodes stay trusted."""
     if _TARGET in value:
         distrust_only(node)
     for key, child in value.items():
@@ -156,7 +157,7 @@ def _parent(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> Any:
         child = node[key]
         if not isinstance(child, DictConfig | ListConfig):
             raise ConfigKeyError(
-                f"override {text!r}: Trying to update key {'.'.join(keys)!r}, but {above!r} is no section: "
+                f"override {text!r}: Trying to update key {'.'.join(keys)!r}, but {above!r} is not a section: "
                 f"it is {child!r} ({type(child).__name__})."
             )
         node = child
@@ -164,7 +165,7 @@ def _parent(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> Any:
 
 
 def _own_key(node: Any, keys: list[str], text: str) -> Any:
-    """The last of ``keys`` as ``node`` spells it: an index in a list, a number where the section's keys are numbers."""
+    """The last of ``keys`` in the type of the keys of ``node``: an index of a list, a number if keys are numbers."""
     last = keys[-1]
     if isinstance(node, ListConfig):
         if not last.isdigit() or int(last) >= len(node):

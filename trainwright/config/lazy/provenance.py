@@ -1,9 +1,8 @@
-"""Where a config node came from: the place that wrote it, and whether that place was code or data.
+"""The origin of a config node: the file and line that wrote it, and whether that was code or data.
 
-Both are kept in omegaconf's own metadata of a node, so they travel with copies and never show in a saved file. A node
-written by code is trusted; one read from YAML, a checkpoint or the command line is not, and neither is what is below
-it. What has no mark, such as a plain dict, can only come from code, except while something that data describes is being
-built: then it may be data that a function handed on.
+Both are stored in omegaconf's metadata of the node: copies keep them, saved files do not contain them. A node written
+by code is trusted; one from YAML, a checkpoint or the command line is not, and neither are its children. Values without
+a mark, such as plain dicts, come from code, except during the instantiation of data: a function may have returned them.
 """
 
 import os
@@ -24,12 +23,12 @@ _LINE_NUMBER = re.compile(r":\d+$")
 
 
 def set_origin(node: DictConfig | ListConfig, origin: str) -> None:
-    """Remember ``file`` or ``file:line`` as the place where ``node`` was written."""
+    """Record ``file`` or ``file:line`` as the origin of ``node``."""
     vars(node._metadata)[_ORIGIN] = origin
 
 
 def origin_of(node: Any) -> str | None:
-    """The place that wrote ``node`` or its nearest known parent; None if unknown."""
+    """The origin of ``node`` or of its nearest parent with a known one; None if unknown."""
     while isinstance(node, DictConfig | ListConfig):
         origin = vars(node._metadata).get(_ORIGIN)
         if origin is not None:
@@ -39,12 +38,12 @@ def origin_of(node: Any) -> str | None:
 
 
 def set_override(node: DictConfig | ListConfig, key: Any, text: str) -> None:
-    """Remember that the override ``text`` set ``key`` of ``node``."""
+    """Record that the override ``text`` set ``key`` of ``node``."""
     vars(node._metadata)[_OVERRIDES] = {**vars(node._metadata).get(_OVERRIDES, {}), key: text}
 
 
 def overrides_of(node: Any) -> list[str]:
-    """The overrides that set values of ``node``, or ``node`` itself or what it is in."""
+    """The overrides that set values of ``node``, the node itself, or one of its parents."""
     found = list(vars(node._metadata).get(_OVERRIDES, {}).values()) if isinstance(node, DictConfig | ListConfig) else []
     while isinstance(node, DictConfig | ListConfig) and (above := node._get_parent()) is not None:
         text = vars(above._metadata).get(_OVERRIDES, {}).get(node._key())
@@ -73,7 +72,7 @@ def origin_file(node: Any) -> Path | None:
 
 
 def shown(origin: str) -> str:
-    """``origin`` relative to the working folder when it lies inside."""
+    """``origin`` relative to the working folder if it is inside."""
     if origin.startswith("<"):  # an interactive session
         return origin
     try:
@@ -84,7 +83,7 @@ def shown(origin: str) -> str:
 
 
 class DefaultNode(AnyNode):
-    """A packaged default, until a value is written into it: also one that is equal."""
+    """A packaged default. After any assignment, also of an equal value, it is no longer one."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -102,15 +101,15 @@ class DefaultNode(AnyNode):
 
 
 def mark_default(section: DictConfig, key: str) -> None:
-    """Remember that the value of ``key`` is a packaged default."""
+    """Record that the value of ``key`` is a packaged default."""
     node = DefaultNode(section[key])
     node._set_parent(section)
     node._set_key(key)
-    section.__dict__["_content"][key] = node  # an assignment would copy the value alone
+    section.__dict__["_content"][key] = node  # an assignment would only copy the value
 
 
 def is_set(section: DictConfig, key: str) -> bool:
-    """Whether ``key`` has a value that is not just the packaged default."""
+    """Whether ``key`` has a value other than an unchanged packaged default."""
     node = raw_children(section).get(key)
     return node is not None and not (isinstance(node, DefaultNode) and node.__dict__["is_default"])
 
@@ -121,27 +120,24 @@ def trust(node: DictConfig) -> None:
 
 
 def distrust(node: Any) -> None:
-    """Mark ``node`` and every container in it as data.
-
-    Each one is marked, so that a part taken out of it stays marked.
-    """
+    """Mark ``node`` and every container in it as data, so that a part that is moved elsewhere stays marked."""
     for container in _containers(node):
         container._set_flag(_UNTRUSTED, True)
 
 
 def distrust_only(node: DictConfig) -> None:
-    """Mark one node as data, and leave alone the nodes in it that have a mark of their own."""
+    """Mark one node as data, but not the nodes in it that have their own mark."""
     node._set_flag(_UNTRUSTED, True)
 
 
 def is_trusted(node: Any) -> bool:
-    """Whether code wrote ``node``: by its mark, or, without one, if nothing that data describes is being built."""
+    """Whether code wrote ``node``: by its mark, or, without one, if no data is being instantiated."""
     mark = node._get_flag(_UNTRUSTED) if isinstance(node, DictConfig | ListConfig) else None
     return not (_building_data.get() if mark is None else mark)
 
 
 def holds_data(value: Any) -> bool:
-    """Whether ``value`` or anything in it is a node, a mapping with a target, that data wrote."""
+    """Whether ``value`` is or contains a node (a mapping with a target) that is data."""
     if isinstance(value, DictConfig | ListConfig):
         children = raw_children(value)
         if "_target_" in children and not is_trusted(value):
@@ -154,7 +150,7 @@ def holds_data(value: Any) -> bool:
 
 @contextmanager
 def building_data(active: bool = True) -> Iterator[None]:
-    """While this is open, what has no mark is data. ``active=False`` changes nothing."""
+    """In this context, values without a mark are data. ``active=False`` changes nothing."""
     token = _building_data.set(active or _building_data.get())
     try:
         yield
@@ -170,10 +166,7 @@ def _containers(node: Any) -> Iterator[DictConfig | ListConfig]:
 
 
 def raw_children(node: DictConfig | ListConfig) -> dict[Any, Any]:
-    """The child nodes by key or index, with interpolations left as they are.
-
-    Empty for None, ``???`` and interpolations.
-    """
+    """The child nodes by key or index; interpolations are not resolved. Empty for None, ``???`` and interpolations."""
     content = node._value()
     if isinstance(content, dict):
         return dict(content)

@@ -1,9 +1,8 @@
-"""Python configuration files: run afresh at each load, importing one another by path.
+"""Python config files: each load runs the file again, and relative imports are resolved by path.
 
-``from .a.b import x`` in a configuration file runs ``a/b.py`` beside it: no package, no cache, so that what one file
-changes in ``x`` is not seen by the next. Everything else is imported as Python does, except that settings which the
-file imports from its own folder (``from configs.train import train`` in ``configs/config.py``) are fresh at each load
-too.
+``from .a.b import x`` in a config file runs ``a/b.py`` relative to its folder, without a package or a cache, so that
+changes to ``x`` in one file do not affect another. Other imports are ordinary Python imports, except that settings from
+the file's own folder (``from configs.train import train`` in ``configs/config.py``) are fresh at each load, too.
 """
 
 import builtins
@@ -26,13 +25,11 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.config.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError
 from trainwright.config.yaml_file import regular_file
 
-_PACKAGE = (
-    "_trainwright_config_"  # begins the package name of files being run, which is how an import knows its importer
-)
+_PACKAGE = "_trainwright_config_"  # prefix of the package name of config files, by which an import finds its importer
 
 
 def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
-    """Run a configuration file and return its globals."""
+    """Run a config file and return its globals."""
     path = Path(os.path.abspath(regular_file(filename)))
     load = _Load(path.parent)
     try:
@@ -42,7 +39,7 @@ def load_python(filename: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
-    """A plain dict as a config, anything else as it is."""
+    """A plain dict as a config, any other value unchanged."""
     if type(value) is not dict:
         return value
     try:
@@ -50,12 +47,12 @@ def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
     except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigTypeError(
             f"{file}: the dict {name!r} cannot be a section of a configuration: {str(error).splitlines()[0]} "
-            f"If it is not meant to be one, call it '_{name}'."
+            f"If it is not a section, rename it to '_{name}'."
         ) from error
 
 
 def _line_in(path: Path, error: Exception) -> str:
-    """Where in the file it went wrong, as ", line 12"."""
+    """The line of the file that raised the error, as ", line 12"."""
     steps = traceback.extract_tb(error.__traceback__)
     return next((f", line {step.lineno}" for step in reversed(steps) if step.filename == str(path)), "")
 
@@ -71,15 +68,15 @@ def _compile(path: Path) -> CodeType:
 
 
 class _Load:
-    """One load of a configuration file, with the imports of the files that it runs, as this module describes them.
+    """One load of a config file, and of the files that it imports.
 
-    The files get builtins of their own with another ``__import__``. Python's own stays as it is, so loads in several
-    threads do not meet, and a function of a file imports alike when it is called after the load.
+    The files get their own builtins with another ``__import__``. Python's ``__import__`` does not change, so loads in
+    several threads are independent, and a function of a file can still import when it is called after the load.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._fresh: set[str] = set()  # modules of settings that this load imported from its own folder
+        self._fresh: set[str] = set()  # modules of settings that were imported from the own folder
         self._is_running = True
         self._builtins = {**vars(builtins), "__import__": self._import}
 
@@ -96,7 +93,7 @@ class _Load:
         except Exception as error:
             error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
             raise
-        # Functions of the file keep `namespace` itself: imports from C code look for builtins there.
+        # A copy, because functions of the file use `namespace`, and imports from C code look for its builtins.
         return {name: value for name, value in namespace.items() if name != "__builtins__"}
 
     def finish(self) -> None:
@@ -136,7 +133,7 @@ class _Load:
         if not name or (place.is_dir() and not file.is_file()):
             raise ConfigImportError(
                 f"{importer}: {statement!r} names the folder {place}. Relative import of folders is not allowed in a "
-                "configuration file: import from the .py file itself."
+                "config file: import from the .py file itself."
             )
         if not file.is_file():
             raise ConfigImportError(f"{importer}: cannot do {statement!r}: {file} does not exist.", path=str(file))
@@ -152,9 +149,9 @@ class _Load:
 
 
 class _NoBytecode:
-    """Python takes a cached compilation for current if the file's size and second of change agree.
+    """Disable the bytecode cache, which misses changes within a second that keep the size of a file.
 
-    Settings change faster. The switch belongs to the whole process, so the last thread that leaves puts it back.
+    The flag is global, so the last thread that leaves the context restores it.
     """
 
     def __init__(self) -> None:
@@ -190,7 +187,7 @@ def _lies_in(module: str, folder: Path) -> bool:
 
 
 def _holds_only_settings(module: ModuleType) -> bool:
-    """A module that defines a class or function stays loaded: running it again would give a second, different one."""
+    """A module that defines a class or function stays loaded: another run would create a second, different one."""
     return not any(
         (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module.__name__
         for value in vars(module).values()
@@ -198,9 +195,7 @@ def _holds_only_settings(module: ModuleType) -> bool:
 
 
 def _with_copied_settings(module: ModuleType) -> Any:
-    """The names of a module that stays loaded, its dicts and configs as copies, so that changes do not outlive the
-    load.
-    """
+    """The names of a module that stays loaded, with copies of its dicts and configs, so that changes are temporary."""
     return SimpleNamespace(
         **{
             name: _copy(value) if isinstance(value, DictConfig | ListConfig | dict) else value
@@ -220,7 +215,7 @@ def _copy(value: Any) -> Any:
 def _forget(names: set[str]) -> None:
     for name in sorted(names, key=lambda name: -name.count(".")):
         if any(other.startswith(name + ".") for other in list(sys.modules)):
-            continue  # the package of a module that stays
+            continue  # the package of a module that stays loaded
         module = sys.modules.pop(name, None)
         parent, _, last = name.rpartition(".")
         if parent in sys.modules and vars(sys.modules[parent]).get(last) is module:

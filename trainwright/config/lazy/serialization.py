@@ -27,20 +27,20 @@ _LINE_LENGTH = 88  # of to_py
 
 
 def save(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> None:
-    """Write ``cfg`` to a YAML file, whole or not at all; a file that is there is replaced.
+    """Write ``cfg`` to a YAML file, replacing an existing file atomically.
 
-    Interpolations stay as they are. A target is written as its shortest dotted path, another class or function as a
-    node that builds to it, and so are the members of an enum and torch's dtypes and devices among the arguments of a
-    call. What is not restored from the file is named in one warning: objects without a path, which are written as text,
-    and targets that data may not name. A run with them is started from its Python configuration. ``project_root`` is
-    written as a top-level key, relative to the file's folder. What looks secret is written as ``???``, with one warning
-    that names the keys (see :mod:`trainwright.config.secrets`).
+    Interpolations are not resolved. A target is written as its shortest dotted path; other classes and functions, and
+    the enum members, dtypes and devices among the arguments of a call, as a node that builds them. One warning lists
+    the values that cannot be restored from the file: objects without a path, which are written as text, and targets
+    that data may not name. Start such a run from its Python file. ``project_root`` is written as a top-level key,
+    relative to the file's folder. Secrets are written as ``???``, with one warning that names the keys (see
+    :mod:`trainwright.config.secrets`).
     """
     atomic_write(filename, to_yaml(cfg, filename, project_root=project_root))
 
 
 def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | os.PathLike[str] | None = None) -> bytes:
-    """What :func:`save` writes into ``filename``; its warnings name that file."""
+    """The content that :func:`save` writes to ``filename``; its warnings name that file."""
     plain, left_out = to_plain(cfg)
     plain, hidden = without_secrets(plain)
     path = Path(filename)
@@ -53,8 +53,9 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
     warn_of_hidden(hidden, path)
     if left_out:
         logger.warning(
-            "%s: not restored when a run is started from this file: %s. Move functions and classes into an importable "
-            "module, describe objects by LazyCall, and let targets take text for paths; or start from the Python file.",
+            "%s: not restored when a run starts from this file: %s. Move functions and classes into an importable "
+            "module, describe objects with LazyCall, and let targets accept text for paths; or start from the Python"
+            " file.",
             filename,
             "; ".join(left_out),
         )
@@ -62,7 +63,7 @@ def to_yaml(cfg: Any, filename: str | os.PathLike[str], *, project_root: str | o
 
 
 def to_plain(cfg: Any) -> tuple[Any, list[str]]:
-    """``cfg`` in the types of YAML, and the places that a run started from it would have otherwise."""
+    """``cfg`` in the types of YAML, and the values that cannot be restored from it."""
     writer = _Writer()
     return writer.plain(cfg, ""), writer.left_out
 
@@ -71,17 +72,17 @@ def to_plain(cfg: Any) -> tuple[Any, list[str]]:
 class _Argument:
     target: Any
     name: str
-    is_code: bool  # data's targets are not imported to look at them
+    is_code: bool  # targets of data are not imported
 
 
 class _Writer:
-    """Walks a configuration and collects in ``left_out`` what YAML cannot hold."""
+    """Converts a configuration, and collects in ``left_out`` the values that YAML cannot represent."""
 
     def __init__(self) -> None:
         self.left_out: list[str] = []
 
     def plain(self, value: Any, path: str, argument: _Argument | None = None) -> Any:
-        """``argument``: what of a call ``value`` is for, or is a part of; None in plain settings."""
+        """``argument``: the argument of a call that is or contains ``value``; None in plain settings."""
         if isinstance(value, DictConfig):
             return self._mapping(value, path, argument)
         if isinstance(value, ListConfig):
@@ -107,7 +108,7 @@ class _Writer:
         target = children["_target_"]._value() if "_target_" in children else None
         object_type = cfg._metadata.object_type
         if dataclasses.is_dataclass(object_type) and target is None and (name := dotted_path(object_type)):
-            plain["_target_"] = name  # fields of a dataclass: building the node gives the dataclass again
+            plain["_target_"] = name  # fields of a dataclass: instantiating the node restores it
             target = object_type
         for key, child in children.items():
             where = f"{path}.{key}" if path else str(key)
@@ -137,7 +138,7 @@ class _Writer:
             return self._member(value, path) if argument else value.name
         if isinstance(value, PurePath):
             if argument and not _takes_text(argument):
-                self.left_out.append(f"{path} = {value!r}, written as text, which is what its target will get")
+                self.left_out.append(f"{path} = {value!r}, written as text, and passed as text to its target")
             return str(value)
         for plain_type in (int, float, str):  # subclasses, such as numpy.float64
             if isinstance(value, plain_type):
@@ -153,7 +154,7 @@ class _Writer:
         return self._text(value, path)
 
     def _member(self, member: enum.Enum, path: str) -> Any:
-        """A call of the enum with the member's value gives the member."""
+        """A call of the enum with the value of the member."""
         name = dotted_path(type(member))
         if name is None or is_never_named(name) or type(member.value) not in (bool, int, float, str):
             self.left_out.append(f"{path} = {member!r}, written as its name")
@@ -166,15 +167,15 @@ class _Writer:
     def _text(self, value: Any, path: str) -> str:
         try:
             text = repr(value)
-        except Exception as error:  # a repr is the object's own code and may fail
+        except Exception as error:  # a repr is user code and may fail
             text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
         text = redact(text)[:_MAX_SHOWN]
         self.left_out.append(f"{path or 'the configuration'} = {text}, written as text")
-        return text.replace("${", "$ {")  # it must not be taken for an interpolation
+        return text.replace("${", "$ {")  # otherwise it would be an interpolation
 
 
 def _torch_node(value: Any) -> dict[str, Any] | None:
-    """The call that gives this dtype or device."""
+    """The call that returns this dtype or device."""
     kind = f"{type(value).__module__}.{type(value).__name__}"
     if kind == "torch.dtype":
         return {"_target_": "trainwright.config.torch_names.torch_dtype", "name": str(value).removeprefix("torch.")}
@@ -185,7 +186,7 @@ def _torch_node(value: Any) -> dict[str, Any] | None:
 
 
 def _takes_text(argument: _Argument) -> bool:
-    """Whether the parameter's annotation says so."""
+    """Whether the annotation of the parameter accepts text."""
     target = argument.target
     if isinstance(target, str):
         try:
@@ -206,7 +207,7 @@ def _key(key: Any) -> Any:
 
 
 def to_py(cfg: DictConfig, prefix: str = "cfg.") -> str:
-    """``cfg`` as lines like ``cfg.optim = torch.optim.AdamW(lr=0.1)``: sorted, interpolations resolved.
+    """``cfg`` as sorted lines like ``cfg.optim = torch.optim.AdamW(lr=0.1)``, with interpolations resolved.
 
     For reading and diffs.
     """

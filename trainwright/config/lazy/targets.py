@@ -16,11 +16,10 @@ _TORCH_HOMES = ("torch.nn.functional", "torch.linalg", "torch.special", "torch.f
 
 
 def locate(path: str) -> Any:
-    """The object at ``path``, importing what is needed on the way.
+    """The object at ``path``. The modules of the path are imported.
 
     Raises:
-        ConfigImportError: there is no such object, with the nearest name that is there; or a module of the path fails
-            to import because of something it needs.
+        ConfigImportError: the object does not exist (the message has the nearest name), or an import fails.
     """
     first, *rest = path.split(".")
     if not all(part.isidentifier() for part in (first, *rest)):
@@ -35,15 +34,15 @@ def locate(path: str) -> Any:
     return found
 
 
-def is_taken_apart(obj: Any) -> bool:
-    """Whether omegaconf would take this class for a section: a dataclass, an attrs class, dict itself."""
+def is_structured(obj: Any) -> bool:
+    """Whether omegaconf would convert this class to a section: a dataclass, an attrs class, dict itself."""
     return isinstance(obj, type) and (obj is dict or dataclasses.is_dataclass(obj) or hasattr(obj, "__attrs_attrs__"))
 
 
 def dotted_path(obj: Any) -> str | None:
-    """The shortest dotted path that leads to the class or function ``obj``, a public one if there is one.
+    """The shortest dotted path of the class or function ``obj``, preferably a public one.
 
-    None if none does (a lambda, a local class).
+    None if it has none (a lambda, a local class).
     """
     path = _path_by_name(obj)
     if path is not None and "._" not in path:
@@ -55,7 +54,7 @@ def _path_by_name(obj: Any) -> str | None:
     module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
     if not isinstance(name, str):
         return None
-    if module is None or name.startswith("_VariableFunctionsClass."):  # torch's built-in functions hide where they live
+    if module is None or name.startswith("_VariableFunctionsClass."):  # torch's built-in functions have no module
         module, name = "torch", name.rpartition(".")[2]
     if not isinstance(module, str) or "<" in name:
         return None
@@ -68,7 +67,7 @@ def _path_by_name(obj: Any) -> str | None:
 
 
 def _torch_path(obj: Any) -> str | None:
-    """The public path of a function of torch that says it lives elsewhere: gelu in torch._C._nn, or nowhere."""
+    """The public path of a function of torch whose module is private (gelu: torch._C._nn) or missing."""
     if not inspect.isroutine(obj):
         return None
     for home in _TORCH_HOMES:
@@ -79,7 +78,7 @@ def _torch_path(obj: Any) -> str | None:
 
 
 def short_name(target: Any) -> str:
-    """How messages call a target: its dotted path, or its repr."""
+    """The name of a target in messages: its dotted path, or its repr."""
     return target if isinstance(target, str) else dotted_path(target) or str(getattr(target, "__qualname__", target))
 
 
@@ -87,7 +86,7 @@ def _leads_to(module: ModuleType | None, name: str, obj: Any) -> bool:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    # A classmethod is a new object at each look, so identity would not find it.
+    # Each access to a classmethod creates an object, so identity is not enough.
     return found is not None and (found is obj or (inspect.ismethod(obj) and found == obj))
 
 
@@ -123,7 +122,7 @@ _MAX_SHOWN = 200  # characters of a signature in a message
 
 
 def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, partial: bool = False) -> str | None:
-    """What is wrong with calling ``target`` with ``kwargs``, or None. ``partial``: more arguments may follow."""
+    """Why ``target`` cannot be called with ``kwargs``, or None. ``partial``: other arguments are passed later."""
     signature = signature_of(target, kwargs)
     if signature is None:
         return None
@@ -136,9 +135,9 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
 
 
 def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[str, str]:
-    """Those of ``names`` that ``target`` does not take, each with what is wrong in words.
+    """The arguments in ``names`` that ``target`` does not accept, each with the text of an error.
 
-    What else it needs is not asked.
+    Missing arguments are not reported.
     """
     given = list(names)
     signature = signature_of(target, given)
@@ -151,9 +150,9 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
 
 
 def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspect.Signature | None:
-    """None for built-in callables that have none, and for enums, whose call gives a member.
+    """The signature of ``target``; None for built-in callables without one, and for enums.
 
-    A decorator may take more than the function it wraps, so this does not look through it, except through our own.
+    Decorated functions have the signature of the decorator, which may accept more; only ours are unwrapped.
     """
     if inspect.isclass(target) and issubclass(target, enum.Enum):
         return None
@@ -172,7 +171,7 @@ def _unknown(signature: inspect.Signature, names: Iterable[str]) -> list[str]:
 
 
 def _nearest(name: str, signature: inspect.Signature) -> str:
-    """The nearest parameter; all of them are in the signature shown."""
+    """The nearest parameter. The message shows the signature, so the others are not listed."""
     hint = did_you_mean(name, signature.parameters)
     return hint if hint.startswith("Did") else ""
 

@@ -1,1 +1,1 @@
-"""The keys of config files: their defaults, their types, and what is wrong with a configuration."""
+"""Config files: the sections and keys of a run, their defaults, types and checks."""

@@ -47,10 +47,10 @@ def canonical_key(key: str) -> str:
     return ".".join(part for part in (section, CANONICAL[name], below) if part)
 
 
-def make_way(cfg: DictConfig, key: str, value: Any = None, *, delete: bool = False) -> bool:
-    """Before ``key`` is set to ``value`` in ``cfg``, or deleted: remove the other name of the same setting.
+def drop_other_name(cfg: DictConfig, key: str, value: Any = None, *, delete: bool = False) -> bool:
+    """Remove the other name of the setting ``key``, before it is set to ``value`` in ``cfg`` or deleted.
 
-    A section that is only changed in part is moved to the name in use. Returns whether something was removed.
+    A section of which only a part is set is moved to the new name. Returns whether something was removed.
     """
     dropped = False
     for alias, canonical in CANONICAL.items():
@@ -88,7 +88,7 @@ def _holder(cfg: DictConfig, path: str) -> tuple[DictConfig | None, str]:
     above, _, last = path.rpartition(".")
     try:
         section = OmegaConf.select(cfg, above, throw_on_missing=False)
-    except OmegaConfBaseException:  # a parent is not a section or cannot be resolved: validation reports it
+    except OmegaConfBaseException:  # a parent is not a section or cannot be resolved, which the check reports
         section = None
     return (section if isinstance(section, DictConfig) else None), last
 

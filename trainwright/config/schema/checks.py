@@ -22,22 +22,22 @@ from trainwright.config.secrets import is_secret_name
 logger = logging.getLogger("trainwright.config")
 
 _REQUIRED = ("model", "dataloader")
-# Where a run builds objects from.
+# The nodes that a run instantiates.
 _BUILT = ("model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator")
-_NUMBERS_OF_OPTIMIZERS = ("lr", "weight_decay", "eps", "momentum")
-# Another backend's argument of its AdamW; the optimizer's builder knows what to do with it.
-_TAKEN_ELSEWHERE = {"optim": {"do_bias_correction"}}
+_OPTIMIZER_NUMBERS = ("lr", "weight_decay", "eps", "momentum")
+# Arguments of another backend's AdamW, which the builder of the optimizer removes.
+_ALSO_ACCEPTED = {"optim": {"do_bias_correction"}}
 
 
 def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> None:
     """Check a configuration that :func:`~trainwright.config.schema.sections.complete` has completed.
 
-    ``source`` is the file it came from, ``overrides`` what was changed on the command line: the message names the one
-    that is to blame. Targets are imported but not called.
+    ``source`` is its file, ``overrides`` are those of the command line: the message names the one that set a wrong
+    value. Targets are imported but not called.
 
     Raises:
-        ConfigError: the message lists every fault with key path, value, what is allowed and the nearest right name. It
-            is a ConfigKeyError or ConfigTypeError if all faults are of that kind.
+        ConfigError: the message lists every fault with its key, its value, the allowed values and the nearest right
+            name. It is a ConfigKeyError or ConfigTypeError if all faults are of this kind.
     """
     faults = [*_section_faults(cfg), *_setting_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
     if not faults:
@@ -79,9 +79,9 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
                 yield Fault(name, text, ConfigKeyError)
     for name in own:
-        # Sections of the user's own are welcome, so only a slip of one letter counts.
+        # Other sections are allowed, so only a typing error of one letter is a fault.
         for known in SECTIONS:
-            if _one_slip_apart(name, known):
+            if _is_one_typo_apart(name, known):
                 yield Fault(name, f"no such section. Did you mean {known!r}?", ConfigKeyError)
         yield from _secret_faults(children[name], name)
     for name in SECTIONS:
@@ -91,7 +91,7 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
 
 
 def _secret_faults(node: Any, path: str) -> Iterator[Fault]:
-    """What a saved configuration does without, in sections that are otherwise the user's own affair."""
+    """Values that a saved configuration leaves out, in sections of the user."""
     if node._is_missing() and (is_secret_name(path.rpartition(".")[2]) or not is_trusted(node._get_parent())):
         yield _missing_fault(path)
     elif isinstance(node, DictConfig | ListConfig):
@@ -106,7 +106,7 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
     if not isinstance(loaders, DictConfig):
         yield Fault("dataloader", f"{got(loaders)}; it must be a section with train and test.", kind=ConfigTypeError)
         return
-    # Training asks for `train` when it builds it: an evaluation needs `test` alone.
+    # An evaluation needs only `test`; a training without `train` is reported when it is built.
     given = [str(key) for key, child in raw_children(loaders).items() if not child._is_none()]
     if not {"train", "test", TARGET} & set(given):
         has = f" The section has {', '.join(given)}." if given else ""
@@ -174,9 +174,9 @@ def _position(values: Any, path: str) -> list[int]:
 
 
 def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
-    """Text where an optimizer takes a number, or a negative rate, before the optimizer reports it without the place."""
+    """Text instead of a number, or a negative rate. The optimizer would report it without its place."""
     optim = _get(cfg, "optim")
-    for name in _NUMBERS_OF_OPTIMIZERS:
+    for name in _OPTIMIZER_NUMBERS:
         value = _get(optim, name)
         if isinstance(value, str | bool | ListConfig | DictConfig):
             yield Fault(f"optim.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
@@ -187,7 +187,7 @@ def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
 def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
     for path in _BUILT:
         section = _get(cfg, path)
-        yield from _node_faults(section, path, also=_TAKEN_ELSEWHERE.get(path, set()))
+        yield from _node_faults(section, path, also=_ALSO_ACCEPTED.get(path, set()))
 
 
 def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozenset()) -> Iterator[Fault]:
@@ -216,7 +216,7 @@ def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -
         kind = ConfigTypeError if isinstance(error, ConfigTypeError) else ConfigError
         yield Fault(f"{path}.{TARGET}", str(error), kind=kind, origin=origin)
         return
-    except Exception as error:  # the module that holds the target is user code and may fail in any way
+    except Exception as error:  # the module of the target is user code and may raise anything
         yield Fault(f"{path}.{TARGET}", f"importing it failed: {type(error).__name__}: {error}", origin=origin)
         return
     names = [str(key) for key in node if key not in SPECIAL_KEYS and key not in also]
@@ -225,7 +225,7 @@ def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -
 
 
 def _value(section: Any, key: Any, where: str) -> tuple[Any, Fault | None]:
-    """The value with interpolations resolved, or why there is none."""
+    """The value with interpolations resolved, or the fault if it has none."""
     if OmegaConf.is_missing(section, key):
         return None, _missing_fault(where)
     try:
@@ -244,13 +244,13 @@ def _get(section: Any, path: str, default: Any = None) -> Any:
         return default
     try:
         found = OmegaConf.select(section, path, throw_on_missing=False)
-    except OmegaConfBaseException:  # reported where the table or the walk comes to it
+    except OmegaConfBaseException:  # reported by the check of this key
         return default
     return default if found is None else found
 
 
-def _one_slip_apart(name: str, known: str) -> bool:
-    """One letter missing, wrong or doubled, or two neighbours exchanged. A plural is a name of its own."""
+def _is_one_typo_apart(name: str, known: str) -> bool:
+    """Whether one letter is missing, wrong or added, or two are exchanged. A plural is another name."""
     if name == known or name == known + "s":
         return False
     if len(name) == len(known):

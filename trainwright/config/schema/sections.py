@@ -28,37 +28,37 @@ def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tu
         ConfigError: neither batch size is given, or the given values are inconsistent.
     """
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
-    micro, whole, accumulation = (try_get_key(train, name) for name in names)
+    micro, total, accumulation = (try_get_key(train, name) for name in names)
     given = (
-        f"train_micro_batch_size={micro}, global_batch_size={whole}, num_accumulation_steps={accumulation}, "
+        f"train_micro_batch_size={micro}, global_batch_size={total}, num_accumulation_steps={accumulation}, "
         f"data-parallel size {data_parallel_size}"
     )
-    for name, value in zip(names, (micro, whole, accumulation), strict=True):
+    for name, value in zip(names, (micro, total, accumulation), strict=True):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(
                 f"train.{name}: got {value!r} ({type(value).__name__}); it must be a whole number >= 1 or None."
             )
-    if micro is None and whole is None:
+    if micro is None and total is None:
         raise ConfigError(f"train: give train_micro_batch_size or global_batch_size ({given}).")
 
     if micro is None:
         accumulation = accumulation or 1
-        micro = _divide(whole, accumulation * data_parallel_size, "num_accumulation_steps * data-parallel size", given)
-    elif whole is None:
+        micro = _divide(total, accumulation * data_parallel_size, "num_accumulation_steps * data-parallel size", given)
+    elif total is None:
         accumulation = accumulation or 1
-        whole = micro * accumulation * data_parallel_size
+        total = micro * accumulation * data_parallel_size
     elif accumulation is None:
-        accumulation = _divide(whole, micro * data_parallel_size, "train_micro_batch_size * data-parallel size", given)
-    elif whole != (product := micro * accumulation * data_parallel_size):
+        accumulation = _divide(total, micro * data_parallel_size, "train_micro_batch_size * data-parallel size", given)
+    elif total != (product := micro * accumulation * data_parallel_size):
         raise ConfigError(
-            f"train.global_batch_size: {whole} must be equal to train_micro_batch_size * num_accumulation_steps * "
+            f"train.global_batch_size: {total} must be equal to train_micro_batch_size * num_accumulation_steps * "
             f"data-parallel size, which is {product} ({given}). Leave one of them out (None) and it is computed."
         )
-    return micro, whole, accumulation
+    return micro, total, accumulation
 
 
 def total_iterations(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
-    """The iterations of a run: ``train_iter``, or ``train_epoch`` epochs if that is more."""
+    """The number of iterations of a run: the larger of ``train_iter`` and ``train_epoch`` epochs."""
     train_iter, train_epoch = try_get_key(train, "train_iter", default=0), try_get_key(train, "train_epoch", default=0)
     total = max(train_iter or 0, iterations_of_epochs(train, dataset_length, global_batch_size))
     if total < 1:
@@ -70,10 +70,10 @@ def total_iterations(train: Mapping[str, Any], dataset_length: int | None, globa
 
 
 def iterations_of_epochs(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
-    """The iterations of ``train_epoch`` epochs, 0 without any.
+    """The number of iterations of ``train_epoch`` epochs, or 0.
 
-    An epoch has ``iter_per_epoch`` iterations if that is given; else the epochs are counted in samples, so that only
-    the very last global batch is rounded up. ``dataset_length`` is None for data of unknown length.
+    An epoch has ``iter_per_epoch`` iterations if this is set; else epochs are counted in samples, so that only the last
+    global batch of the run is rounded up. ``dataset_length`` is None for data of unknown length.
     """
     train_epoch = try_get_key(train, "train_epoch", default=0)
     iter_per_epoch = try_get_key(train, "iter_per_epoch")
@@ -84,21 +84,21 @@ def iterations_of_epochs(train: Mapping[str, Any], dataset_length: int | None, g
         return iterations
     if dataset_length is None:
         raise ConfigError(
-            f"train.train_epoch: got {train_epoch}, but the training data has no length, so an epoch has no end. "
+            f"train.train_epoch: got {train_epoch}, but the length of the training data is unknown. "
             "Give train.iter_per_epoch, or train.train_iter with train_epoch=0."
         )
     return math.ceil(exact(train_epoch) * dataset_length / global_batch_size)
 
 
 def warmup_iterations(train_iter: int, warmup_ratio: float) -> int:
-    """The iterations of the warm-up: the share ``warmup_ratio`` of ``train_iter``, rounded up."""
+    """The number of warm-up iterations: ``warmup_ratio * train_iter``, rounded up."""
     if not 0 <= warmup_ratio < 1:
         raise ConfigError(f"train.warmup_ratio: got {warmup_ratio!r}; it must be a share of the iterations in [0, 1).")
     return math.ceil(exact(warmup_ratio) * train_iter)
 
 
 def milestone_iterations(milestones: Iterable[float], train_iter: int) -> list[int]:
-    """Milestones as iterations: shares of ``train_iter``, rounded down. Whole numbers >= 1 are iterations already."""
+    """Milestones as iterations. Ratios of ``train_iter`` are rounded down; integers >= 1 are iterations already."""
     found = list(milestones)
     if (fault := milestone_fault(found)) is not None:
         raise ConfigError(f"train.scheduler.milestones: got {found}; it must be {fault}.")
@@ -106,7 +106,7 @@ def milestone_iterations(milestones: Iterable[float], train_iter: int) -> list[i
 
 
 def milestone_fault(milestones: Any) -> str | None:
-    """What milestones must be, if these are not."""
+    """The allowed milestones if these are not allowed, else None."""
     allowed = "a list of increasing ratios in [0, 1), or of increasing whole numbers of iterations"
     numbers = list(milestones)
     if any(isinstance(m, bool) or not isinstance(m, int | float) for m in numbers):
@@ -117,17 +117,17 @@ def milestone_fault(milestones: Any) -> str | None:
     return None if increasing and (ratios or iterations) else allowed
 
 
-def _divide(whole: int, divisor: int, named: str, given: str) -> int:
-    if whole % divisor:
+def _divide(total: int, divisor: int, named: str, given: str) -> int:
+    if total % divisor:
         raise ConfigError(
-            f"train.global_batch_size: {whole} must be divisible by {named}, which is {divisor} ({given}). "
-            f"The nearest that fit are {whole // divisor * divisor or divisor} and {(whole // divisor + 1) * divisor}."
+            f"train.global_batch_size: {total} must be divisible by {named}, which is {divisor} ({given}). "
+            f"The nearest that fit are {total // divisor * divisor or divisor} and {(total // divisor + 1) * divisor}."
         )
-    return whole // divisor
+    return total // divisor
 
 
 def exact(number: float) -> Fraction:
-    """The decimal number as the user wrote it: 0.1 is one tenth, not the nearest binary fraction."""
+    """The exact decimal number: 0.1 is one tenth, not the nearest binary fraction."""
     return Fraction(str(number))
 
 
@@ -143,22 +143,22 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     """
     if not isinstance(cfg, Mapping | DictConfig):
         raise ConfigTypeError(f"a configuration is a mapping of sections, not {type(cfg).__name__}.")
-    whole = copy.deepcopy(cfg) if isinstance(cfg, DictConfig) else DictConfig(dict(cfg), flags={"allow_objects": True})
-    whole._set_flag(["allow_objects", "struct", "readonly"], [True, False, False])
+    full = copy.deepcopy(cfg) if isinstance(cfg, DictConfig) else DictConfig(dict(cfg), flags={"allow_objects": True})
+    full._set_flag(["allow_objects", "struct", "readonly"], [True, False, False])
     defaults = get_config("common/defaults.py")
-    _detach(whole, "train")
-    train = raw_children(whole).get("train")
+    _detach(full, "train")
+    train = raw_children(full).get("train")
     if isinstance(train, DictConfig) and isinstance(train._value(), dict):
         resolve_aliases(train, defaults.train)
         if not is_set(train, "train_iter") and _has_epochs(train):
             train.train_iter = 0  # epochs set by the user replace the default number of iterations
     defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not _is_set_for_evaluation(train, key)]
-    _fill(whole, defaults)
-    evaluation = OmegaConf.select(whole, "train.evaluation", throw_on_resolution_failure=False)
+    _fill(full, defaults)
+    evaluation = OmegaConf.select(full, "train.evaluation", throw_on_resolution_failure=False)
     if isinstance(evaluation, DictConfig) and isinstance(evaluation._value(), dict):
         for key in defaults_of_best:
             mark_default(evaluation, key)  # filling copies only the value
-    return whole
+    return full
 
 
 def _is_set_for_evaluation(train: Any, key: str) -> bool:

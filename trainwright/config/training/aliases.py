@@ -1,4 +1,4 @@
-"""One setting, one field. All other names of settings and of values that the documents use stand in these tables."""
+"""The other names of settings, and the other spellings of values, that the documents use."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from trainwright.config.enums import MISSPELLED
 from trainwright.config.training.metric_config import MetricConfig, plain
 from trainwright.config.types import WARMUP_SCHEDULES
 
-NO_OPINION = object()  # what a synonym may say of its field: whatever it is without it
+UNSPECIFIED = object()  # the value of an alias that does not determine its field
 
 
 def _same(value: Any) -> Any:
@@ -16,26 +16,26 @@ def _same(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Synonym:
-    """Another name of ``field``, which may show it in another form.
+class Alias:
+    """Another name of ``field``, whose value may have another form.
 
     Args:
-        read: what the other name reads where the field has this value.
-        write: the field's value for one that the other name is given, or ``NO_OPINION``. Raises ValueError, with what
-            is allowed, for a value that cannot be.
-        admits: whether the field may have this value where the other name has no opinion.
+        read: converts the value of the field to that of the alias.
+        write: converts the value of the alias to that of the field, or to ``UNSPECIFIED``. Raises ValueError with the
+            allowed values.
+        accepts: whether the field can have this value if the alias does not determine it.
         note: how the two differ, for the reference.
     """
 
     field: str
     read: Callable[[Any], Any] = _same
     write: Callable[[Any], Any] = _same
-    admits: Callable[[Any], bool] = lambda value: True
+    accepts: Callable[[Any], bool] = lambda value: True
     note: str = ""
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is only a name."""
+        """Whether the values have the same form."""
         return self.write is _same
 
 
@@ -62,11 +62,11 @@ def _evaluates(eval_strategy: Any) -> bool:
 
 
 def _strategy_of(do_evaluate: Any) -> Any:
-    return NO_OPINION if _yes_or_no(do_evaluate) else "no"
+    return UNSPECIFIED if _yes_or_no(do_evaluate) else "no"
 
 
 def _device_of(use_cpu: Any) -> Any:
-    return "cpu" if _yes_or_no(use_cpu) else NO_OPINION
+    return "cpu" if _yes_or_no(use_cpu) else UNSPECIFIED
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -75,30 +75,30 @@ def _yes_or_no(value: Any) -> bool:
     return value
 
 
-SYNONYMS: dict[str, Synonym] = {
-    "epoch_num": Synonym("num_epochs"),
-    "train_epoch": Synonym("num_epochs"),
-    "train_micro_batch_size": Synonym("batch_size"),
-    "train_batch_size": Synonym("batch_size"),
-    "val_batch_size": Synonym("eval_batch_size"),
-    "test_micro_batch_size": Synonym("eval_batch_size"),
-    "lr": Synonym("learning_rate"),
-    "num_accumulation_steps": Synonym("gradient_accumulation_steps"),
-    "amp": Synonym("mixed_precision"),
-    "num_dataloader_workers": Synonym("dataloader_num_workers"),
-    "log_period": Synonym("log_steps"),
-    "load_weight": Synonym("init_weights_from"),
-    "eval_metric": Synonym("metric_for_best_model"),
-    "save_total_limit": Synonym("max_to_keep"),
-    "device": Synonym("device_str", note="reads as a torch.device"),
-    "metric": Synonym(
+ALIASES: dict[str, Alias] = {
+    "epoch_num": Alias("num_epochs"),
+    "train_epoch": Alias("num_epochs"),
+    "train_micro_batch_size": Alias("batch_size"),
+    "train_batch_size": Alias("batch_size"),
+    "val_batch_size": Alias("eval_batch_size"),
+    "test_micro_batch_size": Alias("eval_batch_size"),
+    "lr": Alias("learning_rate"),
+    "num_accumulation_steps": Alias("gradient_accumulation_steps"),
+    "amp": Alias("mixed_precision"),
+    "num_dataloader_workers": Alias("dataloader_num_workers"),
+    "log_period": Alias("log_steps"),
+    "load_weight": Alias("init_weights_from"),
+    "eval_metric": Alias("metric_for_best_model"),
+    "save_total_limit": Alias("max_to_keep"),
+    "device": Alias("device_str", note="reads as a torch.device"),
+    "metric": Alias(
         "metrics", _first_metric, lambda value: [] if value is None else [value], note="the first, or None"
     ),
-    "save_freq": Synonym(
+    "save_freq": Alias(
         "model_checkpoint", _epochs_to_checkpoint, _checkpoint_of_epochs, note="its every_n_epoch; 0: None"
     ),
-    "do_evaluate": Synonym("eval_strategy", _evaluates, _strategy_of, _evaluates, note="False: 'no'"),
-    "use_cpu": Synonym("device_str", _is_cpu, _device_of, note="True: 'cpu'"),
+    "do_evaluate": Alias("eval_strategy", _evaluates, _strategy_of, _evaluates, note="False: 'no'"),
+    "use_cpu": Alias("device_str", _is_cpu, _device_of, note="True: 'cpu'"),
 }
 
 _NO = {"no": None, "null": None, "None": None, False: None}
@@ -116,15 +116,15 @@ _NAMED = ("optimizer", "lr_scheduler", "lr_scheduler_type")
 
 
 def field_of(name: str) -> str:
-    """The field that a name stands for."""
-    return SYNONYMS[name].field if name in SYNONYMS else name
+    """The field that has this name or alias."""
+    return ALIASES[name].field if name in ALIASES else name
 
 
 def canonical(field: str, value: Any) -> Any:
-    """A field's value in plain types and in the field's own words.
+    """The value of a field in plain types and in its canonical spelling.
 
     Raises:
-        ConfigError: a metric's settings cannot be.
+        ConfigError: the settings of a metric are wrong.
     """
     if field == "metrics" and isinstance(value, list | tuple):
         return [_metric(item) for item in value]
@@ -151,7 +151,7 @@ def _metric(value: Any) -> Any:
     return value if isinstance(value, MetricConfig) else plain(value)
 
 
-# What other libraries call a setting, and what to write here: for messages, not accepted.
+# The names of settings in other libraries, which are not accepted, and ours: for messages.
 FOREIGN = {
     "bf16": "mixed_precision='bf16'",
     "fp16": "mixed_precision='fp16'",

@@ -18,7 +18,7 @@ from trainwright.checkpoint.files import atomic_write
 from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
 from trainwright.config.secrets import warn_of_hidden, without_secrets
-from trainwright.config.training.aliases import SYNONYMS, field_of
+from trainwright.config.training.aliases import ALIASES, field_of
 from trainwright.config.training.field_resolution import CHECKS, Draft
 from trainwright.config.training.metric_config import plain, read_only
 from trainwright.config.yaml_file import Dumper, load_yaml
@@ -47,8 +47,8 @@ def category_of(field: FieldInfo) -> str:
     return str(extra["category"])
 
 
-def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting as it reads."""
+def _resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the values that follow from others, from the machine or from defaults of dicts."""
     found = dict(settings)
     for name in ("output_dir", "init_weights_from", "resume_from_checkpoint"):
         if isinstance(found[name], str):
@@ -58,7 +58,7 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     if found["dataloader_num_workers"] == -1:
         found["dataloader_num_workers"] = min(os.cpu_count() or 1, found["batch_size"], _MOST_WORKERS)
     if found["early_stopping"] is not None:
-        found["early_stopping"] = _whole_early_stopping(found["early_stopping"])
+        found["early_stopping"] = _complete_early_stopping(found["early_stopping"])
     if found["tensorboard"] is not None:
         found["tensorboard"] = {"log_dir": None, "comment": "", **found["tensorboard"]}
     if found["profile"] is not None:
@@ -66,8 +66,8 @@ def resolved(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _whole_early_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
-    # Whether more is better depends on the monitor: "auto" derives it from the name of a monitor that the user sets.
+def _complete_early_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
+    # The better direction depends on the monitor: "auto" derives it from the name that the user sets.
     mode = "auto" if "monitor" in given else "max"
     return {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **given}
 
@@ -86,13 +86,13 @@ class _LoadFromYaml:
     def __get__(self, config: T, kind: type[T]) -> Callable[[AnyPath], T]: ...
     def __get__(self, config: T | None, kind: type[T]) -> Callable[[AnyPath], T]:
         def load_from_yaml(path: AnyPath) -> T:
-            """The settings of a YAML file, by category or flat, over the defaults or over this configuration's.
+            """Read settings from a YAML file, by category or flat; the others keep their values or defaults.
 
-            A setting that has its default value there counts as not given, since a written file holds all of them.
+            A default value in the file counts as not set, because a saved file contains all settings.
 
             Raises:
-                MissingFileError: there is no such file.
-                ConfigError: something is wrong; the message lists every fault.
+                MissingFileError: the file does not exist.
+                ConfigError: a setting is wrong; the message lists all faults.
             """
             draft = Draft(kind, *read_settings(path, kind))
             draft.forget_defaults()
@@ -102,15 +102,15 @@ class _LoadFromYaml:
 
 
 class CheckedConfig(BaseModel):
-    """Base of configurations whose fields are made by ``setting()``; see ``TrainingConfig``, which has them.
+    """Base of ``TrainingConfig``: a model whose fields are made by ``setting()``.
 
-    What a setting holds (a dict, a list) cannot be changed in place, so nothing goes unchecked.
+    Dicts and lists in it are read-only, so that every change is checked.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), ignored_types=(_LoadFromYaml,))
 
-    _as_set: dict[str, Any] = PrivateAttr(default_factory=dict)  # by field; what it reads as may be more
-    _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user gave it by
+    _as_set: dict[str, Any] = PrivateAttr(default_factory=dict)  # by field, before _resolve
+    _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user used
 
     def __init__(self, **values: Any) -> None:
         self._take(Draft(type(self), values))
@@ -119,26 +119,26 @@ class CheckedConfig(BaseModel):
         """Change several settings at once; if a value is invalid, nothing changes. Returns itself.
 
         Raises:
-            ConfigError: something is wrong; the message lists every fault.
+            ConfigError: a setting is wrong; the message lists all faults.
         """
         return self._become(Draft(type(self), {**(values or {}), **more}))
 
     def copy_with(self, **changes: Any) -> Self:
-        """Another one with some settings changed."""
+        """A copy with some settings changed."""
         return copy.copy(self).update(changes)
 
     def is_set(self, name: str) -> bool:
-        """Whether the user gave a value, under this or another name of the setting."""
+        """Whether the user set the setting, by this or another of its names."""
         return field_of(name) in self.model_fields_set
 
     # Reading as a dict.
 
     def keys(self) -> list[str]:
-        """The names of the settings; each also has its other names."""
+        """The names of the settings, without aliases."""
         return list(type(self).model_fields)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A setting by any of its names; ``default`` if there is no such setting."""
+        """A setting by any of its names; ``default`` if it does not exist."""
         return getattr(self, name) if name in self else default
 
     def __getitem__(self, name: str) -> Any:
@@ -147,22 +147,22 @@ class CheckedConfig(BaseModel):
         return getattr(self, name)
 
     def __contains__(self, name: object) -> bool:
-        return name in type(self).model_fields or name in SYNONYMS
+        return name in type(self).model_fields or name in ALIASES
 
     # Writing and reading files.
 
     load_from_yaml = _LoadFromYaml()
 
     def save_to_yaml(self, path: AnyPath) -> None:
-        """Write every setting as ``{category: {setting: value}}``, with ``???`` for what looks secret.
+        """Write all settings as ``{category: {setting: value}}``, with ``???`` for secrets.
 
         Raises:
-            ConfigError: a value that YAML has no form for, such as a function.
+            ConfigError: YAML cannot represent a value, such as a function.
         """
         write_settings(path, self.to_dict(), type(self))
 
     def save(self, folder: AnyPath, filename: str = "train_config.yaml", subfolder: AnyPath | None = None) -> Path:
-        """Write the file into a folder, or ``subfolder`` of it, which is made; returns the file."""
+        """Write the file into a folder, or its ``subfolder``, creating folders; returns the file."""
         path = Path(folder, subfolder or "", filename).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.save_to_yaml(path)
@@ -176,11 +176,11 @@ class CheckedConfig(BaseModel):
         subfolder: AnyPath | None = None,
         **overrides: Any,
     ) -> Self:
-        """A configuration from a file, or from ``filename`` in a folder or its ``subfolder``; ``overrides`` win.
+        """A configuration from a file, or from ``filename`` in a folder or its ``subfolder``. ``overrides`` come last.
 
         Raises:
-            MissingFileError: there is no such file.
-            ConfigError: something is wrong; the message lists every fault.
+            MissingFileError: the file does not exist.
+            ConfigError: a setting is wrong; the message lists all faults.
         """
         file = Path(path, subfolder or "").expanduser()
         file = file / filename if file.is_dir() or subfolder is not None else file
@@ -193,33 +193,33 @@ class CheckedConfig(BaseModel):
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any], **overrides: Any) -> Self:
-        """A configuration of what :meth:`to_dict` gives; ``overrides`` win."""
+        """A configuration from the result of :meth:`to_dict`. ``overrides`` come last."""
         return cls(**{**settings, **overrides})
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting by its name, as plain values: ``TrainingConfig(**config.to_dict())`` is this one again."""
+        """All settings as plain values: ``TrainingConfig(**config.to_dict())`` is equal to this configuration."""
         found: dict[str, Any] = plain(self._as_set)
         return {field: CUSTOM if isinstance(value, GivenName) else value for field, value in found.items()}
 
     def to_json_string(self) -> str:
-        """:meth:`to_dict` as JSON; what it has no form for as text."""
+        """:meth:`to_dict` as JSON, with text for values that JSON cannot represent."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
-    # How it stays right.
+    # Checks.
 
     def _take(self, draft: Draft, source: str = "") -> None:
         draft.check_types(self._validated)
         draft.check_together(CHECKS)
         draft.raise_faults(source)
         self._as_set, self._names = draft.settings, draft.names
-        self.__dict__.update(read_only(resolved(draft.settings)))
+        self.__dict__.update(read_only(_resolve(draft.settings)))
 
     def _validated(self, given: dict[str, Any]) -> dict[str, Any]:
         super().__init__(**given)
         return dict(self.__dict__)
 
     def _become(self, draft: Draft, source: str = "") -> Self:
-        """Change to what a draft says or, if there is a fault, not at all."""
+        """Change to the settings of a draft. If it has faults, nothing changes."""
         draft.keep(self._fields_given())
         other = _made(type(self), draft, source)
         self.__dict__.update(other.__dict__)
@@ -231,13 +231,13 @@ class CheckedConfig(BaseModel):
         return {name: self._as_set[name] for name in self.model_fields_set}
 
     def _near(self, name: str) -> str:
-        return did_you_mean(name, {*type(self).model_fields, *SYNONYMS})
+        return did_you_mean(name, {*type(self).model_fields, *ALIASES})
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in SYNONYMS:
-                return SYNONYMS[name].read(getattr(self, SYNONYMS[name].field))
+            if name in ALIASES:
+                return ALIASES[name].read(getattr(self, ALIASES[name].field))
             if name.startswith("_"):
                 return super().__getattr__(name)
             raise AttributeError(f"{type(self).__name__}.{name}: no such setting. {self._near(name)}")
@@ -249,12 +249,12 @@ class CheckedConfig(BaseModel):
                 self.update({name: value})
 
     def summary(self) -> str:
-        """The settings that differ from the defaults, by the names that the user gave them by."""
+        """The settings that differ from the defaults, by the names that the user used."""
         fields, shown = type(self).model_fields, []
         for field, value in self._as_set.items():
             if fields[field].is_required() or value != fields[field].default:
                 name = self._names.get(field, field)
-                shown.append(f"{name}={(SYNONYMS[name].read(value) if name in SYNONYMS else value)!r}")
+                shown.append(f"{name}={(ALIASES[name].read(value) if name in ALIASES else value)!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def __repr__(self) -> str:
@@ -266,7 +266,7 @@ class CheckedConfig(BaseModel):
         return repr(self)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all settings read alike."""
+        """Whether all settings have equal values."""
         if type(other) is not type(self):
             return NotImplemented
         return all(self.__dict__[name] == other.__dict__[name] for name in type(self).model_fields)
@@ -298,10 +298,10 @@ def _again(kind: type[T], given: dict[str, Any]) -> T:
 
 
 def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], kind: type[BaseModel]) -> None:
-    """Write plain settings by category, with ``???`` for what looks secret and one warning that names it.
+    """Write plain settings by category, with ``???`` for secrets and one warning that names them.
 
     Raises:
-        ConfigError: a value that YAML has no form for, such as a function.
+        ConfigError: YAML cannot represent a value, such as a function.
     """
     content: dict[str, dict[str, Any]] = {category: {} for category in CATEGORIES}
     for name, value in settings.items():
@@ -309,8 +309,8 @@ def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], ki
             yaml.dump(value, Dumper=Dumper)
         except yaml.YAMLError as error:
             raise ConfigError(
-                f"{kind.__name__}.{name}: got {value!r}, which a YAML file cannot hold; give text, numbers, lists and"
-                " dicts of these, or the object itself to the Trainer."
+                f"{kind.__name__}.{name}: got {value!r}, which a YAML file cannot hold; use text, numbers, lists and"
+                " dicts of these, or pass the object to the Trainer."
             ) from error
         content[category_of(kind.model_fields[name])][name] = value
     shown, hidden = without_secrets({category: named for category, named in content.items() if named})
@@ -319,15 +319,15 @@ def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], ki
 
 
 def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[dict[str, Any], list[Fault]]:
-    """The settings of a file by the names that stand there, and what is wrong with their places.
+    """The settings in a file by their names there, and the faults of their names and categories.
 
     Raises:
-        MissingFileError: there is no such file.
-        ConfigError: it is no YAML of plain values, or one of them is ``???``, still to be given.
+        MissingFileError: the file does not exist.
+        ConfigError: the file is not valid, or a value is ``???``.
     """
     values: dict[str, Any] = {}
     faults = []
-    known = {*kind.model_fields, *SYNONYMS}
+    known = {*kind.model_fields, *ALIASES}
     for category, name, value in _entries(_content(path), known):
         where = name if category is None else f"{category}.{name}"
         if name not in known and (category is not None or isinstance(value, Mapping)):
@@ -337,7 +337,7 @@ def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[
             continue
         right = category_of(kind.model_fields[field_of(name)]) if name in known else None
         if category is not None and category != right:
-            faults.append(Fault(where, f"{name} is not of this category. Did you mean '{right}.{name}'?"))
+            faults.append(Fault(where, f"{name} is not in this category. Did you mean '{right}.{name}'?"))
         if name in values and values[name] != value:
             text = f"got {value!r}, and elsewhere in the file {values[name]!r}. Give one of them."
             faults.append(Fault(where, text))
@@ -346,7 +346,7 @@ def read_settings(path: str | os.PathLike[str], kind: type[BaseModel]) -> tuple[
 
 
 def _entries(content: Mapping[Any, Any], known: set[str]) -> Iterator[tuple[str | None, str, Any]]:
-    """``(category, name, value)``; the category is None for what stands at the top."""
+    """``(category, name, value)``; the category is None at the top level."""
     for key, value in content.items():
         name = str(key)
         if name not in CATEGORIES or (name in known and not isinstance(value, Mapping)):
@@ -362,7 +362,7 @@ def _content(path: str | os.PathLike[str]) -> dict[Any, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    cfg = load_yaml(path)  # data: it reads 5e-5 as a number, as people do, and runs nothing
+    cfg = load_yaml(path)  # reads 5e-5 as a number
     try:
         content = OmegaConf.to_container(cfg, resolve=True)
         missing = sorted(OmegaConf.missing_keys(cfg))
@@ -371,8 +371,8 @@ def _content(path: str | os.PathLike[str]) -> dict[Any, Any]:
     if missing:
         names = [key.partition(".")[2] if key.partition(".")[0] in CATEGORIES else key for key in missing]
         raise ConfigError(
-            f"{path}: {', '.join(names)}: no value yet (it is '???', as is what looked secret when the file was"
-            " written). Write it in, or make the configuration in Python."
+            f"{path}: {', '.join(names)}: no value yet (it is '???', as secrets are in saved files)."
+            " Write the value into the file, or create the configuration in Python."
         )
     assert isinstance(content, dict), "load_yaml gives a mapping"
     return content

@@ -9,21 +9,21 @@ from pydantic import BaseModel, ValidationError
 from trainwright.config.enums import CUSTOM, GivenName, TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
 from trainwright.config.torch_names import arguments_fault, find_torch_class
-from trainwright.config.training.aliases import FOREIGN, NO_OPINION, SYNONYMS, Synonym, canonical, field_of
+from trainwright.config.training.aliases import ALIASES, FOREIGN, UNSPECIFIED, Alias, canonical, field_of
 from trainwright.config.validation import faults_of
 
 
 class Draft:
-    """The values that the user set, by field, and every fault found in them so far.
+    """A configuration that is not checked yet: the values that the user set, by field, and their faults so far.
 
     Args:
-        kind: the class that is to be made.
+        kind: the class of the configuration.
         values: settings by any of their names.
-        faults: what was wrong before the settings were looked at.
+        faults: earlier faults.
 
     Attributes:
-        given: the settings by field, in the fields' own words.
-        settings: every field's value, given or default; complete after :meth:`check_types`.
+        given: the values that the user set, by field, in canonical spelling.
+        settings: the values of all fields; complete after :meth:`check_types`.
     """
 
     def __init__(self, kind: type[BaseModel], values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
@@ -31,10 +31,10 @@ class Draft:
         self.given: dict[str, Any] = {}
         self.settings: dict[str, Any] = {}
         self.faults = list(faults)
-        self._said: dict[str, str] = {}  # the name that the user used
-        self._without_opinion: list[Synonym] = []
+        self._name_of: dict[str, str] = {}  # the name that the user used
+        self._unspecified: list[Alias] = []
         self._refused: set[str] = set()
-        known = {*kind.model_fields, *SYNONYMS}
+        known = {*kind.model_fields, *ALIASES}
         for name in sorted(values, key=_rank):
             if name in known:
                 self._take(name, values[name])
@@ -44,29 +44,29 @@ class Draft:
 
     def refuse(self, field: str, text: str, kind: type[ConfigError] = ConfigError) -> None:
         """Add a fault of a field."""
-        self.faults.append(Fault(f"{self.kind.__name__}.{self._said.get(field, field)}", text, kind))
+        self.faults.append(Fault(f"{self.kind.__name__}.{self._name_of.get(field, field)}", text, kind))
         self._refused.add(field.partition(".")[0])
 
     @property
     def names(self) -> dict[str, str]:
         """The name that the user used, by field."""
-        return {field: name for field, name in self._said.items() if field in self.given}
+        return {field: name for field, name in self._name_of.items() if field in self.given}
 
     def is_given(self, field: str) -> bool:
         """Whether the user set the field."""
         return field in self.given
 
     def forget_defaults(self) -> None:
-        """Treat default values as not set: a file that holds every setting sets most of them to their defaults."""
+        """Treat default values as not set: a saved file contains all settings, most with their defaults."""
         for field, value in list(self.given.items()):
             default = _default(self.kind, field)
             if type(value) is type(default) and value == default:
                 del self.given[field]
 
     def keep(self, others: Mapping[str, Any]) -> None:
-        """Set fields to these values unless the user has set them to others."""
-        against = {s.field for s in self._without_opinion if s.field in others and not s.admits(others[s.field])}
-        kept = {field: value for field, value in others.items() if field not in self._said and field not in against}
+        """Set the fields that the user did not set."""
+        against = {s.field for s in self._unspecified if s.field in others and not s.accepts(others[s.field])}
+        kept = {field: value for field, value in others.items() if field not in self._name_of and field not in against}
         self.given = {**kept, **self.given}
 
     def check_types(self, validate: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -95,38 +95,38 @@ class Draft:
             raise error_of(self.faults, "\n".join(lines))
 
     def _take(self, name: str, value: Any) -> None:
-        field, synonym = field_of(name), SYNONYMS.get(name)
+        field, synonym = field_of(name), ALIASES.get(name)
         try:
             written = synonym.write(value) if synonym else value
-            meant = written if written is NO_OPINION else canonical(field, written)
+            meant = written if written is UNSPECIFIED else canonical(field, written)
         except ValueError as error:
-            self._said[field] = name
+            self._name_of[field] = name
             is_complete = isinstance(error, ConfigError)  # a complete message of a metric's config
             self.refuse(field, str(error) if is_complete else f"{got(value)}; it must be {error}.")
             return
         if field in self.given and not self._agree(field, synonym, meant):
-            was = self._said[field]
-            other = SYNONYMS[was].read(self.given[field]) if was in SYNONYMS else self.given[field]
-            self._said[field] = name
+            was = self._name_of[field]
+            other = ALIASES[was].read(self.given[field]) if was in ALIASES else self.given[field]
+            self._name_of[field] = name
             self.refuse(
                 field, f"got {value!r}, and {was}={other!r}: these are two names of one setting. Give one of them."
             )
-        elif meant is NO_OPINION and synonym:
-            self._without_opinion.append(synonym)
+        elif meant is UNSPECIFIED and synonym:
+            self._unspecified.append(synonym)
         elif field not in self.given:
             self.given[field] = meant
-            self._said[field] = name
+            self._name_of[field] = name
 
-    def _agree(self, field: str, synonym: Synonym | None, meant: Any) -> bool:
+    def _agree(self, field: str, synonym: Alias | None, meant: Any) -> bool:
         given = self.given[field]
         if synonym is None:
             return bool(given == meant)
-        return synonym.admits(given) if meant is NO_OPINION else bool(synonym.read(given) == synonym.read(meant))
+        return synonym.accepts(given) if meant is UNSPECIFIED else bool(synonym.read(given) == synonym.read(meant))
 
 
 def _rank(name: str) -> int:
-    """The fields' own names first, and what shows them in another form last."""
-    return 0 if name not in SYNONYMS else 1 if SYNONYMS[name].is_plain else 2
+    """Fields first, then plain aliases, then aliases whose values have another form."""
+    return 0 if name not in ALIASES else 1 if ALIASES[name].is_plain else 2
 
 
 def _default(kind: type[BaseModel], field: str) -> Any:
@@ -140,7 +140,7 @@ _INSIDE_OPTIMIZER = {"learning_rate": "lr", "weight_decay": "weight_decay"}
 
 
 def _check_rates(draft: Draft) -> None:
-    """The rates of an optimizer with arguments are the settings of these names."""
+    """The rates among the arguments of the optimizer are the settings of the same names."""
     arguments = draft.settings["optimizer"]
     for field, name in _INSIDE_OPTIMIZER.items():
         if not isinstance(arguments, dict) or arguments.get(name) is None:
@@ -170,7 +170,7 @@ def _check_loss(draft: Draft) -> None:
 def _check_torch_name(draft: Draft, field: str, kind: str, also: dict[str, Any] | None = None) -> None:
     given, value = draft.given.get(field), draft.settings[field]
     if isinstance(given, GivenName):
-        draft.settings[field] = given  # pydantic has made a plain text of it
+        draft.settings[field] = given  # pydantic converted it to str
         return
     if value == CUSTOM:
         return
@@ -188,7 +188,10 @@ def _check_lr_scheduler(draft: Draft) -> None:
     name, arguments = draft.settings["lr_scheduler"], draft.settings["lr_scheduler_kwargs"]
     if name is None:
         if arguments is not None:
-            draft.refuse("lr_scheduler_kwargs", f"got {arguments!r} with lr_scheduler=None; it says what they are for.")
+            draft.refuse(
+                "lr_scheduler_kwargs",
+                f"got {arguments!r} with lr_scheduler=None; these are the arguments of lr_scheduler.",
+            )
         return
     twice = sorted(set(arguments or {}).intersection(name)) if isinstance(name, dict) else []
     if twice:
@@ -198,7 +201,7 @@ def _check_lr_scheduler(draft: Draft) -> None:
 
 
 def _check_scheduling_steps(draft: Draft) -> None:
-    """A schedule that looks at a metric is stepped when there is a new value of it."""
+    """A schedule that depends on a metric is stepped after each evaluation."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     steps, schedule = draft.settings["lr_scheduling_steps"], draft.settings["lr_scheduler"]
@@ -215,7 +218,7 @@ def _check_scheduling_steps(draft: Draft) -> None:
 
 
 def _check_one_schedule(draft: Draft) -> None:
-    """A schedule of torch's takes the place of the default warm-up schedule, and not of one that was asked for."""
+    """A schedule of torch replaces the default warm-up schedule, but not one that the user set."""
     if draft.settings["lr_scheduler"] is None:
         return
     kind = draft.settings["lr_scheduler_type"]
@@ -263,7 +266,7 @@ def _check_folders(draft: Draft) -> None:
     for field in ("checkpoints_dir", "logs_dir"):
         name = draft.settings[field]
         paths = PurePosixPath(name), PureWindowsPath(name)
-        is_folder = name == "." and field == "logs_dir"  # logs may lie in output_dir itself
+        is_folder = name == "." and field == "logs_dir"  # logs may be in output_dir itself
         if any(path.anchor or ".." in path.parts or not (path.parts or is_folder) for path in paths):
             draft.refuse(field, f"got {name!r}; it must be a path inside output_dir, such as {field[:-4]!r}.")
 
@@ -293,8 +296,8 @@ def _check_device(draft: Draft) -> None:
     try:
         torch.device(name)
     except RuntimeError as error:
-        said = str(error).splitlines()[0]
-        draft.refuse("device_str", f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0' ({said})")
+        reason = str(error).splitlines()[0]
+        draft.refuse("device_str", f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0' ({reason})")
 
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (

@@ -14,11 +14,11 @@ from trainwright.config.validation import Allowed, faults_of
 
 
 class ReadOnlyDict(dict[str, Any]):
-    """A dict that refuses to be changed. A copy of it is a plain dict."""
+    """A read-only dict. A copy is a plain dict."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigTypeError(
-            "This dict belongs to a configuration, which checks changes of the whole: assign a new one, for example"
+            "This dict belongs to a configuration, which checks every change: assign a new one, for example"
             " config.early_stopping = {**config.early_stopping, 'patience': 2}."
         )
 
@@ -32,11 +32,11 @@ class ReadOnlyDict(dict[str, Any]):
 
 
 class ReadOnlyList(list[Any]):
-    """A list that refuses to be changed. A copy of it is a plain list."""
+    """A read-only list. A copy is a plain list."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigTypeError(
-            "This list belongs to a configuration, which checks changes of the whole: assign a new one, for example"
+            "This list belongs to a configuration, which checks every change: assign a new one, for example"
             " config.metrics = [*config.metrics, 'F1Score']."
         )
 
@@ -51,7 +51,7 @@ class ReadOnlyList(list[Any]):
 
 
 def read_only(value: Any) -> Any:
-    """``value`` with every dict and list in it as one that refuses to be changed."""
+    """``value`` with read-only dicts and lists."""
     if isinstance(value, dict):
         return ReadOnlyDict({key: read_only(item) for key, item in value.items()})
     if isinstance(value, list):
@@ -60,10 +60,10 @@ def read_only(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in the types that YAML and JSON have, where there is one for it: a new dict or list, text, a number.
+    """``value`` in the types of YAML and JSON, if possible, with new dicts and lists.
 
-    Enum members are their values, paths and devices text, tuples lists, numpy's numbers Python's, and what has a
-    ``to_dict`` what that gives. Anything else stays.
+    Enum members become their values, paths and devices text, tuples lists, numbers of numpy those of Python, and
+    objects with a ``to_dict`` its result. Other values are unchanged.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
@@ -85,18 +85,18 @@ def plain(value: Any) -> Any:
 
 
 class MetricConfig(BaseModel):
-    """A metric by its name, with what is to be done with its results and any arguments that the metric itself takes.
+    """A metric by name, with settings of its results and arguments of the metric. It is immutable.
 
-    ``MetricConfig("rouge", output_keys=["rouge1"])``; ``MetricConfig("Accuracy", top_k=5)``. It cannot be changed.
+    ``MetricConfig("rouge", output_keys=["rouge1"])``; ``MetricConfig("Accuracy", top_k=5)``.
 
     Attributes:
-        objective: which direction is better; None: the metric's own.
-        output_keys: those of its results that are wanted; None: all.
-        n_decimals: digits after the point that results are rounded to.
-        arguments: what the metric itself is given.
+        objective: the better direction; None: that of the metric.
+        output_keys: the results to report; None: all.
+        n_decimals: digits after the decimal point of the results.
+        arguments: the arguments of the metric.
 
     Raises:
-        ConfigError: something is wrong; the message lists every fault.
+        ConfigError: a setting is wrong; the message lists all faults.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -104,24 +104,24 @@ class MetricConfig(BaseModel):
     name: Annotated[str, Field(min_length=1, description="The metric."), Allowed("the name of a metric")]
     objective: Annotated[
         Literal["maximize", "minimize"] | None,
-        Field(description="Which direction is better; None: the metric's own."),
+        Field(description="The better direction; None: that of the metric."),
         Allowed("'maximize', 'minimize' or None"),
     ] = None
     output_keys: Annotated[
         list[str] | None,
-        Field(description="The results of the metric to report; None: all."),
+        Field(description="The results to report; None: all."),
         Allowed("a list of names, or None"),
     ] = None
     n_decimals: Annotated[
         int,
-        Field(ge=0, description="Digits after the point that results are rounded to."),
+        Field(ge=0, description="Digits after the decimal point of the results."),
         Allowed("a whole number >= 0"),
     ] = 4
 
     def __init__(self, name: Any = None, /, **values: Any) -> None:
         if name is not None:
             values["name"] = name
-        if "name_" in values:  # as the name of an optimizer or a loss with arguments is spelled
+        if "name_" in values:  # the spelling for an optimizer or a loss with arguments
             values.setdefault("name", values.pop("name_"))
         try:
             super().__init__(**plain(values))
@@ -133,11 +133,11 @@ class MetricConfig(BaseModel):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the metric itself is given."""
+        """The arguments of the metric."""
         return dict(self.__pydantic_extra__ or {})
 
     def to_dict(self) -> dict[str, Any]:
-        """The name, and what differs from the defaults, as plain values."""
+        """The name and the settings that differ from their defaults, as plain values."""
         shown = {key: value for key, value in self.__dict__.items() if value != type(self).model_fields[key].default}
         found: dict[str, Any] = plain({**shown, **self.arguments})
         return found

@@ -4,7 +4,7 @@ import os
 from typing import Any, get_type_hints
 
 from trainwright.config.enums import LRSchedulerType, TaskType
-from trainwright.config.training.aliases import SYNONYMS
+from trainwright.config.training.aliases import ALIASES
 from trainwright.config.training.checked_config import CATEGORIES, CheckedConfig, category_of
 from trainwright.config.training.training_config import TrainerConfig, TrainingConfig
 from trainwright.config.validation import allowed_text
@@ -21,7 +21,7 @@ def get_config_help(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, dic
         for name, info in found.items():
             if info["category"] == category:
                 others = f" (also: {', '.join(info['other_names'])})" if info["other_names"] else ""
-                default = f"Default: {info['default']!r}." if "default" in info else "Must be given."
+                default = f"Default: {info['default']!r}." if "default" in info else "Required."
                 print(f"  {name}{others}\n      {info['help']}\n      It is {info['allowed']}. {default}")
     return found
 
@@ -35,7 +35,7 @@ def settings_help(kind: type[CheckedConfig]) -> dict[str, dict[str, Any]]:
             "help": field.description,
             "category": category_of(field),
             "allowed": allowed_text(hints[name]),
-            "other_names": [other for other, synonym in SYNONYMS.items() if synonym.field == name],
+            "other_names": [other for other, synonym in ALIASES.items() if synonym.field == name],
         }
         if not field.is_required():
             found[name]["default"] = field.get_default(call_default_factory=True)
@@ -52,21 +52,21 @@ _HEAD = """# Settings of the Trainer
 [//]: # (Made by `python -m trainwright.config.training.reference > docs/trainer-config.md`.)
 
 `TrainingConfig` and `TrainerConfig`, its subclass for a training with a `task`, have the same settings with different
-defaults. Every name of a setting may be read, written and given; two of them with different values are an error, as is
-an unknown name. One error message lists all faults. A change is checked like a new configuration, so dicts and lists
-are replaced as a whole:
+defaults. The other names of a setting are aliases; two names with different values are an error, and so is an unknown
+name. One error message lists all faults. Changes are checked like a new configuration, so dicts and lists are replaced,
+not modified:
 
 ```python
 from trainwright import TrainingConfig
 
 config = TrainingConfig(batch_size=16, lr=1e-3)
 config.early_stopping = {**config.early_stopping, "patience": 2}
-config.update(eval_strategy="step", eval_steps=100)  # what must fit together changes together
+config.update(eval_strategy="step", eval_steps=100)  # settings that depend on each other change together
 config.save_to_yaml("config.yaml")  # {category: {setting: value}}
 assert TrainingConfig.load_from_yaml("config.yaml") == config
 ```
 
-A file may hold some of the settings, by category or without. One that has its default value there counts as not set.
+A file may contain some of the settings, with or without categories. A default value in a file counts as not set.
 `get_config_help()` prints this page's tables, `dump_default_yaml(path)` writes a file to start from, and
 `TrainingConfig.model_json_schema()` is for editors.
 
@@ -77,11 +77,11 @@ _TAIL = f"""
 The tasks: {", ".join(f"`{name}`" for name in TaskType.words())}.
 
 Short names of `lr_scheduler`: {", ".join(f"`{kind}` ({kind.torch_name})" for kind in LRSchedulerType)}.
-Any other class of `torch.optim.lr_scheduler` goes by its own name.
+Other classes of `torch.optim.lr_scheduler` have their own names.
 
 An optimizer, a loss, a schedule with arguments: `{{"name_": "SGD", "momentum": 0.9}}`. A metric:
 `MetricConfig("f1", n_decimals=2)` or `{{"name": "f1", "n_decimals": 2}}`. It has `objective`, `output_keys` and
-`n_decimals`; other arguments are given to the metric itself.
+`n_decimals`; other arguments are passed to the metric.
 """
 
 
@@ -91,7 +91,7 @@ def reference_page() -> str:
     parts = [_HEAD]
     for category in CATEGORIES:
         parts.append(
-            f"\n## {category.capitalize()}\n\n| setting | other names | may be | default | |\n|---|---|---|---|---|\n"
+            f"\n## {category.capitalize()}\n\n| setting | other names | allowed | default | |\n|---|---|---|---|---|\n"
         )
         for name, info in shared.items():
             if info["category"] == category:
@@ -107,13 +107,13 @@ def reference_page() -> str:
 
 
 def _other_names(info: dict[str, Any]) -> str:
-    notes = {name: SYNONYMS[name].note for name in info["other_names"]}
+    notes = {name: ALIASES[name].note for name in info["other_names"]}
     return ", ".join(f"`{name}`" + (f" ({note})" if note else "") for name, note in notes.items())
 
 
 def _default(info: dict[str, Any], for_tasks: dict[str, Any]) -> str:
     here = f"`{info['default']!r}`"
-    there = f"`{for_tasks['default']!r}`" if "default" in for_tasks else "must be given"
+    there = f"`{for_tasks['default']!r}`" if "default" in for_tasks else "required"
     return here if here == there else f"{here}; TrainerConfig: {there}"
 
 

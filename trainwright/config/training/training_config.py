@@ -1,4 +1,4 @@
-"""The run settings of the Python API: one flat object, checked when it is created and at every change."""
+"""``TrainingConfig`` and ``TrainerConfig``: the settings of the Python API, checked at creation and at every change."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -7,7 +7,7 @@ from pydantic import Field
 
 from trainwright.config import types
 from trainwright.config.torch_names import find_device
-from trainwright.config.training.aliases import SYNONYMS
+from trainwright.config.training.aliases import ALIASES
 from trainwright.config.training.checked_config import CheckedConfig, setting, with_default
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.config.validation import Allowed
@@ -36,113 +36,124 @@ _WORDS_OF_THE_PAGE = frozenset(["epoch_num", "val_batch_size"])
 class TrainingConfig(CheckedConfig):
     """How a :class:`~trainwright.Trainer` trains.
 
-    Each setting has one name and may have others from older configurations, which are read and written alike:
-    ``config.lr`` is ``config.learning_rate``. Steps are micro-batches: one call of the trainer's ``training_step``.
-    ``get_config_help()`` and ``docs/trainer-config.md`` describe each setting. It also reads like a dict:
-    ``config["lr"]``, ``config.get("lr")``, ``config.keys()``.
+    A setting may have aliases: ``config.lr`` is ``config.learning_rate``. Steps are micro-batches: one call of the
+    trainer's ``training_step``. ``get_config_help()`` and ``docs/trainer-config.md`` describe all settings. Settings
+    are also items: ``config["lr"]``, ``config.get("lr")``, ``config.keys()``.
 
     Raises:
-        ConfigError: something is wrong; the message lists every fault.
+        ConfigError: a setting is wrong; the message lists all faults.
 
     >>> config = TrainingConfig(batch_size=4, lr=1e-3)
     >>> config.learning_rate, config.eval_batch_size
     (0.001, 4)
     """
 
-    # The first 25 are shown always, in this order.
-    output_dir: types.Folder = setting("./output_dir", "train", "The folder of everything that a run writes.")
+    # The first 25 are always shown, in this order.
+    output_dir: types.Folder = setting("./output_dir", "train", "The folder of all files of a run.")
     overwrite_output_dir: types.YesNo = setting(
         True, "train", "Move the files of an earlier run in output_dir aside and start; False: raise an error."
     )
     eval_strategy: types.EvalStrategy = setting(
         "epoch",
         "train",
-        "Evaluate at the end of each epoch; every eval_steps steps; or never. 'eval_epoch': as 'epoch', without metrics"
-        " of the training itself.",
+        "Evaluate after each epoch, every eval_steps steps, or never. 'eval_epoch': as 'epoch', but without metrics of"
+        " training batches.",
     )
     eval_steps: types.CountOrNone = setting(None, "train", "Steps between evaluations, with eval_strategy 'step'.")
     batch_size: types.Count = setting(8, "train", "Samples in a batch of one process.")
     eval_batch_size: types.CountOrNone = setting(
-        None, "train", "Samples in a batch of evaluation; None and -1: batch_size, and so it reads."
+        None, "train", "Samples in a batch of evaluation. None and -1: the value of batch_size."
     )
     seed: types.Seed = setting(
-        42, "train", "Of shuffling, augmentation and dropout; not of the weights of a model, which exist before."
+        42, "train", "The seed of shuffling, augmentation and dropout, not of the initial weights of the model."
     )
     num_epochs: types.Count = setting(2, "train", "Passes over the training data.")
-    dataloader_pin_memory: types.YesNo = setting(True, "train", "Read batches into memory that a GPU copies faster.")
+    dataloader_pin_memory: types.YesNo = setting(
+        True, "train", "Load batches into pinned memory, for faster copies to a GPU."
+    )
     dataloader_drop_last: types.YesNo = setting(
-        True, "train", "Leave out the last training batch of an epoch if it is shorter. Evaluation takes every sample."
+        True, "train", "Drop the last training batch of an epoch if it is shorter. Evaluation uses all samples."
     )
     dataloader_num_workers: types.Workers = setting(
         0,
         "train",
-        "Processes that read data, at most the CPUs there are; -1: as many as CPUs or batch_size, at most 8.",
+        "Worker processes that load data, at most the number of CPUs; -1: the smallest of CPUs, batch_size and 8.",
     )
-    learning_rate: types.Positive = setting(5e-5, "learning", "The optimizer's rate, where the schedule is at its top.")
+    learning_rate: types.Positive = setting(5e-5, "learning", "The peak learning rate of the schedule.")
     metrics: _Metrics = setting(
         ["Accuracy"],
         "metrics",
-        "Metrics by name, or with arguments as a MetricConfig or dict. None: those of the task, if there is one.",
+        "Metrics by name, or with arguments as a MetricConfig or dict. None: the metrics of the task, if set.",
     )
     print_steps: types.CountOrNone = setting(
-        None, "logging", "Print a line every so many steps; None: a progress bar for each epoch."
+        None, "logging", "Steps between printed lines. None: a progress bar for each epoch."
     )
     load_best_model_at_end: types.YesNo = setting(
-        False, "train", "End with the weights that were best by metric_for_best_model."
+        False, "train", "Load the best weights by metric_for_best_model at the end."
     )
     early_stopping: types.EarlyStoppingOrNone = setting(
         {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"},
         "callback",
-        "Stop after patience epochs without a better monitor, which is metric_for_best_model unless you name one; the"
-        " mode 'auto' goes by the monitor's name. None: never.",
+        "Stop after patience epochs without an improvement of monitor (default: metric_for_best_model). The mode 'auto'"
+        " derives the direction from the name of the monitor. None: never.",
     )
     model_checkpoint: types.ModelCheckpointOrNone = setting(
-        {"every_n_epoch": 1}, "callback", "Save every so many epochs, or every so many iterations; None: neither."
+        {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither."
     )
     tensorboard: types.TensorBoardOrNone = setting(
-        {"log_dir": None, "comment": ""}, "callback", "The folder of TensorBoard's events, and what its name ends in."
+        {"log_dir": None, "comment": ""},
+        "callback",
+        "The folder of TensorBoard's event files, and the suffix of its name.",
     )
     loss: types.NamedOrNone = setting(
-        "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model that has none of its own."
+        "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss."
     )
-    optimizer: types.Named = setting("Adam", "learning", "An optimizer of torch.optim, in upper or lower case.")
+    optimizer: types.Named = setting("Adam", "learning", "An optimizer of torch.optim; upper and lower case are equal.")
     lr_scheduler_type: types.LRSchedulerKind = setting(
-        "linear", "learning", "A schedule with warm-up over all updates, or one of torch's stepped at each update."
+        "linear",
+        "learning",
+        "A schedule with warm-up over all updates, or a schedule of torch that is stepped at each update.",
     )
-    warmup_ratio: types.Ratio = setting(0.0, "learning", "The part of all updates that warms up.")
-    warmup_steps: types.CountOrZero = setting(0, "learning", "Updates that warm up; goes before warmup_ratio.")
+    warmup_ratio: types.Ratio = setting(0.0, "learning", "The fraction of all updates that are warm-up.")
+    warmup_steps: types.CountOrZero = setting(0, "learning", "The number of warm-up updates; overrides warmup_ratio.")
     device_str: types.Device = setting(
-        None, "device", "None: the accelerator, else the CPU; 'cuda': all GPUs; 'cuda:2', 'cpu': that one."
+        None, "device", "None: the accelerator, else the CPU; 'cuda': all GPUs; 'cuda:2', 'cpu': this device."
     )
-    freeze_bn: types.YesNo = setting(False, "train", "Leave the running statistics of batch normalization as they are.")
+    freeze_bn: types.YesNo = setting(False, "train", "Do not update the running statistics of batch normalization.")
 
-    # The rest is shown where it differs from the default.
-    task: types.TaskOrNone = setting(None, "train", "What the model is for: decides its metrics.")
-    max_steps: types.StepsOrShare = setting(
-        None, "train", "Steps after which training ends, if the epochs have not ended by then; a share: of all batches."
+    # The others are shown if they differ from the default.
+    task: types.TaskOrNone = setting(None, "train", "The task of the model, which determines its metrics.")
+    max_steps: types.StepsOrFraction = setting(
+        None,
+        "train",
+        "End the training after this number of steps, or fraction of all batches, if the epochs take longer.",
     )
-    dataloader_shuffle: types.YesNo = setting(True, "train", "Shuffle the training data, in a new order in each epoch.")
+    dataloader_shuffle: types.YesNo = setting(
+        True, "train", "Shuffle the training data, in a different order in each epoch."
+    )
     evaluate_with_generate: types.YesNo = setting(
-        True, "train", "Evaluate a generative model by what it generates, rather than by its logits."
+        True, "train", "Evaluate a generative model by its generated outputs instead of its logits."
     )
     resume_from_checkpoint: types.Resume = setting(
         None,
         "train",
-        "Resume from the newest checkpoint in output_dir (True), if there is one, or from the given path.",
+        "Resume from the newest checkpoint in output_dir, if any (True), or from a path.",
     )
     init_weights_from: types.PathOrNone = setting(
         None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights."
     )
-    weight_decay: types.NotNegative = setting(0.0, "learning", "The optimizer's.")
+    weight_decay: types.NotNegative = setting(0.0, "learning", "The weight decay of the optimizer.")
     max_grad_norm: types.PositiveOrNone = setting(
-        None, "learning", "Scale the gradients of an update down to this norm, where theirs is larger. None: do not."
+        None, "learning", "Clip the gradients of an update to this norm. None: no clipping."
     )
-    gradient_accumulation_steps: types.Count = setting(1, "learning", "Batches whose gradients make one update.")
+    gradient_accumulation_steps: types.Count = setting(1, "learning", "The number of batches per update.")
     mixed_precision: types.Precision = setting(
-        None, "learning", "Compute forward passes in 'bf16' (also: True) or 'fp16'. None, False, 'no', 'full': do not."
+        None, "learning", "Compute forward passes in 'bf16' (or True) or 'fp16'. None, False, 'no', 'full': in float32."
     )
     float32_matmul_precision: types.MatmulPrecision = setting(
-        None, "learning", "Multiply matrices of float32 in 'high' (TF32) or 'medium' (bfloat16); None: as torch is set."
+        None,
+        "learning",
+        "Precision of float32 matrix products: 'high' (TF32), 'medium' (bfloat16). None: the setting of torch.",
     )
     lr_scheduler: types.NamedOrNone = setting(
         None, "learning", "A schedule of torch.optim.lr_scheduler, instead of lr_scheduler_type."
@@ -151,8 +162,8 @@ class TrainingConfig(CheckedConfig):
     lr_scheduling_steps: types.CountOrNone = setting(
         None,
         "learning",
-        "Steps between two steps of lr_scheduler; None: one step at the end of each epoch. Not for"
-        " ReduceLROnPlateau, nor for lr_scheduler_type.",
+        "Steps between two steps of lr_scheduler; None: one step after each epoch. Not for ReduceLROnPlateau, nor for"
+        " lr_scheduler_type.",
     )
     non_finite: types.NonFinite = setting(
         "stop", "learning", "What to do if a loss or the gradients become NaN or infinite."
@@ -168,7 +179,7 @@ class TrainingConfig(CheckedConfig):
         "Whether a higher metric_for_best_model is better; None: known for losses, error rates, accuracies and the"
         " metrics of torchmetrics.",
     )
-    log_steps: types.StepsOrShare = setting(
+    log_steps: types.StepsOrFraction = setting(
         50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone."
     )
     logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.")
@@ -191,26 +202,26 @@ class TrainingConfig(CheckedConfig):
 
     @property
     def device(self) -> "torch.device":
-        """Where to train: the device asked for if it is there; else the accelerator if there is one; else the CPU.
+        """The device of the training: the requested one, by default the accelerator if available, else the CPU.
 
-        One that is asked for and not there is one warning and the CPU. "cuda", all GPUs, is the first of them.
+        A requested device that is not available is one warning and the CPU. "cuda", all GPUs, is the first GPU.
         """
         return find_device(self.device_str)
 
     @property
     def is_by_its_page(self) -> bool:
-        """Whether it is written in the words of the page whose output shows all 25 settings at the start of a run."""
+        """Whether the user used names of the page that documents a list of all 25 settings at the start of a run."""
         return not _WORDS_OF_THE_PAGE.isdisjoint(self._names.values())
 
     def __repr__(self) -> str:
         return f"TrainingConfig({', '.join(f'{name}={value!r}' for name, value in self._shown())})"
 
     def _shown(self) -> Iterator[tuple[str, Any]]:
-        """The settings that are always shown, by their documented names, and the others that differ from defaults."""
+        """The settings that are always shown, by their documented names, and the others if they are not defaults."""
         fields, as_set = type(self).model_fields, self._as_set
         for field in list(fields)[:_NUM_SHOWN]:
             name = _SHOWN_AS.get(field, field)
-            value = SYNONYMS[name].read(as_set[field]) if name in SYNONYMS else as_set[field]
+            value = ALIASES[name].read(as_set[field]) if name in ALIASES else as_set[field]
             yield name, -1 if name == "val_batch_size" and value is None else value
         if as_set["metrics"] is None or len(as_set["metrics"]) > 1:  # `metric` shows only the first one
             yield "metrics", as_set["metrics"]
@@ -225,11 +236,11 @@ _FIELDS = TrainingConfig.model_fields
 class TrainerConfig(TrainingConfig):
     """How a :class:`~trainwright.Trainer` trains a model for a task.
 
-    ``output_dir`` and ``task`` must be given. Metrics are the task's own if none are named, the loss is the model's.
-    Nothing stops early or changes the learning rate unless it is asked for.
+    ``output_dir`` and ``task`` are required. The default metrics are those of the task, the loss is that of the model.
+    By default there is no early stopping and no learning-rate schedule.
 
     Raises:
-        ConfigError: something is wrong; the message lists every fault.
+        ConfigError: a setting is wrong; the message lists all faults.
 
     >>> config = TrainerConfig(output_dir="out", task="image2text", metrics=["cer"])
     >>> config.num_epochs, config.learning_rate
@@ -250,8 +261,8 @@ class TrainerConfig(TrainingConfig):
     loss: types.NamedOrNone = with_default(_FIELDS["loss"], None)
     optimizer: types.Named = with_default(_FIELDS["optimizer"], "adam")
     lr_scheduler_type: types.LRSchedulerKind = with_default(_FIELDS["lr_scheduler_type"], None)
-    task: types.Task = setting(..., "train", "What the model is for: decides its metrics.")
+    task: types.Task = setting(..., "train", "The task of the model, which determines its metrics.")
     logs_dir: types.Folder = with_default(_FIELDS["logs_dir"], "logs")
-    log_steps: types.StepsOrShare = with_default(_FIELDS["log_steps"], None)
+    log_steps: types.StepsOrFraction = with_default(_FIELDS["log_steps"], None)
 
     __repr__ = CheckedConfig.__repr__

@@ -1,5 +1,5 @@
-"""All sections that have defaults, together: what a run gets for those that its configuration leaves out."""
-# ruff: noqa: F401 - importing them is what makes them sections
+"""The default sections, which a run uses where its configuration has none."""
+# ruff: noqa: F401 - the imported names are the sections
 
 from .graph import graph
 from .optim import optim
