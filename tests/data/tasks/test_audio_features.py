@@ -96,9 +96,9 @@ def test_another_rate_without_scipy_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, make: Callable) -> None:
     (tmp_path / "text.wav").write_text("no sound")
-    with pytest.raises(DataError, match=r"text\.wav: (is no wave file|cannot be read)"):
+    with pytest.raises(DataError, match=r"text\.wav: (is not a wave file|cannot be read)"):
         read_waveform(tmp_path / "text.wav")
-    with pytest.raises(DataError, match=r"absent\.wav: there is no such sound file"):
+    with pytest.raises(DataError, match=r"absent\.wav: there is no such audio file"):
         read_waveform(tmp_path / "absent.wav")
     with pytest.raises(DataError, match=r"empty\.wav: has no sound"):
         read_waveform(make("wave", tmp_path / "empty.wav", np.zeros(0)))
@@ -110,7 +110,7 @@ def test_floating_point_waves_need_soundfile(tmp_path: Path, monkeypatch: pytest
     wavfile = pytest.importorskip("scipy.io.wavfile")
     wavfile.write(tmp_path / "float.wav", RATE, tone(440))
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(DataError, match=r"float\.wav: is no wave file of whole numbers.*\n?.*pip install soundfile"):
+    with pytest.raises(DataError, match=r"float\.wav: is not a wave file of whole numbers.*\n?.*pip install soundfile"):
         read_waveform(tmp_path / "float.wav")
 
 

@@ -76,7 +76,7 @@ def test_the_size_may_be_limited(max_size: float | None, length: int) -> None:
         assert length == math.ceil(max_size * 100)
     assert [sample["labels"] for sample in dataset] == [n**2 for n in range(length)]
     for index in (length, -length - 1):
-        with pytest.raises(IndexError, match=f"has {length} samples; there is none at {index}"):
+        with pytest.raises(IndexError, match=f"has {length} samples; index {index} is out of range"):
             dataset[index]
 
 
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no key 'name'"):
         Dataset.load(tmp_path)
     (tmp_path / "dataset_config.yaml").write_text("name: test_squares\n")
-    with pytest.raises(ConfigTypeError, match=r"of class Squares, and no OCRDataset. Load it by Squares\.load"):
+    with pytest.raises(ConfigTypeError, match=r"of class Squares, not a OCRDataset. Load it with Squares\.load"):
         OCRDataset.load(tmp_path)
     with pytest.raises(MissingFileError, match="no such folder"):
         Dataset.load(tmp_path / "absent")

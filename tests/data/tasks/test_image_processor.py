@@ -79,13 +79,13 @@ def test_a_photo_is_turned_as_its_camera_says(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_named(tmp_path: Path, noise: np.ndarray) -> None:
     (tmp_path / "text.png").write_text("no picture")
-    with pytest.raises(DataError, match=r"text\.png: cannot be read as a picture.*\n?.*Replace the file"):
+    with pytest.raises(DataError, match=r"text\.png: cannot be read as an image.*\n?.*Replace the file"):
         pixels(tmp_path / "text.png")
     Image.fromarray(noise).save(tmp_path / "whole.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:700])
     with pytest.raises(DataError, match=r"half\.png: cannot be read"):
         pixels(tmp_path / "half.png")
-    with pytest.raises(DataError, match=r"absent\.png: there is no such picture"):
+    with pytest.raises(DataError, match=r"absent\.png: there is no such image"):
         pixels(tmp_path / "absent.png")
 
 
@@ -106,14 +106,14 @@ def test_what_is_no_picture_is_refused(image: Any, match: str) -> None:
 
 
 def test_unequal_sizes_make_no_batch(noise: np.ndarray) -> None:
-    with pytest.raises(DataError, match=r"of different sizes \(30x10, 30x20\).*size=\(width, height\)"):
+    with pytest.raises(DataError, match=r"different sizes \(30x10, 30x20\).*size=\(width, height\)"):
         pixels([noise, noise[:10]])
 
 
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
-        ({"size": 32}, r"size: got 32; it is \(width, height\)"),
+        ({"size": 32}, r"size: got 32; it must be \(width, height\)"),
         ({"size": (32, 0)}, "size"),
         ({"size": (1.5, 2)}, "size"),
         ({"resample": "bilinar"}, "mean 'bilinear'"),

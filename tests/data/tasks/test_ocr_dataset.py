@@ -121,10 +121,10 @@ def test_all_bad_rows_are_named_before_the_first_step(plates: Path) -> None:
         OCRDataset.load(plates, "train", max_length=8, id2label=["", *"0123456789ABC"])
     text = str(caught.value)
     for part in (
-        "train.csv, line 6: there is no picture 'absent.png', looked for in",
+        "train.csv, line 6: there is no image 'absent.png', looked for in",
         "train.csv, line 7: the label is empty",
         "train.csv, line 8: the label '1234567890' has 10 characters; max_length is 8",
-        "train.csv, line 9: the label '1\\u200cz' has characters that id2label has not: 'z' (U+007A ",
+        "train.csv, line 9: the label '1\\u200cz' has characters that are missing in id2label: 'z' (U+007A ",
         "U+200C ZERO WIDTH NON-JOINER",
         "4 of 8 rows cannot be used",
     ):
@@ -134,7 +134,7 @@ def test_all_bad_rows_are_named_before_the_first_step(plates: Path) -> None:
 def test_a_picture_that_cannot_be_read_tells_its_row(plates: Path) -> None:
     (plates / "images" / "train_2.png").write_bytes(b"no picture")
     dataset = OCRDataset.load(plates, "train", PROCESSOR)
-    with pytest.raises(DataError, match=r"train\.csv, line 4: .*train_2\.png: cannot be read as a picture"):
+    with pytest.raises(DataError, match=r"train\.csv, line 4: .*train_2\.png: cannot be read as an image"):
         dataset[2]
 
 
@@ -195,6 +195,6 @@ def test_sizes_are_known_without_reading_a_picture(plates: Path) -> None:
 def test_unequal_pictures_are_told_in_the_batch(plates: Path, make: Callable) -> None:
     make("plate", plates / "images" / "train_1.png", "98B", size=(90, 24))
     dataset = OCRDataset.load(plates, "train", ImageProcessor())
-    with pytest.raises(DataError, match="give the image processor a size"):
+    with pytest.raises(DataError, match="of the image processor"):
         dataset.data_collator([dataset[0], dataset[1]])
     assert dataset[0]["pixel_values"].shape == (3, 24, 80)

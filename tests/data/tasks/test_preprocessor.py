@@ -84,7 +84,7 @@ def test_several_are_a_container(tmp_path: Path) -> None:
 
 
 def test_a_container_holds_one_of_each_name() -> None:
-    with pytest.raises(ConfigError, match="two of them are named 'test_shout'"):
+    with pytest.raises(ConfigError, match="two have the name 'test_shout'"):
         PreprocessorsContainer([Shout(), Shout()])
     with pytest.raises(ConfigTypeError, match="got str"):
         PreprocessorsContainer(["shout"])  # type: ignore[list-item]

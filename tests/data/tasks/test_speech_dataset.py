@@ -41,7 +41,11 @@ def test_bad_rows_are_named(sounds: Path) -> None:
         file.write("c.wav,ya\na.wav,\na.wav,yaya\n")
     with pytest.raises(DataError) as caught:
         Dataset.load(sounds, "train", max_length=3)
-    for part in ("line 4: there is no sound 'c.wav'", "line 5: the label is empty", "line 6: the label 'yaya' has 4"):
+    for part in (
+        "line 4: there is no audio file 'c.wav'",
+        "line 5: the label is empty",
+        "line 6: the label 'yaya' has 4",
+    ):
         assert part in str(caught.value)
 
 

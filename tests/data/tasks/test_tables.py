@@ -26,7 +26,7 @@ def test_splits_are_found_in_all_forms(tmp_path: Path) -> None:
         ConfigKeyError, match=r"no split 'tran'. Did you mean 'train'\?.*extra, test, train, validation"
     ):
         find_split(tmp_path, "tran")
-    with pytest.raises(ConfigError, match="say which with split="):
+    with pytest.raises(ConfigError, match="choose one with split="):
         find_split(tmp_path, None)
     (tmp_path / "train.jsonl").write_text("{}")
     with pytest.raises(ConfigError, match=r"'train' has two files.*Keep one"):
@@ -66,7 +66,7 @@ def test_jsonl(tmp_path: Path, make: Callable) -> None:
         ("a.csv", "x,y\n", "has no rows"),
         ("a.csv", "", "has no rows"),
         ("a.jsonl", '{"x": 1}\n{x}\n', r"a\.jsonl, line 2: not valid JSON"),
-        ("a.jsonl", "[1]\n", "line 1: each line is an object"),
+        ("a.jsonl", "[1]\n", "line 1: each line must be an object"),
         ("a.jsonl", "\n", "has no rows"),
     ],
 )

@@ -81,7 +81,7 @@ def test_bad_rows_are_named(reviews: Path) -> None:
     with pytest.raises(DataError) as caught:
         Dataset.load(reviews, "train", id2label=["neg", "pos"])
     assert "train.csv, line 5: the text is ' '" in str(caught.value)
-    assert "train.csv, line 6: the label 'posi' is none of id2label. Did you mean 'pos'?" in str(caught.value)
+    assert "train.csv, line 6: the label 'posi' is not in id2label. Did you mean 'pos'?" in str(caught.value)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_bad_labelings_are_named(tmp_path: Path, make: Callable) -> None:
         "line 3: tokens and labels must be lists",
         "line 4: tokens and labels must be lists, with at least one token",
         "line 5: each token must be text",
-        "line 6: the label 'B-PRE' is none of id2label. Did you mean 'B-PER'?",
+        "line 6: the label 'B-PRE' is not in id2label. Did you mean 'B-PER'?",
         "5 of 6 rows",
     ):
         assert part in str(caught.value)

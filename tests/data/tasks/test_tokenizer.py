@@ -206,7 +206,7 @@ def test_special_tokens_of_other_names_come_from_transformers_settings(wordpiece
 
 def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json: is no file of the tokenizers library"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: is not a file of the tokenizers library"):
         Preprocessor.load(tmp_path)
     with pytest.raises(MissingFileError, match="no such tokenizer file"):
         HFTokenizer.from_file(tmp_path / "absent.json")

@@ -1,6 +1,6 @@
-"""AudioFeatureExtractor: sounds, from wave files or arrays, as rows of features, one row per frame.
+"""AudioFeatureExtractor: features of audio, from wave files or arrays, one row per frame.
 
-B sounds, N samples, T frames, F features.
+B recordings, N samples, T frames, F features.
 """
 
 import functools
@@ -27,14 +27,14 @@ Waveform = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass
 class AudioFeatureExtractorConfig(PreprocessorConfig):
-    """How features are made.
+    """Settings of an `AudioFeatureExtractor`.
 
     Fields:
-        sampling_rate: samples per second that sounds have, or are converted to.
+        sampling_rate: samples per second; files with another rate are converted to it.
         features: "log_mel" (n_mels of them) or "log_spectrum" (n_fft / 2 + 1).
-        n_fft, hop_length: samples of a frame, and from one frame to the next.
-        n_mels: triangular filters, evenly spaced on the mel scale of HTK, 0 Hz to half the sampling rate.
-        normalize: each feature gets mean 0 and variance 1 over the frames of its sound.
+        n_fft, hop_length: number of samples of a frame, and between the starts of two frames.
+        n_mels: number of triangular filters, evenly spaced on the mel scale of HTK, 0 Hz to half the sampling rate.
+        normalize: each feature gets mean 0 and variance 1 over the frames of a recording.
     """
 
     name = "audio_feature_extractor"
@@ -60,18 +60,18 @@ class AudioFeatureExtractorConfig(PreprocessorConfig):
             if empty := int((filters.sum(dim=0) == 0).sum()):
                 raise ConfigError(
                     f"{where}.n_mels: {empty} of {self.n_mels} filters fall between the {self.n_fft // 2 + 1} "
-                    f"frequencies of n_fft={self.n_fft}, and would always be 0. Take fewer n_mels or a larger n_fft."
+                    f"frequencies of n_fft={self.n_fft}, and would always be 0. Set fewer n_mels or a larger n_fft."
                 )
 
     @property
     def num_features(self) -> int:
-        """F."""
+        """F, the number of features."""
         return self.n_mels if self.features == "log_mel" else self.n_fft // 2 + 1
 
 
 @register_preprocessor("audio_feature_extractor", config_class=AudioFeatureExtractorConfig)
 class AudioFeatureExtractor(Preprocessor):
-    """``extractor(sounds, return_tensors="torch")`` gives ``input_features`` (B, T, F), ``attention_mask`` (B, T)."""
+    """``extractor(audio, return_tensors="torch")`` gives ``input_features`` (B, T, F), ``attention_mask`` (B, T)."""
 
     kind = "audio_feature_extractor"
 
@@ -82,11 +82,11 @@ class AudioFeatureExtractor(Preprocessor):
         sampling_rate: int | None = None,
         return_tensors: Literal["torch", "pt"] | None = None,
     ) -> dict[str, Any]:
-        """One sound or several: paths of files, or samples (N,) in [-1, 1] as arrays, tensors or lists of floats.
+        """One recording or several: paths of files, or samples (N,) in [-1, 1] as arrays, tensors or lists of floats.
 
         Args:
-            sampling_rate: of samples; None means the config's. Files know theirs.
-            return_tensors: "torch" pads to the longest with 0; None gives a list of tensors (T, F).
+            sampling_rate: of given samples; None means the config's. Files contain theirs.
+            return_tensors: "torch" pads to the longest recording with 0; None gives a list of tensors (T, F).
         """
         if return_tensors not in (None, "torch", "pt"):
             raise ConfigError(f"return_tensors: got {return_tensors!r}; 'torch' or None is allowed.")
@@ -96,16 +96,16 @@ class AudioFeatureExtractor(Preprocessor):
         return {"input_features": pad(rows, 0.0), "attention_mask": pad_mask(rows)}
 
     def features_of(self, sound: Any, sampling_rate: int | None = None) -> Tensor:
-        """One sound's features, float32 (T, F), where T = 1 + N // hop_length."""
+        """The features of one recording, float32 (T, F), where T = 1 + N // hop_length."""
         config = self.config
-        rate, source = sampling_rate or config.sampling_rate, "sound"
+        rate, source = sampling_rate or config.sampling_rate, "audio"
         if isinstance(sound, str | os.PathLike):
             source = os.fspath(sound)
             sound, rate = read_waveform(sound)
         samples_N = np.asarray(sound, dtype=np.float32)
         if samples_N.ndim != 1 or not len(samples_N):
             raise DataError(
-                f"{source}: got samples of shape {samples_N.shape}; (number of samples,) is wanted, at least one."
+                f"{source}: got samples of shape {samples_N.shape}; it must be (number of samples,), with at least one."
             )
         waveform = torch.from_numpy(resampled(samples_N, rate, config.sampling_rate, source))
         features_TF = self._power(waveform)
@@ -124,7 +124,7 @@ class AudioFeatureExtractor(Preprocessor):
             n_fft,
             hop_length=self.config.hop_length,
             window=torch.hann_window(n_fft),
-            pad_mode="constant",  # reflection needs a sound of at least half a frame
+            pad_mode="constant",  # reflection needs at least half a frame
             return_complex=True,
         )
         return spectrum_FT.abs().square().T
@@ -142,43 +142,43 @@ def mel_filters(n_mels: int, n_fft: int, sampling_rate: int) -> Tensor:
     return torch.minimum(rising, falling).clamp_min(0).float()
 
 
-def _as_list(sounds: Any) -> list[Any]:
-    if isinstance(sounds, str | os.PathLike):
-        return [sounds]
-    if isinstance(sounds, Tensor | np.ndarray):
-        return [sounds] if sounds.ndim == 1 else list(sounds)
-    if isinstance(sounds, Sequence) and sounds and not isinstance(sounds[0], int | float):
-        return list(sounds)
-    return [sounds]
+def _as_list(audio: Any) -> list[Any]:
+    if isinstance(audio, str | os.PathLike):
+        return [audio]
+    if isinstance(audio, Tensor | np.ndarray):
+        return [audio] if audio.ndim == 1 else list(audio)
+    if isinstance(audio, Sequence) and audio and not isinstance(audio[0], int | float):
+        return list(audio)
+    return [audio]
 
 
 def read_waveform(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
-    """A file's samples as float32 (n,) in [-1, 1], the mean of its channels, and their number per second.
+    """The samples of a file as float32 (n,) in [-1, 1], averaged over its channels, and the sampling rate.
 
     Raises:
-        DataError: it cannot be read, or is empty; names the file and says what to do.
+        DataError: the file cannot be read, or is empty; the message says what to do.
     """
     if not os.path.isfile(path):
-        raise DataError(f"{path}: there is no such sound file.")
+        raise DataError(f"{path}: there is no such audio file.")
     try:
         with wave.open(os.fspath(path), "rb") as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
             content = file.readframes(file.getnframes())
-    except (wave.Error, EOFError):  # no wave file, or of floating-point numbers, which that library cannot
+    except (wave.Error, EOFError):  # not a wave file, or one of floating-point numbers
         samples, rate = _by_soundfile(path)
     else:
-        usable = len(content) // (width * channels) * width * channels  # a file that was cut off ends in half a sample
+        usable = len(content) // (width * channels) * width * channels  # a truncated file may end within a sample
         samples = _mixed(_decoded(content[:usable], width).reshape(-1, channels))
     if not len(samples):
-        raise DataError(f"{path}: has no sound in it. Take its row out.")
+        raise DataError(f"{path}: is empty. Remove its row.")
     return samples, rate
 
 
-def resampled(waveform: Waveform, rate: int, wanted: int, source: str = "sound") -> Waveform:
-    """The same sound with ``wanted`` samples per second.
+def resampled(waveform: Waveform, rate: int, wanted: int, source: str = "audio") -> Waveform:
+    """The samples at the rate ``wanted``.
 
     Raises:
-        DataError: the rates differ and scipy, which converts them, is not there.
+        DataError: the rates differ, and scipy, which converts them, is not installed.
     """
     if rate == wanted:
         return waveform
@@ -186,8 +186,8 @@ def resampled(waveform: Waveform, rate: int, wanted: int, source: str = "sound")
         from scipy.signal import resample_poly  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise DataError(
-            f"{source}: has {rate} samples per second; the feature extractor takes sampling_rate={wanted}. Convert the "
-            "files, set sampling_rate to theirs, or install scipy (pip install scipy), which then converts them."
+            f"{source}: has {rate} samples per second; the feature extractor has sampling_rate={wanted}. Convert the "
+            "files, set sampling_rate to theirs, or install scipy, which converts them: pip install scipy."
         ) from error
     common = math.gcd(rate, wanted)
     converted: Waveform = resample_poly(waveform, wanted // common, rate // common).astype(np.float32)
@@ -201,13 +201,13 @@ def _mixed(samples: np.ndarray[Any, Any]) -> Waveform:
 
 
 def _decoded(content: bytes, width: int) -> Waveform:
-    """PCM of ``width`` bytes a sample, little-endian; of one byte it is unsigned."""
+    """PCM with ``width`` bytes per sample, little-endian; one byte is unsigned."""
     if width == 1:
         return ((np.frombuffer(content, dtype=np.uint8).astype(np.float32) - 128) / 128).astype(np.float32)
     if width == 3:
         parts = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3)
         widened = np.zeros((len(parts), 4), dtype=np.uint8)
-        widened[:, 1:] = parts  # the three upper bytes: the sign comes right by itself
+        widened[:, 1:] = parts  # the three upper bytes, which keep the sign
         return (widened.view("<i4")[:, 0] / 2**31).astype(np.float32)
     return (np.frombuffer(content, dtype=f"<i{width}") / 2.0 ** (8 * width - 1)).astype(np.float32)
 
@@ -217,13 +217,11 @@ def _by_soundfile(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
         import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise DataError(
-            f"{path}: is no wave file of whole numbers (PCM), which is what is read without further packages. "
-            "Convert it, or install soundfile (pip install soundfile), which reads flac, ogg and others."
+            f"{path}: is not a wave file of whole numbers (PCM), the only format that needs no other package. "
+            "Convert it, or install soundfile, which reads flac, ogg and others: pip install soundfile."
         ) from error
     try:
         samples, rate = soundfile.read(os.fspath(path), dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:
-        raise DataError(
-            f"{path}: cannot be read as a sound ({error}). Replace the file, or take its row out."
-        ) from error
+        raise DataError(f"{path}: cannot be read as audio ({error}). Replace the file, or remove its row.") from error
     return _mixed(samples), int(rate)

@@ -15,9 +15,9 @@ from trainwright.data.errors import DataError
 
 
 def pad(sequences: Sequence[Any], value: float, *, side: Literal["right", "left"] = "right") -> Tensor:
-    """(B, L) or (B, L, F) of B sequences (l,) or (l, F), filled up with ``value`` after (or before) their ends.
+    """Pad B sequences (l,) or (l, F) with ``value`` to a tensor (B, L) or (B, L, F).
 
-    Whole numbers give int64. Nothing that is given is changed. L is at least 1, so that an empty text is a row, too.
+    Whole numbers give int64. The sequences are not changed. L is at least 1, so that an empty text is a row, too.
 
     >>> pad([[5, 6, 7], [8]], 0)
     tensor([[5, 6, 7],
@@ -39,18 +39,18 @@ def pad(sequences: Sequence[Any], value: float, *, side: Literal["right", "left"
 
 
 def pad_mask(sequences: Sequence[Any], *, side: Literal["right", "left"] = "right") -> Tensor:
-    """(B, L) int64: 1 where `pad` has kept a value, 0 where it has filled up."""
+    """The attention mask of `pad`, int64 (B, L): 1 at values, 0 at padding."""
     return pad([torch.ones(len(row), dtype=torch.int64, device="cpu") for row in sequences], 0, side=side)
 
 
 def _as_tensor(row: Any) -> Tensor:
     tensor = row if isinstance(row, Tensor) else torch.as_tensor(row, device="cpu")
     if tensor.numel() == 0 and not isinstance(row, Tensor):
-        return tensor.to(torch.int64)  # an empty list has no type of its own
+        return tensor.to(torch.int64)  # an empty list has no type
     return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
 
 
-IGNORED = -100  # a label that no loss and no metric counts
+IGNORED = -100  # the label that losses and metrics ignore
 
 Samples = Sequence[dict[str, Any]]
 
@@ -58,31 +58,31 @@ Batch = dict[str, Tensor]
 
 
 class CharLevelOCRDataCollator:
-    """``pixel_values`` (B, C, H, W) and ``labels`` (B, L), filled up with ``pad_token_id``: CTC's blank.
+    """``pixel_values`` (B, C, H, W) and ``labels`` (B, L), padded with ``pad_token_id``, the blank of CTC.
 
     Raises:
-        DataError: pictures are of different sizes.
+        DataError: images have different sizes.
     """
 
     def __init__(self, pad_token_id: int = 0) -> None:
         self.pad_token_id = pad_token_id
 
     def __call__(self, samples: Samples) -> Batch:
-        batch = {"pixel_values": _pictures(samples)}
+        batch = {"pixel_values": _images(samples)}
         if "labels" in samples[0]:
             batch["labels"] = pad([sample["labels"] for sample in samples], self.pad_token_id)
         return batch
 
 
 class ImageCaptioningDataCollator:
-    """``pixel_values`` (B, C, H, W) and ``labels`` (B, L), filled up with -100."""
+    """``pixel_values`` (B, C, H, W) and ``labels`` (B, L), padded with -100."""
 
     def __call__(self, samples: Samples) -> Batch:
-        return {"pixel_values": _pictures(samples), "labels": pad([s["labels"] for s in samples], IGNORED)}
+        return {"pixel_values": _images(samples), "labels": pad([s["labels"] for s in samples], IGNORED)}
 
 
 class _WithTokenizer:
-    """Texts are filled up with the padding of ``tokenizer``, which its data set hands over when it gets one."""
+    """Base of collators that pad with the padding token of ``tokenizer``, which the data set sets."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self.tokenizer = tokenizer
@@ -94,7 +94,7 @@ class _WithTokenizer:
 
 
 class TextPaddingDataCollator(_WithTokenizer):
-    """``token_ids`` and ``attention_mask`` (B, L), and ``labels`` (B,), one for each text."""
+    """``token_ids`` and ``attention_mask`` (B, L), and ``labels`` (B,), one per text."""
 
     def __call__(self, samples: Samples) -> Batch:
         batch = self._texts(samples)
@@ -104,19 +104,19 @@ class TextPaddingDataCollator(_WithTokenizer):
 
 
 class SequenceLabelingDataCollator(_WithTokenizer):
-    """``token_ids``, ``attention_mask`` and ``labels`` (B, L), one for each token; -100 at padding."""
+    """``token_ids``, ``attention_mask`` and ``labels`` (B, L), one per token; -100 at padding."""
 
     def __call__(self, samples: Samples) -> Batch:
         return {**self._texts(samples), "labels": pad([s["labels"] for s in samples], IGNORED)}
 
 
 class TextGenerationDataCollator(SequenceLabelingDataCollator):
-    """``token_ids``, ``attention_mask`` and ``labels`` (B, L): the labels of each place are its token, or -100."""
+    """``token_ids``, ``attention_mask`` and ``labels`` (B, L): each label is the token at its position, or -100."""
 
 
 class SpeechRecognitionDataCollator:
-    """``input_features`` (B, T, F) and ``attention_mask`` (B, T), and ``labels`` (B, L) filled up with
-    ``pad_token_id``, CTC's blank.
+    """``input_features`` (B, T, F) and ``attention_mask`` (B, T), and ``labels`` (B, L) padded with
+    ``pad_token_id``, the blank of CTC.
     """
 
     def __init__(self, pad_token_id: int = 0) -> None:
@@ -130,12 +130,12 @@ class SpeechRecognitionDataCollator:
         return batch
 
 
-def _pictures(samples: Samples) -> Tensor:
-    pictures = [torch.as_tensor(sample["pixel_values"], device="cpu") for sample in samples]
-    if len({picture.shape for picture in pictures}) > 1:
-        shapes = sorted({tuple(picture.shape) for picture in pictures})
+def _images(samples: Samples) -> Tensor:
+    images = [torch.as_tensor(sample["pixel_values"], device="cpu") for sample in samples]
+    if len({image.shape for image in images}) > 1:
+        shapes = sorted({tuple(image.shape) for image in images})
         raise DataError(
-            f"pixel_values: pictures of one batch have the shapes (channels, height, width) {shapes}; give the image "
-            "processor a size=(width, height), which makes them equal."
+            f"pixel_values: images of one batch have the shapes (channels, height, width) {shapes}; set "
+            "size=(width, height) of the image processor, which resizes them."
         )
-    return torch.stack(pictures)
+    return torch.stack(images)

@@ -1,10 +1,10 @@
-"""The Dataset contract: rows of a split, read from a folder here or on the hub, and how they become a batch."""
+"""Base classes of data sets: the rows of a split, read from a local folder or from the hub, and their collator."""
 
 import dataclasses
-import logging
+import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -15,11 +15,21 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileE
 from trainwright.config.yaml_config import YamlConfig
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.collate import collate
+from trainwright.data.errors import DataError
+from trainwright.data.tasks.labels import checked_labels
 from trainwright.data.tasks.preprocessor import part_of_kind
 from trainwright.data.tasks.registry import Registry
-from trainwright.data.tasks.tables import columns_of, find_split
-
-logger = logging.getLogger("trainwright.data")
+from trainwright.data.tasks.tables import (
+    FileFinder,
+    Row,
+    check_columns,
+    columns_of,
+    files_with,
+    find_split,
+    raise_faults,
+    read_rows,
+)
+from trainwright.data.tasks.tokenizer import check_max_length
 
 CONFIG_NAME = "dataset_config.yaml"
 
@@ -28,11 +38,11 @@ D = TypeVar("D", bound="type[Dataset]")
 
 @dataclasses.dataclass
 class DatasetConfig(YamlConfig):
-    """Base of data sets' settings: a dataclass with a class attribute ``name``, kept as ``dataset_config.yaml``.
+    """Base of the settings of data sets: a dataclass with a class attribute ``name``, stored as a YAML file.
 
     Fields:
-        path: the data's folder, an id on the hub, or either with ``:name`` of a folder in it.
-        max_size: at most so many rows; a fraction below 1.0 is that share of them, rounded up. None means all.
+        path: the folder of the data or an id on the hub; ``:name`` at its end selects a folder in it.
+        max_size: the largest number of rows, or the fraction of them as a float, rounded up. None means all.
     """
 
     config_type: ClassVar[str] = "dataset"
@@ -47,16 +57,16 @@ class DatasetConfig(YamlConfig):
         if isinstance(self.path, os.PathLike):
             self.path = os.fspath(self.path)
         size = self.max_size
-        is_count, is_share = type(size) is int and size >= 1, type(size) is float and 0 < size <= 1
-        if not (size is None or is_count or is_share):
+        is_count, is_fraction = type(size) is int and size >= 1, type(size) is float and 0 < size <= 1
+        if not (size is None or is_count or is_fraction):
             raise ConfigError(
                 f"{type(self).__name__}.max_size: got {size!r}; it must be a whole number >= 1, "
-                "a share in (0.0, 1.0], or None."
+                "a fraction in (0.0, 1.0], or None."
             )
 
 
 class Dataset(torch.utils.data.Dataset[Any]):
-    """Base of data sets. One of your own has a config class and two methods, and is registered by its name:
+    """Base of data sets. A class of your own has a config class and two methods, and is registered:
 
     >>> @dataclasses.dataclass
     ... class SquaresConfig(DatasetConfig):
@@ -72,18 +82,20 @@ class Dataset(torch.utils.data.Dataset[Any]):
     {'inputs': 3, 'labels': 9}
 
     Args:
-        config: settings; a copy is kept, in which ``overrides`` are set.
-        split: "train", "test" or any other that there is.
-        preprocessor: one or several; None until samples are read, and set by the Trainer.
+        config: settings; they are copied, and ``overrides`` are set in the copy.
+        split: "train", "test", or another split of the data.
+        preprocessor: one or several. The Trainer sets it if it is None; samples need it.
 
     Attributes:
-        config, split, preprocessor: as given.
-        data: the rows, what `_load` gave.
-        data_collator: makes a batch of a list of samples.
+        config, split, preprocessor: the arguments.
+        data: the rows, the result of `_load`.
+        data_collator: converts a list of samples to a batch.
     """
 
     config_class: ClassVar[type[DatasetConfig]] = DatasetConfig
-    known_by: ClassVar[Sequence[Sequence[str]]] = ()  # columns, or others, by which `load` knows files without a config
+    known_by: ClassVar[
+        Sequence[Sequence[str]]
+    ] = ()  # sets of columns by which `load` finds the class of a folder without a config
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         if not isinstance(config, self.config_class):
@@ -100,11 +112,11 @@ class Dataset(torch.utils.data.Dataset[Any]):
             raise ConfigError(f"{self!r}: has no rows.")
 
     def _load(self, split: str | None) -> Any:
-        """The rows of a split: anything with ``len`` and whole-number indices."""
-        raise NotImplementedError(f"{type(self).__name__} has no _load(split): write one that returns the rows.")
+        """The rows of a split: any sequence."""
+        raise NotImplementedError(f"{type(self).__name__} has no _load(split): define one that returns the rows.")
 
     def __getitem__(self, index: int) -> Any:
-        """One sample: a function of the row alone (and of random numbers, which are seeded for each sample)."""
+        """One sample: a function of the row (and of random numbers, which are seeded for each sample)."""
         raise NotImplementedError(f"{type(self).__name__} has no __getitem__(index).")
 
     def __len__(self) -> int:
@@ -124,37 +136,37 @@ class Dataset(torch.utils.data.Dataset[Any]):
         self.connect()
 
     def connect(self) -> None:
-        """What a new preprocessor changes, for example the collator's tokenizer. Here nothing."""
+        """Called when the preprocessor is set, for example to set the tokenizer of the collator."""
 
     def row(self, index: int) -> Any:
-        """The row of a sample; an index from the end may be negative.
+        """The row of a sample; a negative index counts from the end.
 
         Raises:
-            IndexError: there is none.
+            IndexError: ``index`` is out of range.
         """
         size = len(self)
         if not -size <= index < size:
-            raise IndexError(f"{self!r}: has {size} samples; there is none at {index}.")
+            raise IndexError(f"{self!r}: has {size} samples; index {index} is out of range.")
         return self.data[index % size]
 
     def part(self, kind: str) -> Any:
-        """The ``kind`` ("image_processor", "tokenizer", ...) of preprocessor that samples need.
+        """The preprocessor of a ``kind`` ("image_processor", "tokenizer", ...).
 
         Raises:
-            ConfigError: there is none; says what to do.
+            ConfigError: there is none; the message says what to do.
         """
         return part_of_kind(self.preprocessor, kind, type(self).__name__)
 
     def folder(self) -> Path:
-        """The folder of the data on this machine, fetched from the hub if ``config.path`` is an id.
+        """The local folder of the data, downloaded from the hub if ``config.path`` is an id.
 
         Raises:
-            MissingFileError: neither is there.
+            MissingFileError: there is no such folder and no such id.
         """
         return dataset_folder(self.config.path, type(self).__name__)
 
     def is_from_hub(self) -> bool:
-        """Whether the data was fetched, and is not a folder of the user's."""
+        """Whether the data was downloaded and is not a folder of the user."""
         path = str(self.config.path)
         without_name = path.rpartition(":")[0] or path
         return not any(Path(place).expanduser().is_dir() for place in (path, without_name))
@@ -173,10 +185,10 @@ class Dataset(torch.utils.data.Dataset[Any]):
         config: DatasetConfig | None = None,
         **config_kwargs: Any,
     ) -> Self:
-        """The data set in a folder here or on the hub (``owner/name``), or with ``path:name`` in a folder of it.
+        """The data set in a local folder or on the hub (``owner/name``); ``path:name`` selects a folder in it.
 
-        The class is that of ``config``, else of the folder's ``dataset_config.yaml``, else ``cls``; for ``Dataset``
-        itself, the one whose columns the files have. ``config_kwargs`` set fields of the config.
+        The class is that of ``config``, or of the folder's ``dataset_config.yaml``, or ``cls``; for ``Dataset``
+        itself, the class whose columns the files have. ``config_kwargs`` set fields of the config.
 
         Raises:
             MissingFileError: no such folder or split. ConfigKeyError: no such field, split, column or registered name.
@@ -189,7 +201,7 @@ class Dataset(torch.utils.data.Dataset[Any]):
         dataset_class = cls if isinstance(config, cls.config_class) and cls is not Dataset else _class_of(config)
         if not issubclass(dataset_class, cls):
             raise ConfigTypeError(
-                f"{path}: is a {config.name!r}, of class {dataset_class.__name__}, and no {cls.__name__}. Load it by "
+                f"{path}: is a {config.name!r} of class {dataset_class.__name__}, not a {cls.__name__}. Load it with "
                 f"{dataset_class.__name__}.load or Dataset.load."
             )
         return dataset_class(config, split, preprocessor, **{"path": path, **config_kwargs})
@@ -210,6 +222,111 @@ class Dataset(torch.utils.data.Dataset[Any]):
         return f"{type(self).__name__}(path={self.config.path!r}, split={self.split!r})"
 
 
+@dataclasses.dataclass
+class LabeledDatasetConfig(DatasetConfig):
+    """Base of settings of data sets with labels: ``id2label``, the labels by id, and ``max_length`` of a sample."""
+
+    id2label: Any = None
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.id2label = checked_labels(self.id2label, type(self).__name__)
+        check_max_length(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileField:
+    """A field of rows that names a file, found beside the table or in ``subfolder``. ``kind`` is for messages."""
+
+    name: str
+    subfolder: str
+    kind: str
+
+
+class TableDataset(Dataset):
+    """Base of data sets whose splits are tables. All rows are checked when the data set is made.
+
+    A subclass maps the fields of its rows to columns of the file (`_columns`), and may convert rows (`_row`), check
+    them (`_fault`) and infer ``id2label`` from them (`_id2label`).
+    """
+
+    file_field: ClassVar[FileField | None] = None
+
+    def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
+        super().__init__(config, split, preprocessor, **overrides)
+        self._infer_labels(self.data)  # for subclasses with their own `_load`
+
+    def _columns(self, row: Row) -> dict[str, str]:
+        """The column of each field. ``row`` is the file's first."""
+        raise NotImplementedError
+
+    def _row(self, row: Row, columns: dict[str, str]) -> Row | None:
+        """The fields of a row of the file; None leaves the row out."""
+        return row.with_values(**{name: row.get(column) for name, column in columns.items()})
+
+    def _fault(self, row: Row) -> str | None:
+        """What is wrong with a row; None if it is valid."""
+        return None
+
+    @property
+    def _has_labels(self) -> bool:
+        return isinstance(self.config, LabeledDatasetConfig)
+
+    def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
+        raise NotImplementedError
+
+    def _load(self, split: str | None) -> list[Row]:
+        return self._load_table(self.split_file(split))
+
+    def _load_table(self, path: Path) -> list[Row]:
+        rows = read_rows(path)
+        columns = self._columns(rows[0])
+        check_columns(path, rows[0], columns.values())
+        self._infer_labels(self._rows_of_all_splits(columns))
+        kept = self._kept(rows, columns)
+        finder = None
+        if self.file_field is not None:
+            finder = FileFinder(path.parent, self.folder(), self.file_field.subfolder, is_foreign=self.is_from_hub())
+        faults = [(row.where, self._find_file(row, finder) or self._fault(row)) for row in kept]
+        raise_faults([f"{where}: {fault}" for where, fault in faults if fault], len(kept))
+        return kept
+
+    def _kept(self, rows: Iterable[Row], columns: dict[str, str]) -> list[Row]:
+        return [kept for row in rows if (kept := self._row(row, columns)) is not None]
+
+    def _rows_of_all_splits(self, columns: dict[str, str]) -> Iterator[Row]:
+        for file in files_with(self.folder(), columns.values()):
+            yield from self._kept(read_rows(file), columns)
+
+    def _infer_labels(self, rows: Iterable[Row]) -> None:
+        if self._has_labels and self.config.id2label is None:
+            self.config.id2label = self._id2label(rows)
+
+    @functools.cached_property
+    def _label2id(self) -> dict[str, int]:
+        return {label: number for number, label in (self.config.id2label or {}).items()}
+
+    def _find_file(self, row: Row, finder: FileFinder | None) -> str | None:
+        """Replace the name of a file by its absolute path; what is wrong if there is none."""
+        if finder is None or self.file_field is None:
+            return None
+        name = row[self.file_field.name]
+        path = finder.find(name)
+        if path is None:
+            return f"there is no {self.file_field.kind} {name!r}, looked for in {finder.places}"
+        row[self.file_field.name] = path
+        return None
+
+    def read_file(self, row: Any, read: Callable[[str], Any]) -> Any:
+        """``read(path)`` of the file of a row; an error names the row's place in the table."""
+        assert self.file_field is not None
+        try:
+            return read(row[self.file_field.name])
+        except DataError as error:
+            raise DataError(f"{getattr(row, 'where', self.split)}: {error}") from error
+
+
 _OWN = {
     "ocr": "trainwright.data.tasks.ocr_dataset",
     "speech_recognition": "trainwright.data.tasks.speech_dataset",
@@ -221,14 +338,14 @@ _registry: Registry[Dataset] = Registry("dataset", DatasetConfig, _OWN)
 
 
 def register_dataset(name: str, config_class: type[DatasetConfig]) -> Callable[[D], D]:
-    """Class decorator: `Dataset.load` finds the class by ``name``, which is its config class's ``name`` too."""
+    """Class decorator: `Dataset.load` finds the class by ``name``, the ``name`` of its config class."""
     return _registry.decorator(name, config_class)
 
 
 def dataset_folder(path: str | None, who: str) -> Path:
-    """The folder that a config's ``path`` names, ``:name`` included."""
+    """The folder of a config's ``path``, ``:name`` included."""
     if path is None:
-        raise ConfigError(f"{who}: the config has no path; give it the data's folder, or an id on the hub.")
+        raise ConfigError(f"{who}: the config has no path; set it to the folder of the data, or to an id on the hub.")
     base, colon, name = path.rpartition(":")
     if not colon or "/" in name or "\\" in name or Path(path).is_dir():
         return local_folder(path, repo_type="dataset")
@@ -245,7 +362,7 @@ def _class_of(config: DatasetConfig) -> type[Dataset]:
 
 
 def _class_by_columns(file: Path) -> type[Dataset]:
-    """The class whose columns a file has; of several the one with most."""
+    """The class whose columns a file has; of several, the class with most columns."""
     columns = columns_of(file)
     forms = [(form, cls) for cls in _registry for form in cls.known_by]
     fitting = [(form, cls) for form, cls in forms if set(form) <= set(columns)]
@@ -253,6 +370,6 @@ def _class_by_columns(file: Path) -> type[Dataset]:
         known = "; ".join(f"{cls.config_class.name}: {', '.join(form)}" for form, cls in forms)
         raise ConfigError(
             f"{file}: its columns ({', '.join(columns)}) are not those of a data set without {CONFIG_NAME} ({known}). "
-            f"Rename them, or write {CONFIG_NAME}, which has a key 'name' and may say other columns."
+            f"Rename them, or write {CONFIG_NAME} with a key 'name'; it may set other columns."
         )
     return max(fitting, key=lambda pair: len(pair[0]))[1]

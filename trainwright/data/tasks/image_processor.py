@@ -1,6 +1,6 @@
-"""ImageProcessor: pictures of any kind become one float tensor of one size, by Pillow.
+"""ImageProcessor: converts images of any kind to one float tensor of one size, with Pillow.
 
-B pictures, C channels (1 grey, 3 RGB), H height, W width.
+B images, C channels (1 gray, 3 RGB), H height, W width.
 """
 
 import os
@@ -15,20 +15,21 @@ from trainwright.config.errors import ConfigError, UserError, did_you_mean
 from trainwright.data.errors import DataError
 from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
-# Pillow's names and numbers.
+# Names and numbers of Pillow.
 _RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 
 
 @dataclass
 class ImageProcessorConfig(PreprocessorConfig):
-    """What is done to a picture, in this order: grey, mirror, resize, times ``rescale``, minus ``mean``, by ``std``.
+    """Settings of an `ImageProcessor`, in the order of their use: gray, mirror, resize, rescale, subtract ``mean``,
+    divide by ``std``.
 
     Fields:
-        mean, std: of the values after ``rescale``: one number, or one per channel. None: neither is applied.
-        rescale: factor on the values 0 to 255; 1.0 leaves them so.
+        mean, std: one number, or one per channel, for values after ``rescale``. None: not applied.
+        rescale: factor on the values 0 to 255; 1.0 leaves them unchanged.
         resample: how to resize: "bilinear", "bicubic", "nearest", "lanczos", "box", "hamming", or Pillow's number.
-        size: (width, height) in pixels; None keeps each picture's size.
-        mirror: left and right change places, as for text that is read from the right.
+        size: (width, height) in pixels; None keeps the size of each image.
+        mirror: flip left and right, as for text that is read from the right.
         gray_scale: one channel instead of three.
     """
 
@@ -53,7 +54,7 @@ class ImageProcessorConfig(PreprocessorConfig):
 
 @register_preprocessor("image_processor", config_class=ImageProcessorConfig)
 class ImageProcessor(Preprocessor):
-    """``ImageProcessor(config)(pictures, return_tensors="torch")`` gives ``{"pixel_values": (B, C, H, W) float32}``.
+    """``ImageProcessor(config)(images, return_tensors="torch")`` gives ``{"pixel_values": (B, C, H, W) float32}``.
 
     >>> processor = ImageProcessor(ImageProcessorConfig(size=(128, 32), gray_scale=True))
     >>> processor([np.zeros((40, 60, 3), np.uint8)], return_tensors="torch")["pixel_values"].shape
@@ -65,15 +66,15 @@ class ImageProcessor(Preprocessor):
     def __call__(
         self, images: Any, *, return_tensors: Literal["torch", "pt", "np"] | None = None, **overrides: Any
     ) -> dict[str, Any]:
-        """One picture or several: paths, Pillow images, numpy arrays or tensors (see `to_picture`).
+        """One image or several: paths, Pillow images, numpy arrays or tensors (see `to_pillow`).
 
         Args:
             return_tensors: "torch" (or "pt") stacks to a tensor, "np" to an array; None gives a list of
                 arrays (C, H, W).
-            overrides: fields of the config that are other for this call.
+            overrides: fields of the config for this call.
 
         Raises:
-            DataError: a picture cannot be read, or they are of different sizes and have to be stacked.
+            DataError: an image cannot be read, or images to be stacked have different sizes.
         """
         if overrides:
             return type(self)(self.config, **overrides)(images, return_tensors=return_tensors)
@@ -85,20 +86,20 @@ class ImageProcessor(Preprocessor):
         if len({array.shape for array in arrays}) > 1:
             sizes = sorted({f"{array.shape[2]}x{array.shape[1]}" for array in arrays})
             raise DataError(
-                f"pictures: of different sizes ({', '.join(sizes)}), which make no batch; give size=(width, height)."
+                f"images: different sizes ({', '.join(sizes)}) cannot be stacked; set size=(width, height)."
             )
         stacked = np.stack(arrays)
         return {"pixel_values": stacked if return_tensors == "np" else torch.from_numpy(stacked)}
 
     def to_array(self, image: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """One picture as float32 (C, H, W)."""
+        """One image as float32 (C, H, W)."""
         config = self.config
-        picture = to_picture(image, gray_scale=config.gray_scale)
+        image = to_pillow(image, gray_scale=config.gray_scale)
         if config.mirror:
-            picture = picture.transpose(pillow().Transpose.FLIP_LEFT_RIGHT)
-        if config.size is not None and picture.size != config.size:
-            picture = picture.resize(config.size, _RESAMPLING[config.resample])
-        array = np.asarray(picture, dtype=np.float32)
+            image = image.transpose(pillow().Transpose.FLIP_LEFT_RIGHT)
+        if config.size is not None and image.size != config.size:
+            image = image.resize(config.size, _RESAMPLING[config.resample])
+        array = np.asarray(image, dtype=np.float32)
         array_CHW = array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
         array_CHW *= np.float32(config.rescale)
         if config.mean is not None:
@@ -109,13 +110,13 @@ class ImageProcessor(Preprocessor):
 
 
 def _as_list(images: Any) -> list[Any]:
-    """The pictures one by one: a stack (B, C, H, W) is several, a path or one array is one."""
+    """The images as a list; a stack (B, C, H, W) is several images."""
     if isinstance(images, torch.Tensor | np.ndarray):
         return list(images) if images.ndim == 4 else [images]
     if isinstance(images, str | os.PathLike) or not isinstance(images, Sequence):
         return [images]
     if not images:
-        raise DataError("pictures: got an empty list; at least one is needed.")
+        raise DataError("images: got an empty list; at least one is needed.")
     return list(images)
 
 
@@ -135,13 +136,13 @@ def _size(value: Any) -> tuple[int, int] | None:
     is_pair = isinstance(value, Sequence) and len(value) == 2 and all(type(side) is int and side > 0 for side in value)
     if not is_pair:
         raise ConfigError(
-            f"ImageProcessorConfig.size: got {value!r}; it is (width, height) in pixels, such as (128, 32)."
+            f"ImageProcessorConfig.size: got {value!r}; it must be (width, height) in pixels, such as (128, 32)."
         )
     return value[0], value[1]
 
 
 def _per_channel(field: str, value: Any, channels: int) -> list[float] | None:
-    """``value`` as one number per channel, or as one for all."""
+    """``value`` as a list: one number per channel, or one for all."""
     if value is None:
         return None
     numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -152,20 +153,20 @@ def _per_channel(field: str, value: Any, channels: int) -> list[float] | None:
     if not is_right or (field == "std" and not all(n > 0 for n in numbers)):
         least = " > 0" if field == "std" else ""
         raise ConfigError(
-            f"ImageProcessorConfig.{field}: got {value!r}; it is a number{least}, or a list of {channels}, "
-            f"one per channel ({'grey' if channels == 1 else 'RGB'})."
+            f"ImageProcessorConfig.{field}: got {value!r}; it must be a number{least}, or a list of {channels}, "
+            f"one per channel ({'gray' if channels == 1 else 'RGB'})."
         )
     return [float(n) for n in numbers]
 
 
-def to_picture(source: Any, *, gray_scale: bool = False) -> Any:
-    """Pillow's image of a path, an image, an array (H, W) or (H, W, C) or a tensor (H, W) or (C, H, W).
+def to_pillow(source: Any, *, gray_scale: bool = False) -> Any:
+    """A Pillow image from a path, an image, an array (H, W) or (H, W, C), or a tensor (H, W) or (C, H, W).
 
-    Whole numbers are 0 to 255, floating-point ones 0 to 1. The result is RGB, or grey ("L"). A photo is turned as
-    its camera says; what is transparent becomes white. The file is read whole and closed.
+    Whole numbers are 0 to 255, floating-point numbers 0 to 1. The result is RGB, or gray ("L"). The orientation of a
+    photo's EXIF data is applied; transparent parts become white.
 
     Raises:
-        DataError: it cannot be read as a picture; names the file and says why.
+        DataError: it cannot be read as an image; names the file and the reason.
     """
     image_module = pillow()
     if isinstance(source, str | os.PathLike):
@@ -178,7 +179,7 @@ def to_picture(source: Any, *, gray_scale: bool = False) -> Any:
     if isinstance(source, np.ndarray):
         return _plain(image_module.fromarray(_as_bytes(source)), gray_scale)
     raise DataError(
-        f"picture: got {type(source).__name__}; a path, a Pillow image, a numpy array (H, W, C) or a tensor "
+        f"image: got {type(source).__name__}; a path, a Pillow image, a numpy array (H, W, C) or a tensor "
         "(C, H, W) is allowed."
     )
 
@@ -189,7 +190,7 @@ def pillow() -> Any:
         import PIL.Image
     except ImportError as error:
         raise UserError(
-            "Pictures are read by Pillow, which is not there: pip install 'trainwright[images]'."
+            "Images are read by Pillow, which is not installed: pip install 'trainwright[images]'."
         ) from error
     return PIL.Image
 
@@ -200,11 +201,11 @@ def _opened(path: str, image_module: Any) -> Any:
             image.load()
             return image
     except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such picture.") from error
-    except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:  # Pillow's, by format
+        raise DataError(f"{path}: there is no such image.") from error
+    except (OSError, SyntaxError, ValueError, image_module.DecompressionBombError) as error:  # of Pillow, by format
         raise DataError(
-            f"{path}: cannot be read as a picture ({type(error).__name__}: {error}). "
-            "Replace the file, or take its row out."
+            f"{path}: cannot be read as an image ({type(error).__name__}: {error}). "
+            "Replace the file, or remove its row."
         ) from error
 
 
@@ -213,7 +214,7 @@ def _plain(image: Any, gray_scale: bool) -> Any:
     import PIL.ImageOps
 
     image = PIL.ImageOps.exif_transpose(image)
-    if image.mode.startswith("I;16") or image.mode == "I":  # 16 bit: Pillow's own conversion cuts them off at 255
+    if image.mode.startswith("I;16") or image.mode == "I":  # 16 bit: Pillow's conversion clips at 255
         image = PIL.Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode == "P" or "A" in image.mode:
         image = image.convert("RGBA")
@@ -226,7 +227,7 @@ def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """(H, W) or (H, W, C) as uint8."""
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         raise DataError(
-            f"picture: got an array of shape {array.shape}; (height, width) or (height, width, channels) is allowed, "
+            f"image: got an array of shape {array.shape}; (height, width) or (height, width, channels) is allowed, "
             "with 1, 3 or 4 channels, and for a tensor (channels, height, width)."
         )
     if array.ndim == 3 and array.shape[2] == 1:
@@ -236,7 +237,7 @@ def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     largest = 1.0 if array.dtype.kind == "f" else 255
     if array.size and not (array.min() >= 0 and array.max() <= largest):
         raise DataError(
-            f"picture: got {array.dtype} values from {array.min()} to {array.max()}; whole numbers lie in 0 to 255, "
-            "floating-point ones in 0 to 1."
+            f"image: got {array.dtype} values from {array.min()} to {array.max()}; whole numbers must be in 0 to 255, "
+            "floating-point numbers in 0 to 1."
         )
     return np.rint(array * 255.0).astype(np.uint8) if array.dtype.kind == "f" else array.astype(np.uint8)

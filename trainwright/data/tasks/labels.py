@@ -1,6 +1,6 @@
-"""Texts as the ids of their characters, for models that read character by character.
+"""Labels as ids: the characters of texts, for models that read character by character, and classes.
 
-Characters are Unicode's code points in the composed form (NFC), so that "é" is one character however it was typed.
+Characters are Unicode code points in the composed form (NFC): "é" is one character in whichever way it was typed.
 """
 
 import re
@@ -14,7 +14,7 @@ BLANK = ""
 
 
 def labels_of(texts: Iterable[str]) -> dict[int, str]:
-    """``id2label`` of all characters in ``texts``, sorted by code point, behind the blank "" with id 0.
+    """``id2label`` of all characters in ``texts``, sorted by code point, after the blank "" with id 0.
 
     >>> labels_of(["ba", "b1"])
     {0: '', 1: '1', 2: 'a', 3: 'b'}
@@ -23,20 +23,26 @@ def labels_of(texts: Iterable[str]) -> dict[int, str]:
     return dict(enumerate([BLANK, *characters]))
 
 
+def classes_of(labels: Iterable[Any]) -> dict[int, str]:
+    """``id2label`` of all labels, sorted: as numbers if all are whole numbers, otherwise as texts."""
+    found = {str(label) for label in labels if label is not None}
+    are_numbers = all(label.isdecimal() for label in found)
+    return dict(enumerate(sorted(found, key=int if are_numbers else str)))
+
+
 def checked_labels(value: Any, where: str) -> dict[int, str] | None:
-    """``id2label`` with int keys, from a mapping (its keys may be text, as in JSON) or a list.
+    """``id2label`` with int keys, from a mapping (its keys may be strings, as in JSON) or a list.
 
     Raises:
         ConfigError: it is neither, or a label occurs twice.
     """
     if value is None:
         return None
-    pairs = (
-        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else None
-    )
+    if isinstance(value, list | tuple):
+        value = dict(enumerate(value))
     try:
-        labels = {int(key): str(label) for key, label in pairs}  # type: ignore[union-attr]  # None is the TypeError
-    except (TypeError, ValueError):
+        labels = {int(key): str(label) for key, label in value.items()}
+    except (AttributeError, TypeError, ValueError):
         raise ConfigError(
             f"{where}.id2label: got {value!r}; it must map whole numbers to texts, such as {{0: '', 1: 'a'}}."
         ) from None
@@ -52,7 +58,7 @@ def composed(text: str) -> str:
 
 
 def reverse_digits(text: str) -> str:
-    """Each run of digits, of any script, the other way round: as numbers stand in a line that is read from the right.
+    """Reverse each run of digits, of any script: the order of numbers in a line that is read from the right.
 
     >>> reverse_digits("12ب345")
     '21ب543'
@@ -61,7 +67,7 @@ def reverse_digits(text: str) -> str:
 
 
 def fault_of(text: str, label2id: Mapping[str, int], max_length: int | None) -> str | None:
-    """What is wrong with a label, in words; None if nothing is."""
+    """What is wrong with a label; None if it is valid."""
     if not text:
         return "the label is empty"
     if max_length is not None and len(text) > max_length:
@@ -69,18 +75,18 @@ def fault_of(text: str, label2id: Mapping[str, int], max_length: int | None) -> 
     unknown = sorted({character for character in text if character not in label2id})
     if unknown:
         named = ", ".join(f"{c!r} (U+{ord(c):04X} {unicodedata.name(c, 'without a name')})" for c in unknown)
-        return f"the label {text!r} has characters that id2label has not: {named}"
+        return f"the label {text!r} has characters that are missing in id2label: {named}"
     return None
 
 
 def id_of(label: Any, label2id: Mapping[str, int]) -> int | None:
-    """The id of a class's label, which may be given as the id itself; None if it is neither."""
+    """The id of a class, by its label or by the id itself; None if it is neither."""
     if str(label) in label2id:
         return label2id[str(label)]
-    is_id = str(label).isdecimal() and int(label) in label2id.values()  # of a CSV it is text
+    is_id = str(label).isdecimal() and int(label) in label2id.values()  # a CSV file has ids as text
     return int(label) if is_id else None
 
 
 def unknown_label(label: Any, label2id: Mapping[str, int]) -> str:
-    """What is wrong with a label that is none of the known ones."""
-    return f"the label {label!r} is none of id2label. {did_you_mean(str(label), label2id)}"
+    """The message about a label that is not in id2label."""
+    return f"the label {label!r} is not in id2label. {did_you_mean(str(label), label2id)}"

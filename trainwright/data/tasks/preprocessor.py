@@ -1,4 +1,4 @@
-"""Preprocessors: what turns pictures, sounds and texts into tensors, kept as files in a folder ``preprocessor/``."""
+"""Preprocessors convert images, audio and texts to tensors. Their files are stored in a folder ``preprocessor/``."""
 
 import dataclasses
 import tempfile
@@ -14,15 +14,16 @@ from trainwright.data.tasks.registry import Registry
 
 FOLDER = "preprocessor"
 _CONFIG_END = "_config.yaml"
-_AT_THE_TOP = [f"*{_CONFIG_END}", "tokenizer.json", "tokenizer_config.json"]  # of a folder without a folder for them
+_TOP_LEVEL = [f"*{_CONFIG_END}", "tokenizer.json", "tokenizer_config.json"]  # in a folder without ``preprocessor/``
 
 P = TypeVar("P", bound="type[Preprocessor]")
 
 
 @dataclasses.dataclass
 class PreprocessorConfig(YamlConfig):
-    """Base of preprocessors' settings: a dataclass with a class attribute ``name``. Its file is ``{name}_config.yaml``,
-    unless the class attribute ``filename`` says another that ends so.
+    """Base of the settings of preprocessors: a dataclass with a class attribute ``name``.
+
+    Its file is ``{name}_config.yaml``, or the class attribute ``filename``, which must end in ``_config.yaml``.
     """
 
     config_type: ClassVar[str] = "preprocessor"
@@ -34,7 +35,7 @@ class PreprocessorConfig(YamlConfig):
 
 
 class Preprocessor:
-    """Base of preprocessors. One of your own has a config class, ``__call__``, and is registered by its name:
+    """Base of preprocessors. A class of your own has a config class and ``__call__``, and is registered:
 
     >>> @dataclasses.dataclass
     ... class ShoutConfig(PreprocessorConfig):
@@ -48,9 +49,9 @@ class Preprocessor:
     'HELLO!!'
 
     Attributes:
-        config: its settings, a copy of what was given.
-        kind: under which name a `PreprocessorsContainer` has it: "tokenizer", "image_processor",
-            "audio_feature_extractor", "text_normalizer", or "" for another.
+        config: its settings, a copy of the given config.
+        kind: its attribute in a `PreprocessorsContainer`: "tokenizer", "image_processor",
+            "audio_feature_extractor", "text_normalizer", or "" for another kind.
     """
 
     config_class: ClassVar[type[PreprocessorConfig]] = PreprocessorConfig
@@ -65,7 +66,7 @@ class Preprocessor:
         self.config: Any = self.config_class.from_dict({**fields, **overrides})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no __call__: write one that takes inputs to tensors.")
+        raise NotImplementedError(f"{type(self).__name__} has no __call__: define one that converts inputs to tensors.")
 
     def save(self, path: PathLike, subfolder: str = FOLDER) -> Path:
         """Write its files into ``path/preprocessor`` and return that folder. Other files there stay."""
@@ -75,11 +76,11 @@ class Preprocessor:
         return folder
 
     def save_files(self, folder: Path) -> None:
-        """Write what is not in the config, for example a vocabulary. `from_files` reads it again."""
+        """Write data besides the config, for example a vocabulary. `from_files` reads it."""
 
     @classmethod
     def from_files(cls, config: Any, folder: Path) -> Self:
-        """A preprocessor of its config and of what `save_files` wrote."""
+        """A preprocessor from its config and the files of `save_files`."""
         return cls(config)
 
     @classmethod
@@ -88,15 +89,15 @@ class Preprocessor:
     ) -> Any:
         """The preprocessor in a folder here or on the hub, or all of them in a `PreprocessorsContainer`.
 
-        Reads ``subfolder``, or the folder itself where there is none. ``Preprocessor.load`` takes what it finds;
-        called on a class, as ``ImageProcessor.load``, it gives the one that is of this class. ``overrides`` are fields
-        of the config, where there is one preprocessor.
+        Reads ``subfolder``, or the folder itself if there is none. ``Preprocessor.load`` loads all preprocessors;
+        ``ImageProcessor.load`` loads the one of this class. ``overrides`` are fields of the config of the only
+        preprocessor.
 
         Raises:
-            MissingFileError: no such folder, no preprocessor in it, or none of this class.
+            MissingFileError: there is no such folder, or no preprocessor of this class in it.
             ConfigKeyError, ConfigError: a config has unknown keys or names a preprocessor that is not registered.
         """
-        folder = local_folder(path_or_id, files=[f"{subfolder}/*", *_AT_THE_TOP], revision=revision)
+        folder = local_folder(path_or_id, files=[f"{subfolder}/*", *_TOP_LEVEL], revision=revision)
         folder = folder / subfolder if (folder / subfolder).is_dir() else folder
         found = [item for item in _read(folder, overrides) if isinstance(item, cls)]
         if not found:
@@ -108,7 +109,7 @@ class Preprocessor:
         return found[0] if len(found) == 1 else PreprocessorsContainer(found)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str | None = None) -> str:
-        """Upload its files to the repository ``repo_id``, whose address is returned. Other files there stay."""
+        """Upload its files to the repository ``repo_id`` and return its URL. Other files there stay."""
         return _push(self, repo_id, private, commit_message)
 
     def __repr__(self) -> str:
@@ -116,10 +117,10 @@ class Preprocessor:
 
 
 class PreprocessorsContainer(Mapping[str, Preprocessor]):
-    """Several preprocessors of one model, by their names and by kind.
+    """The preprocessors of a model, by name and by kind.
 
-    Mapping from ``config.name`` to preprocessor; ``tokenizer``, ``image_processor``, ``audio_feature_extractor`` and
-    ``text_normalizer`` are the one of that kind, or None.
+    A mapping from ``config.name`` to preprocessor; ``tokenizer``, ``image_processor``, ``audio_feature_extractor`` and
+    ``text_normalizer`` are the preprocessor of that kind, or None.
     """
 
     def __init__(self, preprocessors: "Sequence[Preprocessor] | Mapping[str, Preprocessor]" = ()) -> None:
@@ -129,7 +130,7 @@ class PreprocessorsContainer(Mapping[str, Preprocessor]):
             if not isinstance(item, Preprocessor):
                 raise ConfigTypeError(f"preprocessor: got {type(item).__name__}; each must be a Preprocessor.")
             if item.config.name in self._items:
-                raise ConfigError(f"preprocessor: two of them are named {item.config.name!r}; a model has one of each.")
+                raise ConfigError(f"preprocessor: two have the name {item.config.name!r}; a model has one of each.")
             self._items[item.config.name] = item
 
     @property
@@ -149,13 +150,13 @@ class PreprocessorsContainer(Mapping[str, Preprocessor]):
         return self._of_kind("text_normalizer")
 
     def save(self, path: PathLike, subfolder: str = FOLDER) -> Path:
-        """Write the files of all into ``path/preprocessor`` and return that folder."""
+        """Write the files of all preprocessors into ``path/preprocessor`` and return that folder."""
         for item in self._items.values():
             item.save(path, subfolder)
         return Path(path) / subfolder
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str | None = None) -> str:
-        """As `Preprocessor.push_to_hub`, all of them in one commit."""
+        """As `Preprocessor.push_to_hub`, with one commit for all preprocessors."""
         return _push(self, repo_id, private, commit_message)
 
     def _of_kind(self, kind: str) -> Preprocessor | None:
@@ -185,20 +186,20 @@ _registry: Registry[Preprocessor] = Registry("preprocessor", PreprocessorConfig,
 
 
 def register_preprocessor(name: str, config_class: type[PreprocessorConfig]) -> Callable[[P], P]:
-    """Class decorator: `Preprocessor.load` finds the class by ``name``, which is its config class's ``name`` too."""
+    """Class decorator: `Preprocessor.load` finds the class by ``name``, the ``name`` of its config class."""
     return _registry.decorator(name, config_class)
 
 
 def part_of_kind(preprocessor: Any, kind: str, who: str) -> Any:
-    """The image processor, tokenizer ... among what was given as ``preprocessor``: one, several, or a container.
+    """The part of ``preprocessor`` (one, several, or a container) that has this ``kind``, such as "tokenizer".
 
     Raises:
-        ConfigError: none was given, or it has none of that kind; says what to do. ``who`` is who needs it.
+        ConfigError: there is none; the message says what to do. ``who`` is the class that needs it.
     """
     words = kind.replace("_", " ")
     if preprocessor is None:
         raise ConfigError(
-            f"{who}: needs a preprocessor with {_a(words)}, and has none yet. Pass preprocessor= to "
+            f"{who}: needs a preprocessor with {_a(words)}, and has none. Pass preprocessor= to "
             f"{who}.load or to the Trainer, or set the attribute .preprocessor, for example to Preprocessor.load(path)."
         )
     if getattr(preprocessor, "kind", None) == kind:
@@ -217,7 +218,7 @@ def _a(words: str) -> str:
 
 def _read(folder: Path, overrides: Mapping[str, Any]) -> list[Preprocessor]:
     contents = {path: read_mapping(path) for path in sorted(folder.glob(f"*{_CONFIG_END}"))}
-    # Beside them may lie a model's or a run's settings, and what other libraries keep.
+    # The folder may also hold settings of a model, of a run, or of other libraries.
     ours = {
         path: c
         for path, c in contents.items()
@@ -229,7 +230,7 @@ def _read(folder: Path, overrides: Mapping[str, Any]) -> list[Preprocessor]:
         found.append(tokenizer.from_files(tokenizer.config_class(**overrides), folder))
     if overrides and len(found) > 1:
         raise ConfigError(
-            f"{folder}: {sorted(overrides)} could be meant for each of {[f.config.name for f in found]}; "
+            f"{folder}: {sorted(overrides)} may be fields of each of {[f.config.name for f in found]}; "
             "load one by its class, or set its config afterwards."
         )
     return found

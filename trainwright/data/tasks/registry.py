@@ -1,4 +1,4 @@
-"""Classes of data sets and preprocessors by the name in their settings, so that a folder can say what it is."""
+"""Registries of classes by the ``name`` of their config class, which is stored in the files of a folder."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """What `register_dataset` and its like fill. ``kind`` is the word for its classes in messages.
+    """The registry of `register_dataset` and similar decorators. ``kind`` names its classes in messages.
 
-    ``own`` has the names of our own classes with the modules they are in, which are imported when one is asked for.
+    ``own`` maps the names of built-in classes to their modules, which are imported at the first use.
     """
 
     def __init__(self, kind: str, config_base: type[YamlConfig], own: Mapping[str, str]) -> None:
@@ -23,12 +23,13 @@ class Registry(Generic[T]):
         self._classes: dict[str, type[T]] = {}
 
     def decorator(self, name: str, config_class: type[YamlConfig]) -> Callable[[Any], Any]:
-        """A class decorator that files the class under ``name`` and sets its ``config_class``.
+        """A class decorator that registers the class as ``name`` and sets its ``config_class``.
 
         Defining a class again, as a notebook does, replaces it.
 
         Raises:
-            ConfigTypeError, ConfigError: the settings' class is none, has another name, or another class has the name.
+            ConfigTypeError: ``config_class`` is not a config class.
+            ConfigError: it has another name, or another class is registered under the name.
         """
         where = f"register_{self.kind}({name!r})"
         if not (isinstance(config_class, type) and issubclass(config_class, self._config_base)):
@@ -56,7 +57,7 @@ class Registry(Generic[T]):
         return register
 
     def find(self, name: Any, where: str) -> type[T]:
-        """The class of a name.
+        """The class that is registered under a name.
 
         Raises:
             ConfigKeyError: there is none; the message suggests the nearest name.
@@ -64,14 +65,13 @@ class Registry(Generic[T]):
         self._load(name)
         if name not in self._classes:
             raise ConfigKeyError(
-                f"{where}: no {self.kind} is registered as {name!r}. {did_you_mean(str(name), self._classes)} One of "
-                f"your own is known once the module is imported in which @register_{self.kind}({name!r}, "
-                "config_class=...) stands."
+                f"{where}: no {self.kind} is registered as {name!r}. {did_you_mean(str(name), self._classes)} For a "
+                f"class of your own, import the module with @register_{self.kind}({name!r}, config_class=...) first."
             )
         return self._classes[name]
 
     def __iter__(self) -> Iterator[type[T]]:
-        """All of them, our own first."""
+        """All classes, built-in ones first."""
         for name in self._own:
             self._load(name)
         names = dict.fromkeys([*self._own, *self._classes])

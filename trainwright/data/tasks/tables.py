@@ -1,4 +1,4 @@
-"""Splits of a data set as files of rows: ``train.csv``, ``test.jsonl``, ``train.txt``, or ``train/labels.csv``."""
+"""Splits of a data set as tables: ``train.csv``, ``test.jsonl``, ``train.txt``, or ``train/labels.csv``."""
 
 import csv
 import io
@@ -13,13 +13,13 @@ from trainwright.data.errors import DataError
 
 
 class FileFinder:
-    """Looks for a file beside the table, in the data's folder, and in ``subfolder`` of both.
+    """Finds files in the folder of the table, in the root folder of the data, and in ``subfolder`` of both.
 
-    Each folder is listed once: 100,000 rows of one folder are a single look at the disk.
+    Each folder is listed once, however many rows name a file in it.
     """
 
     def __init__(self, table_folder: Path, root: Path, subfolder: str, *, is_foreign: bool = False) -> None:
-        """``is_foreign``: the table is from an untrusted source and may name no file outside of ``root``."""
+        """``is_foreign``: the table is from an untrusted source and must not name a file outside of ``root``."""
         self._root = os.path.join(os.path.abspath(root), "") if is_foreign else None
         roots = dict.fromkeys(os.path.abspath(folder) for folder in (table_folder, root))
         self._places = [place for base in roots for place in (base, os.path.join(base, subfolder))]
@@ -27,11 +27,11 @@ class FileFinder:
 
     @property
     def places(self) -> str:
-        """Where is looked, for messages."""
+        """The searched folders, for messages."""
         return ", ".join(self._places)
 
     def find(self, name: str) -> str | None:
-        """The absolute path of a file; None if it is nowhere, or no file. Windows' separators are taken, too."""
+        """The absolute path of a file; None if it is not found. Windows' separators are accepted, too."""
         if not name:
             return None
         for spelling in [name, name.replace("\\", "/")] if "\\" in name else [name]:
@@ -55,27 +55,31 @@ class FileFinder:
 
 
 _ENDINGS = (".csv", ".jsonl", ".txt")
-
 _IN_FOLDER = ("labels.csv", "labels.jsonl")
-
-_TEXT_SPLITS = ("train", "validation", "valid", "dev", "eval", "test")  # other texts may be a README
-
+_TEXT_SPLITS = ("train", "validation", "valid", "dev", "eval", "test")  # another text file may be a README
 _DELIMITERS = ",;\t"
-
-_SHOWN = 5
+_SHOWN = 5  # faults that an error lists
 
 
 class Row(dict[str, Any]):
-    """One row, by column. ``where`` is its file and line, for messages."""
+    """A row: values by column. ``where`` is its file and line, for messages."""
 
     where: str = ""
 
+    def at(self, where: str) -> "Row":
+        self.where = where
+        return self
+
+    def with_values(self, **values: Any) -> "Row":
+        """A row of other values from the same place."""
+        return Row(values).at(self.where)
+
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """The file of each split in a folder, by the split's name, sorted.
+    """The file of each split in a folder, by the name of the split, sorted.
 
     Raises:
-        ConfigError: two files are of one split.
+        ConfigError: a split has two files.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -92,10 +96,10 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
-    """Name and file of a split; with None of the only one.
+    """Name and file of a split; of the only split for None.
 
     Raises:
-        MissingFileError, ConfigKeyError, ConfigError: there is none, not this one, or several to choose from.
+        MissingFileError: there is no split. ConfigKeyError: not this one. ConfigError: there are several for None.
     """
     files = split_files(folder)
     if not files:
@@ -106,7 +110,7 @@ def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
         )
     if split is None:
         if len(files) > 1:
-            raise ConfigError(f"{folder}: has the splits {', '.join(files)}; say which with split=.")
+            raise ConfigError(f"{folder}: has the splits {', '.join(files)}; choose one with split=.")
         split = next(iter(files))
     if split not in files:
         raise ConfigKeyError(
@@ -129,7 +133,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_text(path: Path) -> str:
-    """The content of a UTF-8 file, without the mark that spreadsheets put at its beginning."""
+    """The content of a UTF-8 file, without the byte order mark of spreadsheet programs."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -137,7 +141,7 @@ def read_text(path: Path) -> str:
 
 
 def columns_of(path: Path) -> list[str]:
-    """The columns of a file: of its header, or of its first row; of a text ``["text"]``."""
+    """The columns of a file, from its header or its first row; ``["text"]`` for a text file."""
     if path.suffix == ".txt":
         return ["text"]
     if path.suffix == ".jsonl":
@@ -147,22 +151,22 @@ def columns_of(path: Path) -> list[str]:
 
 
 def files_with(folder: Path, columns: Iterable[str]) -> list[Path]:
-    """The files of all splits in a folder that have these columns; others may lie beside them."""
+    """The files of all splits in a folder that have these columns. A folder may contain other files."""
     wanted = set(columns)
     return [path for path in split_files(folder).values() if wanted <= set(columns_of(path))]
 
 
 def text_of(row: Row, column: str) -> str:
-    """A field as text: what is not there is empty, a number of JSON is written out."""
+    """A field as text: "" if it is missing, a number of JSON as its digits."""
     value = row.get(column)
     return "" if value is None else str(value)
 
 
 def check_columns(path: Path, row: Row, wanted: Iterable[str]) -> None:
-    """Hold a file to the columns that a data set needs.
+    """Check that a file has the columns that a data set needs.
 
     Raises:
-        ConfigKeyError: names those that are missing, and those that are there.
+        ConfigKeyError: columns are missing; lists them, and those that the file has.
     """
     faults = [
         f"{path}: has no column {name!r}. {did_you_mean(name, row)} (Its columns: {', '.join(row)}.)"
@@ -174,16 +178,16 @@ def check_columns(path: Path, row: Row, wanted: Iterable[str]) -> None:
 
 
 def raise_faults(faults: Sequence[str], total: int) -> None:
-    """One error of all faults of ``total`` rows; the first ones are shown.
+    """Raise one error about all faults of ``total`` rows; it lists the first ones.
 
     Raises:
-        DataError: there are any.
+        DataError: ``faults`` is not empty.
     """
     if not faults:
         return
     rest = f"\n... and {len(faults) - _SHOWN} more." if len(faults) > _SHOWN else ""
     shown = "\n".join(faults[:_SHOWN])
-    raise DataError(f"{shown}{rest}\n{len(faults)} of {total} rows cannot be used: mend them, or take them out.")
+    raise DataError(f"{shown}{rest}\n{len(faults)} of {total} rows cannot be used: fix or remove them.")
 
 
 def _csv(path: Path, text: str) -> list[Row]:
@@ -201,9 +205,9 @@ def _csv(path: Path, text: str) -> list[Row]:
                 raise DataError(
                     f"{path}, line {start}: has {len(fields)} fields; the header has {len(header)} "
                     f"({', '.join(header)}). "
-                    'A field with a comma in it stands in quotes: "a, b".'
+                    'Quote a field that contains a comma: "a, b".'
                 )
-            rows.append(_row(zip(header, fields, strict=True), path, start))
+            rows.append(Row(zip(header, fields, strict=True)).at(f"{path}, line {start}"))
     except csv.Error as error:
         raise DataError(f"{path}, line {line}: not valid as CSV: {error}") from error
     return rows
@@ -219,16 +223,12 @@ def _jsonl(path: Path, text: str) -> list[Row]:
         except ValueError as error:
             raise DataError(f"{path}, line {number}: not valid JSON: {error}") from error
         if not isinstance(content, dict):
-            raise DataError(f'{path}, line {number}: each line is an object, {{"column": value, ...}}; got {line[:60]}')
-        rows.append(_row(content.items(), path, number))
+            raise DataError(
+                f'{path}, line {number}: each line must be an object, {{"column": value, ...}}; got {line[:60]}'
+            )
+        rows.append(Row(content).at(f"{path}, line {number}"))
     return rows
 
 
-def _row(items: Iterable[tuple[str, Any]], path: Path, line: int) -> Row:
-    row = Row(items)
-    row.where = f"{path}, line {line}"
-    return row
-
-
 def _delimiter(header: str) -> str:
-    return max(_DELIMITERS, key=header.count)  # the comma, where there is none of them
+    return max(_DELIMITERS, key=header.count)  # the comma if the header has none of them

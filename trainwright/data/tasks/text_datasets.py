@@ -6,19 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.tasks import labels as char_labels
+from trainwright.data.tasks import labels
 from trainwright.data.tasks.collators import (
     IGNORED,
     SequenceLabelingDataCollator,
     TextGenerationDataCollator,
     TextPaddingDataCollator,
 )
-from trainwright.data.tasks.dataset import Dataset, DatasetConfig, register_dataset
-from trainwright.data.tasks.tables import Row, check_columns, files_with, raise_faults, read_rows, read_text
+from trainwright.data.tasks.dataset import DatasetConfig, LabeledDatasetConfig, TableDataset, register_dataset
+from trainwright.data.tasks.tables import Row, read_text
 from trainwright.data.tasks.tokenizer import check_max_length
 
+_NO_LIMIT = 2**31 - 1
 
-class TextDataset(Dataset):
+
+class TextDataset(TableDataset):
     """Base of data sets whose samples are made by the preprocessor's tokenizer, and its text normalizer, if any."""
 
     def connect(self) -> None:
@@ -27,32 +29,25 @@ class TextDataset(Dataset):
             self.data_collator.tokenizer = self.part("tokenizer")
 
     def normalized(self, text: str) -> str:
-        """The text as the preprocessor's text normalizer, if it has one, makes it."""
+        """The text after the preprocessor's text normalizer, if it has one."""
         normalizer = getattr(self.preprocessor, "text_normalizer", None)
         return text if normalizer is None else str(normalizer(text))
 
 
 @dataclass
-class TextClassificationDatasetConfig(DatasetConfig):
-    """What a `TextClassificationDataset` reads.
+class TextClassificationDatasetConfig(LabeledDatasetConfig):
+    """Settings of a `TextClassificationDataset`.
 
     Fields:
         id2label: the classes by id; None takes those of all splits, sorted.
-        max_length: longer texts are cut behind so many tokens; None leaves that to the tokenizer.
+        max_length: longer texts are truncated to this number of tokens; None means the tokenizer's.
         text_field, label_field: names of the columns.
     """
 
     name = "text_classification"
 
-    id2label: Any = None
-    max_length: int | None = None
     text_field: str = "text"
     label_field: str = "label"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.id2label = char_labels.checked_labels(self.id2label, type(self).__name__)
-        check_max_length(self)
 
 
 @register_dataset("text_classification", config_class=TextClassificationDatasetConfig)
@@ -63,62 +58,46 @@ class TextClassificationDataset(TextDataset):
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         super().__init__(config, split, preprocessor, **overrides)
-        self._label2id = {label: number for number, label in self.config.id2label.items()}
         self.data_collator = TextPaddingDataCollator()
         self.connect()
-
-    def _load(self, split: str | None) -> list[Row]:
-        path = self.split_file(split)
-        config = self.config
-        rows = read_rows(path)
-        check_columns(path, rows[0], [config.text_field, config.label_field])
-        if config.id2label is None:
-            files = files_with(self.folder(), [config.text_field, config.label_field])
-            config.id2label = classes_of(row.get(config.label_field) for file in files for row in read_rows(file))
-        label2id = {label: number for number, label in config.id2label.items()}
-        faults, found = [], []
-        for row in rows:
-            text, label = row.get(config.text_field), row.get(config.label_field)
-            if not isinstance(text, str) or not text.strip():
-                faults.append(f"{row.where}: the text is {'empty' if not text else repr(text)}")
-            elif char_labels.id_of(label, label2id) is None:
-                faults.append(f"{row.where}: {char_labels.unknown_label(label, label2id)}")
-            found.append(_row(row, text=text, label=label))
-        raise_faults(faults, len(rows))
-        return found
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.row(index)
         text = self.normalized(row["text"])
         token_ids = self.part("tokenizer").encode(text, max_length=self.config.max_length)
-        return {"token_ids": token_ids, "labels": char_labels.id_of(row["label"], self._label2id)}
+        return {"token_ids": token_ids, "labels": labels.id_of(row["label"], self._label2id)}
+
+    def _columns(self, row: Row) -> dict[str, str]:
+        return {"text": self.config.text_field, "label": self.config.label_field}
+
+    def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
+        return labels.classes_of(row["label"] for row in rows)
+
+    def _fault(self, row: Row) -> str | None:
+        text, label = row["text"], row["label"]
+        if not isinstance(text, str) or not text.strip():
+            return f"the text is {'empty' if not text else repr(text)}"
+        return labels.unknown_label(label, self._label2id) if labels.id_of(label, self._label2id) is None else None
 
 
 @dataclass
-class SequenceLabelingDatasetConfig(DatasetConfig):
-    """What a `SequenceLabelingDataset` reads.
+class SequenceLabelingDatasetConfig(LabeledDatasetConfig):
+    """Settings of a `SequenceLabelingDataset`.
 
     Fields:
         id2label: the labels of tokens by id; None takes those of all splits, sorted.
-        max_length: longer texts are cut behind so many tokens; None leaves that to the tokenizer.
-        label_all_tokens: every piece of a word has its label; else the first piece alone, the others have -100.
-        is_iob_schema: whether labels are "O", "B-...", "I-..."; None looks at them.
-        tokens_field, tags_field: names of the columns; tags are looked for under "labels" and "tags".
+        max_length: longer texts are truncated to this number of tokens; None means the tokenizer's.
+        label_all_tokens: every piece of a word has its label; otherwise only the first piece, the others have -100.
+        is_iob_schema: whether labels are "O", "B-...", "I-..."; None infers it from the labels.
+        tokens_field, tags_field: names of the columns; None finds the tags under "labels" or "tags".
     """
 
     name = "sequence_labeling"
 
-    id2label: Any = None
-    max_length: int | None = None
     label_all_tokens: bool = False
     is_iob_schema: bool | None = None
     tokens_field: str = "tokens"
     tags_field: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.id2label = char_labels.checked_labels(self.id2label, type(self).__name__)
-        check_max_length(self)
 
 
 @register_dataset("sequence_labeling", config_class=SequenceLabelingDatasetConfig)
@@ -132,80 +111,52 @@ class SequenceLabelingDataset(TextDataset):
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         super().__init__(config, split, preprocessor, **overrides)
-        self._label2id = {label: number for number, label in self.config.id2label.items()}
+        if self.config.is_iob_schema is None:
+            self.config.is_iob_schema = all(label == "O" or label[:2] in ("B-", "I-") for label in self._label2id)
         self.data_collator = SequenceLabelingDataCollator()
         self.connect()
-
-    def _load(self, split: str | None) -> list[Row]:
-        path = self.split_file(split)
-        config = self.config
-        rows = read_rows(path)
-        tags_field = config.tags_field or ("tags" if "tags" in rows[0] and "labels" not in rows[0] else "labels")
-        check_columns(path, rows[0], [config.tokens_field, tags_field])
-        if config.id2label is None:
-            files = files_with(self.folder(), [config.tokens_field, tags_field])
-            config.id2label = classes_of(
-                tag for file in files for row in read_rows(file) for tag in row.get(tags_field, [])
-            )
-        if config.is_iob_schema is None:
-            config.is_iob_schema = all(label == "O" or label[:2] in ("B-", "I-") for label in config.id2label.values())
-        label2id = {label: number for number, label in config.id2label.items()}
-        found = [_row(row, tokens=row.get(config.tokens_field), labels=row.get(tags_field)) for row in rows]
-        faults = [f"{row.where}: {fault}" for row in found if (fault := _labeling_fault(row, label2id))]
-        raise_faults(faults, len(rows))
-        return found
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.row(index)
         words = [self.normalized(token) for token in row["tokens"]]
         token_ids, numbers = self.part("tokenizer").encode_words(words, max_length=self.config.max_length)
-        word_labels = [char_labels.id_of(label, self._label2id) for label in row["labels"]]
-        labels, before = [], None
+        word_labels = [labels.id_of(label, self._label2id) for label in row["labels"]]
+        token_labels, before = [], None
         for number in numbers:
             is_labeled = number is not None and (number != before or self.config.label_all_tokens)
-            labels.append(word_labels[number] if is_labeled else IGNORED)
+            token_labels.append(word_labels[number] if is_labeled else IGNORED)
             before = number
-        return {"token_ids": token_ids, "labels": labels}
+        return {"token_ids": token_ids, "labels": token_labels}
 
+    def _columns(self, row: Row) -> dict[str, str]:
+        tags_field = self.config.tags_field or ("tags" if "tags" in row and "labels" not in row else "labels")
+        return {"tokens": self.config.tokens_field, "labels": tags_field}
 
-def classes_of(labels: Iterable[Any]) -> dict[int, str]:
-    """``id2label`` of all labels, sorted: as numbers if all are whole numbers, else as texts."""
-    found = {str(label) for label in labels if label is not None}
-    are_numbers = all(label.isdecimal() for label in found)
-    return dict(enumerate(sorted(found, key=int if are_numbers else str)))
+    def _id2label(self, rows: Iterable[Row]) -> dict[int, str]:
+        return labels.classes_of(tag for row in rows for tag in row["labels"] or ())
 
-
-def _labeling_fault(row: Row, label2id: dict[str, int]) -> str | None:
-    tokens, labels = row["tokens"], row["labels"]
-    if not (isinstance(tokens, list) and isinstance(labels, list) and tokens):
-        return "tokens and labels must be lists, with at least one token (in JSON lines, not in CSV)"
-    if not all(isinstance(token, str) for token in tokens):
-        return "each token must be text"
-    if len(tokens) != len(labels):
-        return f"has {len(tokens)} tokens and {len(labels)} labels"
-    unknown = next((label for label in labels if char_labels.id_of(label, label2id) is None), None)
-    return None if unknown is None else char_labels.unknown_label(unknown, label2id)
-
-
-def _row(source: Row, **values: Any) -> Row:
-    row = Row(values)
-    row.where = source.where
-    return row
-
-
-_WHOLE = 2**31 - 1
+    def _fault(self, row: Row) -> str | None:
+        tokens, tags = row["tokens"], row["labels"]
+        if not (isinstance(tokens, list) and isinstance(tags, list) and tokens):
+            return "tokens and labels must be lists, with at least one token (in JSON lines, not in CSV)"
+        if not all(isinstance(token, str) for token in tokens):
+            return "each token must be text"
+        if len(tokens) != len(tags):
+            return f"has {len(tokens)} tokens and {len(tags)} labels"
+        unknown = next((label for label in tags if labels.id_of(label, self._label2id) is None), None)
+        return None if unknown is None else labels.unknown_label(unknown, self._label2id)
 
 
 @dataclass
 class TextGenerationDatasetConfig(DatasetConfig):
-    """What a `TextGenerationDataset` reads.
+    """Settings of a `TextGenerationDataset`.
 
     Fields:
-        max_length: most tokens of a sample; None leaves that to the tokenizer.
-        source_field, target_field: names of the columns of a source and the answer to it.
+        max_length: the largest number of tokens of a sample; None means the tokenizer's.
+        source_field, target_field: names of the columns of a source and its target.
         text_field: name of the column of plain texts, for files without these two.
         separator: stands between source and target; a prompt ends with it.
-        block_size: a ``.txt`` file is cut into samples of so many characters.
+        block_size: a ``.txt`` file is cut into samples of this number of characters.
     """
 
     name = "text_generation"
@@ -230,9 +181,9 @@ class TextGenerationDatasetConfig(DatasetConfig):
 class TextGenerationDataset(TextDataset):
     """Samples ``{"token_ids": (L,), "labels": (L,)}`` for a model that predicts each token from those before it.
 
-    The labels are the tokens themselves, not shifted. Of rows ``{"source", "target"}`` source and separator are the
-    prompt, with labels -100; of rows ``{"text"}`` only a begin token is. A text ends with ``eos_token``, if there
-    is one. What is longer than ``max_length`` loses the end of its source first.
+    The labels are the tokens themselves, not shifted. In rows ``{"source", "target"}``, source and separator are the
+    prompt, with labels -100; in rows ``{"text"}`` only a begin token is. A text ends with ``eos_token``, if there is
+    one. If a sample is longer than ``max_length``, the end of its source is removed first.
     """
 
     known_by = (("source", "target"), ("text",))
@@ -241,27 +192,6 @@ class TextGenerationDataset(TextDataset):
         super().__init__(config, split, preprocessor, **overrides)
         self.data_collator = TextGenerationDataCollator()
         self.connect()
-
-    def _load(self, split: str | None) -> list[Row]:
-        path = self.split_file(split)
-        if path.suffix == ".txt":
-            return _blocks(path, self.config.block_size)
-        config = self.config
-        rows = read_rows(path)
-        has_pairs = config.source_field in rows[0] or config.target_field in rows[0]
-        names = (
-            {"source": config.source_field, "target": config.target_field} if has_pairs else {"text": config.text_field}
-        )
-        check_columns(path, rows[0], names.values())
-        found, faults = [], []
-        for row in rows:
-            kept = Row({name: row.get(field) for name, field in names.items()})
-            kept.where = row.where
-            wrong = [names[name] for name, text in kept.items() if not isinstance(text, str) or not text]
-            faults += [f"{row.where}: {', '.join(wrong)} must be text, and not empty"] if wrong else []
-            found.append(kept)
-        raise_faults(faults, len(rows))
-        return found
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.row(index)
@@ -280,17 +210,33 @@ class TextGenerationDataset(TextDataset):
         begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
 
         def ids(text: str) -> list[int]:
-            # Whole, whatever the tokenizer's own max_length is: what is cut is decided by the caller.
-            found: list[int] = tokenizer.encode(self.normalized(text), max_length=_WHOLE, add_special_tokens=False)
+            # All of them, whatever the tokenizer's own max_length is: the caller truncates.
+            found: list[int] = tokenizer.encode(self.normalized(text), max_length=_NO_LIMIT, add_special_tokens=False)
             return found
 
         if "text" in row:
             return begin, [], [], ids(row["text"])
-        return begin, ids(row["source"]), ids_of_separator(tokenizer, self.config.separator), ids(row["target"])
+        return begin, ids(row["source"]), _separator_ids(tokenizer, self.config.separator), ids(row["target"])
+
+    def _load(self, split: str | None) -> list[Row]:
+        path = self.split_file(split)
+        return _blocks(path, self.config.block_size) if path.suffix == ".txt" else self._load_table(path)
+
+    def _columns(self, row: Row) -> dict[str, str]:
+        config = self.config
+        if config.source_field in row or config.target_field in row:
+            return {"source": config.source_field, "target": config.target_field}
+        return {"text": config.text_field}
+
+    def _fault(self, row: Row) -> str | None:
+        wrong = [
+            getattr(self.config, f"{name}_field") for name, text in row.items() if not isinstance(text, str) or not text
+        ]
+        return f"{', '.join(wrong)} must be text, and not empty" if wrong else None
 
 
-def ids_of_separator(tokenizer: Any, separator: str) -> list[int]:
-    """The separator's tokens: itself, where it is one of the vocabulary, as a special token is."""
+def _separator_ids(tokenizer: Any, separator: str) -> list[int]:
+    """The tokens of the separator. One that is a token of the vocabulary, such as a special token, is one token."""
     if not separator:
         return []
     own = tokenizer.token_id(separator)
@@ -301,9 +247,4 @@ def ids_of_separator(tokenizer: Any, separator: str) -> list[int]:
 def _blocks(path: Path, size: int) -> list[Row]:
     text = read_text(path)
     starts = range(0, len(text), size)
-    rows = []
-    for start in starts:
-        row = Row(text=text[start : start + size])
-        row.where = f"{path}, from character {start}"
-        rows.append(row)
-    return rows
+    return [Row(text=text[start : start + size]).at(f"{path}, from character {start}") for start in starts]

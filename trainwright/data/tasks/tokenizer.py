@@ -1,7 +1,7 @@
-"""Tokenizers: texts to the ids of their tokens, and back, with the package tokenizers. `TextNormalizer` comes before.
+"""Tokenizers, an adapter to the package tokenizers, and `TextNormalizer`.
 
-`TextTokenizer` splits into words, characters or bytes; `HFTokenizer` is one that the tokenizers library, or
-transformers, has trained. Both are used alike.
+`TextTokenizer` splits into words, characters or bytes; `HFTokenizer` wraps a tokenizer of the tokenizers library or of
+transformers. Both have the same methods.
 """
 
 import collections
@@ -21,16 +21,11 @@ from trainwright.data.tasks.collators import pad, pad_mask
 from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
 VOCABULARY = "vocabulary.json"
-
 _FILE = "tokenizer.json"
-
-_SETTINGS = "tokenizer_config.json"  # transformers' own
-
+_SETTINGS = "tokenizer_config.json"  # of transformers
 _LEVELS = ("word", "char", "byte")
-
-# Python's \w+|[^\w\s] in the terms of the library, whose \w takes combining marks as well.
+# Python's \w+|[^\w\s] in the library's syntax, whose \w takes combining marks as well.
 _WORDS = r"[\p{L}\p{N}_]+|[^\p{L}\p{N}_\s\x{1c}-\x{1f}]"
-
 # Names of special tokens in transformers, and their usual texts.
 _USUAL = {
     "pad_token": (["pad_token"], ["[PAD]", "<pad>", "<|padding|>", "<|endoftext|>"]),
@@ -42,9 +37,12 @@ _USUAL = {
 
 @dataclasses.dataclass
 class TokenizerConfig(PreprocessorConfig):
-    """What all tokenizers have: ``max_length``, in tokens with the special ones, cuts longer texts; None never cuts.
+    """Settings of all tokenizers.
 
-    The special tokens' texts: ``bos_token`` begins a text (it is BERT's [CLS]), ``eos_token`` ends it.
+    Fields:
+        max_length: longer texts are truncated to this number of tokens, special ones included; None never truncates.
+        pad_token, unk_token, bos_token, eos_token: the special tokens. ``bos_token`` begins a text (BERT's [CLS]),
+            ``eos_token`` ends it.
     """
 
     filename = "tokenizer_config.yaml"
@@ -80,8 +78,8 @@ class Tokenizer(Preprocessor):
         """Ids of one text or several: B lists, or with ``return_tensors="torch"`` int64 (B, L), padded on the right.
 
         Args:
-            max_length: cut behind so many tokens; None means the config's.
-            add_special_tokens: begin with ``bos_token`` and end with ``eos_token``, where there are any.
+            max_length: truncate to this number of tokens; None means the config's.
+            add_special_tokens: begin with ``bos_token`` and end with ``eos_token``, if they exist.
         """
         rows = [
             self.encode(text, max_length=max_length, add_special_tokens=add_special_tokens)
@@ -101,12 +99,12 @@ class Tokenizer(Preprocessor):
     def encode_words(
         self, words: Sequence[str], *, max_length: int | None = None
     ) -> tuple[list[int], list[int | None]]:
-        """The ids of a text that is split already, and for each id the index of its word (None: a special token)."""
+        """The ids of a text that is already split into words, and the word index of each id (None: a special token)."""
         encoding = self._encoding(list(words), max_length, True)
         return encoding.ids, encoding.word_ids
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> list[str]:
-        """The texts of ids (B, L), or of one text's (L,). Negative ids, the padding of labels, are left out."""
+        """The texts of ids (B, L) or (L,). Negative ids, the padding of labels, are ignored."""
         rows = ids.tolist() if isinstance(ids, Tensor) else list(ids)
         is_one = not rows or not hasattr(rows[0], "__iter__")
         kept = [[int(number) for number in row if number >= 0] for row in ([rows] if is_one else rows)]
@@ -122,13 +120,13 @@ class Tokenizer(Preprocessor):
 
     @property
     def vocab_size(self) -> int:
-        """Ids are 0 to this, without it."""
+        """The number of ids; they begin at 0."""
         size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         return size
 
     @property
     def pad_token_id(self) -> int:
-        """The id that pads shorter texts; 0 if there is no padding token (the attention mask marks the padding)."""
+        """The id of padding; 0 if there is no padding token (the attention mask marks the padding)."""
         return self.token_id(self.config.pad_token) or 0
 
     @property
@@ -147,7 +145,7 @@ class Tokenizer(Preprocessor):
         return f"{type(self).__name__}({self.config!r}, <vocabulary of {self.vocab_size}>)"
 
     def _limit(self, max_length: int | None, num_special: int) -> int | None:
-        """The number of tokens that fit beside the special ones; None: all."""
+        """The largest number of tokens without the special ones; None: no limit."""
         limit = self.config.max_length if max_length is None else max_length
         return None if limit is None else max(0, limit - num_special)
 
@@ -163,13 +161,13 @@ class Tokenizer(Preprocessor):
 
 @dataclasses.dataclass
 class TextTokenizerConfig(TokenizerConfig):
-    """How texts are split.
+    """Settings of a `TextTokenizer`.
 
     Fields:
-        level: "word" (words and single signs; white space is lost), "char" (code points) or "byte" (of UTF-8).
-        lowercase: small letters only.
-        add_bos, add_eos: whether texts begin with ``bos_token`` and end with ``eos_token``. A prompt that is to be
-            gone on with must not end: ``add_eos=False`` for text generation, whose data set ends its texts itself.
+        level: "word" (words and punctuation marks; white space is lost), "char" (code points) or "byte" (of UTF-8).
+        lowercase: convert texts to lower case.
+        add_bos, add_eos: whether texts begin with ``bos_token`` and end with ``eos_token``. Use ``add_eos=False`` for
+            text generation: a prompt must not end, and the data set adds the end to its texts.
     """
 
     name = "text_tokenizer"
@@ -191,7 +189,7 @@ class TextTokenizerConfig(TokenizerConfig):
 
 @register_preprocessor("text_tokenizer", config_class=TextTokenizerConfig)
 class TextTokenizer(Tokenizer):
-    """Words, characters or bytes. The special tokens come first: padding has id 0, then unknown, begin, end.
+    """Splits texts into words, characters or bytes. The first ids are special tokens: padding (0), unknown, begin, end.
 
     >>> tokenizer = TextTokenizer.train(["to be or not to be"], level="word")
     >>> tokenizer("to be", return_tensors="torch")["token_ids"]
@@ -206,7 +204,7 @@ class TextTokenizer(Tokenizer):
         super().__init__(config, **overrides)
         level = self.config.level
         if level == "byte" and vocabulary:
-            raise ConfigError("TextTokenizer: bytes need no vocabulary.")
+            raise ConfigError("TextTokenizer: level='byte' takes no vocabulary.")
         self.vocabulary = list(vocabulary)
         self._special = list(dict.fromkeys(getattr(self.config, name) for name in _USUAL))
         tokens = [*self._special, *(_byte_characters() if level == "byte" else self.vocabulary)]
@@ -224,12 +222,12 @@ class TextTokenizer(Tokenizer):
         min_frequency: int = 1,
         **fields: Any,
     ) -> Self:
-        """A tokenizer whose vocabulary is the tokens of ``texts``, the most frequent first, ties by code points.
+        """A tokenizer with the tokens of ``texts`` as its vocabulary: the most frequent first, ties by code points.
 
         Args:
-            texts: strings, or lists of words, for texts that `encode_words` will encode.
-            vocab_size: the largest vocabulary, special tokens included; None means no limit.
-            min_frequency: tokens that occur less often are left out.
+            texts: strings, or lists of words for `encode_words`.
+            vocab_size: the largest size of the vocabulary, special tokens included; None means no limit.
+            min_frequency: less frequent tokens are left out.
             fields: of `TextTokenizerConfig`, for example ``level="char"``.
         """
         empty = cls(TextTokenizerConfig(**fields))
@@ -242,7 +240,7 @@ class TextTokenizer(Tokenizer):
         return cls(empty.config, often[:room])
 
     def split(self, text: str) -> list[str]:
-        """The tokens of a text, known or not; of level "byte" the bytes as characters."""
+        """The tokens of a text, known or unknown. For level "byte": each byte as a character."""
         text = self._checked(text)
         if self.config.level == "word":
             return [token for token, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
@@ -279,14 +277,14 @@ class TextTokenizer(Tokenizer):
 
     def _checked(self, text: str) -> str:
         if not isinstance(text, str):
-            raise ConfigTypeError(f"TextTokenizer: got {type(text).__name__}; it must be a text.")
-        # Python's lower: the library's knows no final sigma.
+            raise ConfigTypeError(f"TextTokenizer: got {type(text).__name__}; it must be a string.")
+        # Python's lower: that of the library does not handle the final sigma.
         return text.lower() if self.config.lowercase else text
 
     def _tokens(self, text: str | Sequence[str]) -> list[str]:
-        """The tokens of a text, or of one that is split into words already, which stay as they are."""
+        """The tokens of a text, or of a list of words, which are not split further."""
         if not isinstance(text, list | tuple):
-            return self.split(text)  # type: ignore[arg-type]  # refuses what is no text
+            return self.split(text)  # type: ignore[arg-type]  # raises for other types
         words = [self._checked(word) for word in text if word]
         return words if self.config.level == "word" else [token for word in words for token in self.split(word)]
 
@@ -312,16 +310,19 @@ class TextTokenizer(Tokenizer):
 
 @dataclasses.dataclass
 class HFTokenizerConfig(TokenizerConfig):
-    """Special tokens that are None are those of transformers' ``tokenizer_config.json``, or the usual ones."""
+    """Settings of an `HFTokenizer`.
+
+    Special tokens that are None are taken from transformers' ``tokenizer_config.json``, or are the usual ones.
+    """
 
     name = "hf_tokenizer"
 
 
 @register_preprocessor("hf_tokenizer", config_class=HFTokenizerConfig)
 class HFTokenizer(Tokenizer):
-    """A `tokenizers.Tokenizer`, used as all tokenizers here. ``tokenizer`` may be a transformers' fast one as well.
+    """Wraps a `tokenizers.Tokenizer` or a fast tokenizer of transformers.
 
-    Which special tokens begin and end a text is the tokenizer's own affair (its post-processor).
+    The tokenizer itself (its post-processor) decides which special tokens begin and end a text.
     """
 
     def __init__(self, config: HFTokenizerConfig | None = None, tokenizer: Any = None, **overrides: Any) -> None:
@@ -329,7 +330,7 @@ class HFTokenizer(Tokenizer):
             raise ConfigError("HFTokenizer: tokenizer= is missing; HFTokenizer.from_file('tokenizer.json') reads one.")
         super().__init__(config, **overrides)
         inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        # A copy: lengths are this class's business, and the caller's keeps its own settings.
+        # A copy: this class pads and truncates, and the caller's tokenizer keeps its settings.
         self._tokenizer: Any = type(inner).from_str(inner.to_str())
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -364,11 +365,11 @@ def _read(path: Path) -> Any:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library's own, which is a plain Exception
-        raise ConfigError(f"{path}: is no file of the tokenizers library: {error}") from error
+        raise ConfigError(f"{path}: is not a file of the tokenizers library: {error}") from error
 
 
 def _special_tokens(path: Path) -> dict[str, str]:
-    """Names and texts of special tokens in transformers' settings; a token may be a mapping with its ``content``."""
+    """Names and texts of special tokens in transformers' settings; a token may be a mapping with a ``content``."""
     settings = _read_json(path) or {}
     tokens = {
         name: v.get("content") if isinstance(v, dict) else v for name, v in settings.items() if name.endswith("_token")
@@ -385,12 +386,12 @@ def _library() -> Any:
 
 
 def _tokenizer_of(level: str, ids: dict[str, int], unk_token: str) -> Any:
-    """A tokenizer that looks tokens up. It knows no special ones: their spelling within a text is text."""
+    """A tokenizer of a vocabulary, without special tokens: a text that is spelled like one stays text."""
     library = _library()
     if level == "word":
         tokenizer = library.Tokenizer(library.models.WordLevel(ids, unk_token))
         tokenizer.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(_WORDS), "removed", invert=True)
-    else:  # byte pairs without merges are characters
+    else:  # byte pair encoding without merges gives characters
         tokenizer = library.Tokenizer(library.models.BPE(ids, [], unk_token=unk_token))
         tokenizer.decoder = library.decoders.Fuse()
     if level == "byte":
@@ -400,7 +401,7 @@ def _tokenizer_of(level: str, ids: dict[str, int], unk_token: str) -> Any:
 
 
 def _byte_characters() -> list[str]:
-    """The characters that stand for bytes 0 to 255 in the library: printable ones themselves, others from U+0100 on."""
+    """The library's characters for bytes 0 to 255: printable ones themselves, others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -417,7 +418,7 @@ def _read_json(path: Path) -> Any:
 
 
 def check_max_length(config: Any) -> None:
-    """Hold ``max_length`` to a whole number >= 1, or None."""
+    """Check that ``max_length`` is a whole number >= 1, or None."""
     value = config.max_length
     if value is not None and (type(value) is not int or value < 1):
         raise ConfigError(
@@ -430,13 +431,13 @@ _FORMS = ("NFC", "NFD", "NFKC", "NFKD", "")
 
 @dataclasses.dataclass
 class TextNormalizerConfig(PreprocessorConfig):
-    """What is done to a text, in this order.
+    """Settings of a `TextNormalizer`: what is done to a text, in this order.
 
     Fields:
         form: Unicode's normal form: "NFKC" (default), "NFC", "NFD", "NFKD", or "" for none.
-        replace_patterns: pairs of a regular expression and its replacement, one after the other.
-        lowercase: small letters only.
-        collapse_spaces: each run of white space becomes one space; none at the ends.
+        replace_patterns: pairs of a regular expression and its replacement, applied in order.
+        lowercase: convert to lower case.
+        collapse_spaces: each run of white space becomes one space; white space at both ends is removed.
     """
 
     name = "text_normalizer"
@@ -464,7 +465,8 @@ class TextNormalizerConfig(PreprocessorConfig):
 
 @register_preprocessor("text_normalizer", config_class=TextNormalizerConfig)
 class TextNormalizer(Preprocessor):
-    """
+    """Gives texts that look the same one spelling.
+
     >>> TextNormalizer()("ﬁne   ①")
     'fine 1'
     """
