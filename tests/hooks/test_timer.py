@@ -19,8 +19,10 @@ from trainwright.config import LazyCall, get_config
 from trainwright.data import build_image_train_loader
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
 from trainwright.engine.run_facts import facts_of_files
+from trainwright.events import PhaseTimes
+from trainwright.events.phases import importing
 from trainwright.hooks import CallbackHook, EvalHook, HookBase, IterationTimer, PeriodicCheckpointer
-from trainwright.hooks.advice import Facts, SettingNames
+from trainwright.hooks.timer import Facts, SettingNames, advice, duration, percent, shares_of
 
 
 class Clock:
@@ -309,3 +311,162 @@ def test_what_the_first_iteration_imports_is_blamed_on_nothing(caplog: pytest.Lo
     trained, times = [record.getMessage() for record in caplog.records]
     assert "(50 ms each, after a first one of 5.05 s)" in trained
     assert times == "Time: forward 100 %."
+
+
+@pytest.mark.usefixtures("clock")
+def test_packages_that_an_evaluation_loads_are_imports_and_not_the_evaluation(caplog: pytest.LogCaptureFixture) -> None:
+    def evaluate() -> dict[str, float]:
+        spend(0.1)
+        if trainer.phases.imports == 0:
+            with importing(), importing():  # a package that loads another one
+                spend(3.0)
+        return {"acc": 1.0}
+
+    trainer = eager(forward_s=0.05)
+    trainer.register_hooks([IterationTimer(), EvalHook(20, evaluate)])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 61)
+    assert trainer.phases.imports == about(3.0)
+    assert trainer.phases.evaluation == about(0.4)
+    _, times = [record.getMessage() for record in caplog.records]  # no advice
+    assert times == "Time: forward 48 %, evaluation 5 %, imports 48 %."
+
+
+NAMES = SettingNames(
+    workers="dataloader_num_workers",
+    no_workers="dataloader_num_workers=0",
+    collate="data_collator=same",
+    save="save_steps",
+    asynchronous="asynchronous=True",
+    evaluate="eval_steps",
+    profile="profile=True",
+)
+# A training of 100 s and 10,000 iterations of 10 ms in which nothing stands out.
+WELL = {"data": 4.0, "forward": 36.0, "backward": 48.0, "optimizer": 8.0, "hooks": 4.0}
+
+
+def advice_for(
+    seconds: float = 100.0, iterations: int = 10_000, facts: dict[str, Any] | None = None, **phases: float
+) -> str:
+    """The advice for some seconds in each phase, "" for none."""
+    times = PhaseTimes(**{**WELL, **phases})
+    own = {"iterations": iterations, "num_workers": 0, "num_cpus": 4, "names": NAMES, **(facts or {})}
+    return advice(shares_of(times, seconds), seconds, Facts(**own)) or ""
+
+
+def test_no_advice_where_all_is_well() -> None:
+    assert advice_for() == ""
+
+
+@pytest.mark.parametrize(("seconds", "iterations"), [(1.9, 10_000), (100.0, 49)])
+def test_no_advice_for_a_short_run(seconds: float, iterations: int) -> None:
+    scale = seconds / 100
+    phases = {name: value * scale for name, value in {**WELL, "data": 64.0, "forward": 10.0, "backward": 14.0}.items()}
+    assert advice_for(seconds, iterations, **phases) == ""
+    assert advice_for(data=64.0, forward=10.0, backward=14.0) != ""
+
+
+def test_slow_samples_are_read_by_workers() -> None:
+    line = advice_for(data=60.0, forward=10.0, backward=18.0)
+    assert line.startswith("Waiting for data takes 60 % of the time")
+    assert "dataloader_num_workers" in line
+    assert "__getitems__" in line
+    assert "__getitems__" not in advice_for(data=60.0, forward=10.0, backward=20.0, facts={"reads_batches": True})
+
+
+def test_quick_samples_are_read_by_whole_batches_and_not_by_workers() -> None:
+    quick = {"iterations": 1_000_000, "data": 60.0, "forward": 10.0, "backward": 20.0}
+    line = advice_for(**quick)  # type: ignore[arg-type]
+    assert line.index("ColumnDataset") < line.index("__getitems__ returns the complete batch, with data_collator=same")
+    assert "num_workers" not in line
+    assert "data" not in advice_for(**quick, facts={"reads_batches": True})  # type: ignore[arg-type]
+
+
+def test_with_workers_there_it_is_more_of_them_up_to_the_number_of_cpus() -> None:
+    slow = {"data": 60.0, "forward": 10.0, "backward": 20.0}
+    assert "with 2 workers for 4 CPUs: raise dataloader_num_workers" in advice_for(**slow, facts={"num_workers": 2})  # type: ignore[arg-type]
+    assert "prepare samples once" in advice_for(**slow, facts={"num_workers": 4})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_workers", "told_as"), [(1, "with 1 worker: "), (4, "with 4 workers: ")])
+def test_batches_that_are_quicker_read_than_handed_over_are_read_without_workers(
+    num_workers: int, told_as: str
+) -> None:
+    handed_over = {"iterations": 100_000, "data": 70.0, "forward": 6.0, "backward": 10.0, "optimizer": 4.0}
+    line = advice_for(**handed_over, facts={"num_workers": num_workers})  # type: ignore[arg-type]
+    assert line.startswith(f"Waiting for data takes 70 % of the time, {told_as}")
+    assert line.endswith("try dataloader_num_workers=0.")
+    # The same time a batch, but of a long step: there the workers are too few.
+    slow = advice_for(**{**handed_over, "iterations": 20_000}, facts={"num_workers": num_workers})  # type: ignore[arg-type]
+    assert "dataloader_num_workers=0" not in slow
+
+
+def test_one_worker_is_no_plural() -> None:
+    slow = {"data": 60.0, "forward": 10.0, "backward": 20.0}
+    assert ", with 1 worker for 4 CPUs: raise" in advice_for(**slow, facts={"num_workers": 1})  # type: ignore[arg-type]
+
+
+def test_times_of_data_are_of_batches_and_not_of_updates() -> None:
+    of_8 = {"iterations": 50_000, "data": 60.0, "forward": 10.0, "backward": 20.0}
+    assert "num_workers" in advice_for(**of_8)  # type: ignore[arg-type]
+    assert "num_workers" not in advice_for(**of_8, facts={"batches": 8})  # type: ignore[arg-type]
+
+
+def test_evaluations_and_saves_that_take_long() -> None:
+    less = {"forward": 10.0, "backward": 20.0}
+    line = advice_for(hooks=58.0, evaluation=50.0, **less)
+    assert line == "Evaluations take 50 % of the time: eval_steps makes them less frequent."
+    line = advice_for(hooks=58.0, save=50.0, **less)
+    assert line == "Saves take 50 % of the time: save_steps makes them less frequent."
+    line = advice_for(hooks=58.0, save=50.0, **less, facts={"saves_async": False})  # type: ignore[arg-type]
+    assert "asynchronous=True writes them in the background" in line
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "metrics", "hooks", "compile"])
+def test_nothing_is_blamed_whose_cause_is_not_measured(phase: str) -> None:
+    """The first use of a package, for one, is in the phase that uses it."""
+    assert advice_for(iterations=300_000, **{**dict.fromkeys(WELL, 2.0), phase: 90.0}) == ""
+
+
+def test_what_saves_most_is_advised_and_nothing_else() -> None:
+    both = {"data": 25.0, "hooks": 45.0, "save": 40.0, "forward": 10.0, "backward": 12.0}
+    assert advice_for(**both).startswith("Saves take")  # type: ignore[arg-type]
+    assert advice_for(**{**both, "data": 50.0, "save": 20.0, "hooks": 20.0}).startswith("Waiting for data")  # type: ignore[arg-type]
+
+
+def test_shares_are_of_the_whole_and_add_up() -> None:
+    phases = PhaseTimes(data=1.0, forward=1.5, backward=3.0, optimizer=1.0, metrics=0.5, hooks=2.0)
+    phases.evaluation, phases.save = 0.5, 0.25
+    shares = shares_of(phases, 10.0)
+    known = {"data": 0.1, "forward": 0.15, "backward": 0.3, "optimizer": 0.1, "metrics": 0.05, "hooks": 0.125}
+    assert known.items() <= shares.items()
+    assert (shares["evaluation"], shares["save"], shares["other"]) == (0.05, 0.025, pytest.approx(0.1))
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 us"), (2.534e-4, "253 us"), (3.214e-3, "3.21 ms"), (0.9996, "1.00 s"), (75, "75.00 s")],
+)
+def test_durations_have_three_digits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+    assert percent(0.314) == "31 %"
+
+
+def test_the_timer_records_from_the_third_iteration() -> None:
+    trainer = eager()
+    trainer.register_hooks([IterationTimer(warmup_iter=3)])
+    trainer.train(0, 5)
+    assert [iteration for _, iteration in trainer.storage.history("time").values()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("start", "timed"), [(0, [1, 2, 3, 4]), (10, [10, 11, 12, 13, 14])])
+def test_the_timer_leaves_out_the_first_iterations_of_a_run(
+    caplog: pytest.LogCaptureFixture, start: int, timed: list[int]
+) -> None:
+    trainer = eager()
+    trainer.register_hooks([IterationTimer(warmup_iter=2)])
+    with caplog.at_level(logging.INFO):
+        trainer.train(start, start + 5)
+    assert [iteration for _, iteration in trainer.storage.history("time").values()] == timed
+    assert "Trained 5 iterations" in caplog.text

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from trainwright.data.columns import ColumnDataset
-from trainwright.hooks.advice import Facts, SettingNames
+from trainwright.hooks.timer import Facts, SettingNames
 
 _OF_OBJECTS = SettingNames(
     workers="dataloader_num_workers",

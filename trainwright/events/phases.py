@@ -15,7 +15,8 @@ class PhaseTimes:
     step; ``forward`` is the complete step where it is not divided (graph mode, a custom step). ``metrics``: the
     training metrics of the Python API, with the import of the package that computes them. ``compile``: compilation in
     graph mode, which happens inside steps and is in no other phase. ``hooks``: everything between two steps, including
-    ``evaluation`` and ``save``, which are also counted on their own.
+    ``evaluation``, ``save`` and ``imports``, which are also counted on their own. ``imports``: loading packages that an
+    evaluation or a save uses for the first time; it is not part of these two.
 
     On an accelerator these are host times; the host runs ahead of the device.
     """
@@ -28,6 +29,7 @@ class PhaseTimes:
     hooks: float = 0.0
     evaluation: float = 0.0
     save: float = 0.0
+    imports: float = 0.0
     compile: float = 0.0
 
     @property
@@ -48,8 +50,23 @@ class PhaseTimes:
     @contextmanager
     def counting(self, phase: Literal["evaluation", "save"]) -> Iterator[None]:
         """Add the seconds of a ``with`` block to a rare phase: entering the block costs a microsecond."""
-        start = time.perf_counter()
+        start, imported = time.perf_counter(), _of_process.imports
         try:
             yield
         finally:
-            setattr(self, phase, getattr(self, phase) + time.perf_counter() - start)
+            imports = _of_process.imports - imported
+            self.imports += imports
+            setattr(self, phase, getattr(self, phase) + time.perf_counter() - start - imports)
+
+
+_of_process = PhaseTimes()  # the `imports` of all trainings
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Count the seconds of a ``with`` block, which loads a package, as ``imports``, not in the phase around it."""
+    start, before = time.perf_counter(), _of_process.imports
+    try:
+        yield
+    finally:
+        _of_process.imports = before + time.perf_counter() - start  # blocks may be nested

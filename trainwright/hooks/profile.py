@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.hooks.advice import duration, percent
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.timer import duration, percent
 from trainwright.parallel.dist import get_rank
 
 if TYPE_CHECKING:

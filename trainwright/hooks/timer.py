@@ -1,20 +1,71 @@
-"""Time iterations and phases."""
+"""Time iterations and phases; at the end show the time of each phase, and one suggestion if some can be saved.
+
+The suggestions have three rules: waiting for data, evaluations, saves. Each is timed separately and has a setting that
+changes it. Other slow parts show in the shares and in a trace.
+"""
 
 import dataclasses
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from trainwright.events.phases import PhaseTimes
-from trainwright.hooks.advice import Facts, Shares, advice, duration, percent, shares_of
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import is_main_process
 
 logger = logging.getLogger("trainwright.hooks")
 
 _MIN_SHOWN = 1.0  # seconds: a shorter training logs no phases
+_MIN_SECONDS, _MIN_ITERATIONS = 2.0, 50  # a shorter training gets no advice
+_MIN_SAVING = 0.15  # of the time
+_QUICK_BATCH = 0.5e-3  # seconds: faster than a worker process passes a batch on
+_QUICK_ITERATION = 2e-3  # seconds, with workers: a batch takes about as long to pass on as to read
+
+
+def _count_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class SettingNames:
+    """The names of the settings that help, as the user writes them; general words by default."""
+
+    workers: str = "num_workers of the loader"
+    no_workers: str = "num_workers=0 of the loader"
+    collate: str = "a collate_fn that returns its argument"
+    save: str = "a larger period"
+    asynchronous: str = "a Checkpointer with asynchronous=True"
+    evaluate: str = "a larger period"
+    profile: str = "a ProfileHook"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Facts of a training besides its times.
+
+    Attributes:
+        iterations: the number of timed iterations.
+        batches: batches of an iteration.
+        device: the type of the device that trains, "cpu" or "cuda".
+        num_workers: processes that read data; None if unknown.
+        reads_batches: whether the data set returns complete batches.
+        saves_async: whether saves are written in the background.
+        num_cpus: CPUs that this process may use.
+        names: the names of settings.
+    """
+
+    iterations: int = 0
+    batches: int = 1
+    device: str = "cpu"
+    num_workers: int | None = None
+    reads_batches: bool = False
+    saves_async: bool = True
+    num_cpus: int = field(default_factory=_count_cpus)
+    names: SettingNames = field(default_factory=SettingNames)
 
 
 class IterationTimer(HookBase):
@@ -90,25 +141,96 @@ class IterationTimer(HookBase):
         facts = Facts() if self._facts is None else self._facts(self.trainer)
         facts = dataclasses.replace(facts, iterations=iterations)
         logger.info("%s", _time_line(shares, facts))
-        text = advice(shares, facts)
+        text = advice(shares, seconds, facts)
         subject = text.partition(" ")[0] if text else ""
         if text and subject != self._advised:
             self._advised = subject
             logger.info("Advice: %s", text)
 
 
+def shares_of(phases: PhaseTimes, seconds: float) -> dict[str, float]:
+    """The part of ``seconds`` that each phase took, in [0, 1]; ``hooks`` without evaluations, saves and imports.
+
+    ``seconds`` is the time from before the first step to after the last. ``other`` is in no phase: the time before the
+    first step, and a user's own loops.
+    """
+    seconds = max(seconds, phases.total, 1e-9)
+    times = dataclasses.asdict(phases)
+    times["hooks"] = max(0.0, phases.hooks - phases.evaluation - phases.save - phases.imports)
+    times |= {"other": seconds - phases.total, "compile": times.pop("compile")}
+    return {name: value / seconds for name, value in times.items()}
+
+
 def _since(before: PhaseTimes, now: PhaseTimes) -> PhaseTimes:
-    names = [field.name for field in dataclasses.fields(PhaseTimes)]
+    names = [phase.name for phase in dataclasses.fields(PhaseTimes)]
     return PhaseTimes(**{name: getattr(now, name) - getattr(before, name) for name in names})
 
 
-def _time_line(shares: Shares, facts: Facts) -> str:
-    parts = [field.name for field in dataclasses.fields(shares) if field.name != "seconds"]
-    shown = {name: share for name in parts if (share := getattr(shares, name)) >= 0.005}
-    line = ", ".join(f"{name} {percent(share)}" for name, share in shown.items())
+def _time_line(shares: Mapping[str, float], facts: Facts) -> str:
+    line = ", ".join(f"{name} {percent(share)}" for name, share in shares.items() if share >= 0.005)
     if facts.device == "cpu":
         return f"Time: {line}."
     return f"Time of the host: {line}. It runs ahead of the {facts.device} device: {facts.names.profile} shows both."
+
+
+def advice(shares: Mapping[str, float], seconds: float, facts: Facts) -> str | None:
+    """One sentence about the setting that saves most time; None if none saves much, or the run is too short."""
+    if seconds < _MIN_SECONDS or facts.iterations < _MIN_ITERATIONS:
+        return None
+    rules = (_about_data(shares, seconds, facts), _about_evaluation(shares, facts), _about_saves(shares, facts))
+    return max((rule for rule in rules if rule[0] >= _MIN_SAVING), default=(0.0, None))[1]
+
+
+# A rule returns an estimate of the part of the time that can be saved, and how to save it.
+
+
+def _about_data(shares: Mapping[str, float], seconds: float, facts: Facts) -> tuple[float, str]:
+    takes = f"Waiting for data takes {percent(shares['data'])} of the time"
+    batches = facts.iterations * facts.batches
+    step = sum(shares[name] for name in ("data", "forward", "backward", "optimizer", "metrics"))
+    wait, iteration = shares["data"] * seconds / batches, step * seconds / batches
+    names, num_workers = facts.names, facts.num_workers
+    by_workers = f"with {num_workers} worker{'' if num_workers == 1 else 's'}"
+    in_batches = (
+        "data in memory is read by complete batches as a ColumnDataset or a TensorDataset; so is a data set whose"
+        f" __getitems__ returns the complete batch, with {names.collate}"
+    )
+    saving = 0.8 * shares["data"]
+    if num_workers and iteration < _QUICK_ITERATION:
+        fix = f"passing such small batches between processes takes longer than reading them; try {names.no_workers}"
+        return saving, f"{takes}, {by_workers}: {fix}."
+    if wait < _QUICK_BATCH:
+        return 0.0 if facts.reads_batches else 0.6 * shares["data"], f"{takes}: {in_batches}."
+    if not num_workers:  # unknown too: a user's own loader
+        fix = f"{names.workers} above 0 reads in the background"
+        return saving, f"{takes}: {fix}{'' if facts.reads_batches else f'; {in_batches}'}."
+    if num_workers < facts.num_cpus:
+        return saving, f"{takes}, {by_workers} for {facts.num_cpus} CPUs: raise {names.workers}."
+    return saving, f"{takes}, with a worker for each CPU: prepare samples once, before the training."
+
+
+def _about_evaluation(shares: Mapping[str, float], facts: Facts) -> tuple[float, str]:
+    takes = f"Evaluations take {percent(shares['evaluation'])} of the time"
+    return 0.5 * shares["evaluation"], f"{takes}: {facts.names.evaluate} makes them less frequent."
+
+
+def _about_saves(shares: Mapping[str, float], facts: Facts) -> tuple[float, str]:
+    takes = f"Saves take {percent(shares['save'])} of the time"
+    background = "" if facts.saves_async else f"{facts.names.asynchronous} writes them in the background, and "
+    return 0.9 * shares["save"], f"{takes}: {background}{facts.names.save} makes them less frequent."
+
+
+def percent(share: float) -> str:
+    """``0.314`` as "31 %"."""
+    return f"{100 * share:.0f} %"
+
+
+def duration(seconds: float) -> str:
+    """With the unit that gives three digits: "253 us", "3.21 ms", "1.25 s"."""
+    for unit, factor in (("us", 1e6), ("ms", 1e3)):
+        if seconds * factor < 999.5:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.2f} s"
 
 
 def _clock(seconds: float) -> str:
