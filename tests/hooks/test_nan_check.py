@@ -4,20 +4,25 @@ import logging
 import math
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError, UserError
+from trainwright.data import build_image_train_loader
 from trainwright.engine.loop import TrainerBase
-from trainwright.hooks import CallbackHook, FiniteCheck, NonFiniteError
+from trainwright.hooks import Callback, CallbackHook, FiniteCheck, NonFiniteError
 
 NAN, INF = math.nan, math.inf
 
 
-class Trainer(TrainerBase):
+class Puts(TrainerBase):
     """Puts what ``put`` says for each iteration."""
 
     def __init__(self, put: Callable[[int], dict[str, Any]], *hooks: Any) -> None:
@@ -40,7 +45,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("bad", [0, 4, 5, 9, 11])
 def test_a_bad_loss_stops_the_training_in_its_log_period_with_iteration_and_name(bad: int) -> None:
-    trainer = Trainer(loss_at({bad: NAN}), FiniteCheck(period=5))
+    trainer = Puts(loss_at({bad: NAN}), FiniteCheck(period=5))
     with pytest.raises(
         NonFiniteError, match=rf"Iteration {bad + 1}: total_loss is nan\..*All parameters are still finite"
     ):
@@ -58,20 +63,20 @@ def test_every_iteration_and_every_name_is_told() -> None:
         }
 
     with pytest.raises(NonFiniteError, match=r"Iterations 4-5, 7: main_loss is inf, grad_norm is nan in iteration 4"):
-        Trainer(put, FiniteCheck(period=10)).train(0, 30)
+        Puts(put, FiniteCheck(period=10)).train(0, 30)
 
 
 def test_results_of_evaluations_are_not_losses_of_the_training() -> None:
     def evaluate(trainer: Any) -> None:
         trainer.storage.put_scalar("val_loss", NAN, smoothing_hint=False)
 
-    Trainer(loss_at({}), CallbackHook(after_step=evaluate), FiniteCheck(period=1)).train(0, 3)
+    Puts(loss_at({}), CallbackHook(after_step=evaluate), FiniteCheck(period=1)).train(0, 3)
 
 
 def test_who_is_due_by_something_else_says_so() -> None:
     due: list[int] = []
-    trainer = Trainer(loss_at({1: NAN}))
-    trainer.register_hooks([FiniteCheck(is_due=lambda: due.append(trainer.iter) or trainer.iter == 6)])
+    trainer = Puts(loss_at({1: NAN}))
+    trainer.register_hooks([FiniteCheck(lambda: due.append(trainer.iter) or trainer.iter == 6)])
     with pytest.raises(NonFiniteError):
         trainer.train(0, 20)
     assert (trainer.iter, due) == (6, list(range(7)))
@@ -79,11 +84,11 @@ def test_who_is_due_by_something_else_says_so() -> None:
 
 def test_a_resumed_run_does_not_look_at_what_was_before() -> None:
     check = FiniteCheck(period=2)
-    trainer = Trainer(loss_at({}), check)
+    trainer = Puts(loss_at({}), check)
     trainer.register_hooks(
         [CallbackHook(before_step=lambda t: t.iter == 10 and t.storage.load_state_dict(earlier.storage.state_dict()))]
     )
-    earlier = Trainer(loss_at({3: NAN}))
+    earlier = Puts(loss_at({3: NAN}))
     earlier.train(0, 10)
     trainer.train(10, 14)
 
@@ -100,7 +105,7 @@ def test_check_looks_at_once_and_again_after_it_has_raised() -> None:
                 seen.append(trainer.iter)
 
     with pytest.raises(NonFiniteError, match="Iteration 2"):
-        Trainer(loss_at({1: INF}), check, CallbackHook(before_step=save)).train(0, 5)
+        Puts(loss_at({1: INF}), check, CallbackHook(before_step=save)).train(0, 5)
     assert seen == [3, 3]
 
 
@@ -116,17 +121,17 @@ def test_check_finds_parameters_that_no_loss_has_shown(policy: Any) -> None:
     check = FiniteCheck(period=1000, policy=policy)
     checks = CallbackHook(before_step=lambda t: check.check())
     with pytest.raises(NonFiniteError, match=r"After iteration 3: 2 parameters \(0\.weight, 1\.bias\) are"):
-        Trainer(loss_at({}), check, checks, CallbackHook(after_step=spoil)).train(0, 5)
+        Puts(loss_at({}), check, checks, CallbackHook(after_step=spoil)).train(0, 5)
 
 
 def test_the_error_of_a_loss_tells_which_parameters_it_has_spoilt() -> None:
     with pytest.raises(NonFiniteError, match=r"Now 2 parameters \(0\.weight, 1\.bias\) are not finite"):
-        Trainer(loss_at({3: NAN}), CallbackHook(after_step=spoil), FiniteCheck(period=5)).train(0, 5)
+        Puts(loss_at({3: NAN}), CallbackHook(after_step=spoil), FiniteCheck(period=5)).train(0, 5)
 
 
 def test_buffers_frozen_parameters_and_large_finite_ones_are_no_cause() -> None:
     check = FiniteCheck(period=1)
-    trainer = Trainer(loss_at({}), check, CallbackHook(before_step=lambda t: check.check()))
+    trainer = Puts(loss_at({}), check, CallbackHook(before_step=lambda t: check.check()))
     with torch.no_grad():
         trainer.model[1].running_mean.fill_(INF)
         trainer.model[0].weight.fill_(3e38)  # its square is infinite
@@ -139,7 +144,7 @@ def test_buffers_frozen_parameters_and_large_finite_ones_are_no_cause() -> None:
 def test_warn_says_it_once_for_a_row_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     bad = {3: NAN, 4: NAN, 5: INF, 6: NAN, 12: NAN}
     check = FiniteCheck(period=5, policy="warn")
-    Trainer(loss_at(bad), check, CallbackHook(after_step=spoil, before_step=lambda t: check.check())).train(0, 20)
+    Puts(loss_at(bad), check, CallbackHook(after_step=spoil, before_step=lambda t: check.check())).train(0, 20)
     said = warnings_of(caplog)
     assert [line.partition(".")[0] for line in said] == [
         "Iteration 4: total_loss is nan",
@@ -148,7 +153,7 @@ def test_warn_says_it_once_for_a_row_and_goes_on(caplog: pytest.LogCaptureFixtur
 
 
 def test_warn_says_a_row_that_lies_in_one_period_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    Trainer(loss_at({1: NAN, 2: INF, 7: NAN, 11: NAN}), FiniteCheck(period=10, policy="warn")).train(0, 20)
+    Puts(loss_at({1: NAN, 2: INF, 7: NAN, 11: NAN}), FiniteCheck(period=10, policy="warn")).train(0, 20)
     assert [line.partition(".")[0] for line in warnings_of(caplog)] == [
         "Iterations 2-3, 8: total_loss is nan in iteration 2",
         "Iteration 12: total_loss is nan",
@@ -163,7 +168,7 @@ def test_skip_tells_each_update_that_was_left_out_and_what_was_not(caplog: pytes
         is_skipped = torch.tensor(trainer.iter in (2, 3, 6))
         trainer.storage.put_scalar("skipped_update", is_skipped, smoothing_hint=False)
 
-    Trainer(put, CallbackHook(after_step=skipped), FiniteCheck(period=5, policy="skip")).train(0, 10)
+    Puts(put, CallbackHook(after_step=skipped), FiniteCheck(period=5, policy="skip")).train(0, 10)
     assert [line.partition(".")[0] for line in warnings_of(caplog)] == [
         "Iterations 3-4: total_loss is nan in iteration 3",
         "Iteration 7: total_loss is nan",
@@ -183,3 +188,86 @@ def test_the_error_is_the_users_with_an_exit_code_and_can_go_to_another_process(
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match="'stop', 'skip' or 'warn'"):
         FiniteCheck(policy="halt")  # type: ignore[arg-type]
+
+
+DATA = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
+
+
+def make() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+def config(folder: Path) -> TrainingConfig:
+    return TrainingConfig(output_dir=folder, batch_size=4, progress_bar=False, save_enabled=False)
+
+
+def mode_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if "in evaluation mode" in r.getMessage()]
+
+
+def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    modes: list[bool] = []
+
+    class Mine(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+            if torch.is_grad_enabled():
+                modes.append(model.training)
+            return F.cross_entropy(model(inputs[0]), inputs[1])
+
+    Mine(make().eval(), config(tmp_path), DATA, DATA).train()
+    assert set(modes) == {True}
+    assert not mode_warnings(caplog)
+
+
+def test_a_callback_that_leaves_evaluation_mode_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Look(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            self.model.eval()
+
+    Trainer(make(), config(tmp_path), DATA, callbacks=[Look()]).train()
+    (warning,) = mode_warnings(caplog)
+    assert "Sequential is trained in evaluation mode" in warning
+    assert "Call model.train()" in warning
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.ones(4), "labels": index % 2}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make()
+        self.eval()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.layers(x), labels)}
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_a_step_of_the_users_own_that_trains_in_evaluation_mode_is_warned_of(
+    own_step: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stepper(TrainerBase):
+        def run_step(self) -> None:
+            trainer.model(torch.ones(2, 4), torch.tensor([0, 1]))["loss"].backward()
+            trainer.optimizer.step()
+
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(), num_workers=0)}
+    cfg.train.update({"output_dir": str(tmp_path), "train_iter": 4, "train_micro_batch_size": 8})
+    trainer = DefaultTrainer(cfg)
+    if own_step:
+        trainer.model.eval()
+        trainer._trainer = Stepper()
+    trainer.train()
+    assert len(mode_warnings(caplog)) == own_step

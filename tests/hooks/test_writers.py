@@ -21,7 +21,7 @@ from trainwright.checkpoint import Checkpointer
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import EventStorage, EventWriter, JSONWriter, get_event_storage
 from trainwright.events.writers import SafeWriter, default_writers
-from trainwright.hooks import CallbackHook, PeriodicCheckpointer, PeriodicWriter
+from trainwright.hooks import CallbackHook, EvalHook, PeriodicCheckpointer, PeriodicWriter
 
 
 class Trainer(TrainerBase):
@@ -162,3 +162,58 @@ def test_a_slow_writer_of_the_objects_door_slows_no_step(tmp_path: Path) -> None
 def test_what_is_no_writer_is_refused(writer: Any) -> None:
     with pytest.raises(TypeError, match="a writer must be an EventWriter object"):
         PeriodicWriter([writer])
+
+
+class Names(Memory):
+    """With the names of the values that are stored at each write."""
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        storage = storage or get_event_storage()
+        self.names.append((storage.iter, sorted(storage.latest())))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[tuple[int, list[str]]] = []
+
+
+def test_writers_write_each_period_at_the_last_iteration_and_at_the_end() -> None:
+    trainer, writer = Trainer(), Names()
+    final = CallbackHook(after_train=lambda t: t.storage.put_scalar("final", 1.0))
+    trainer.register_hooks([final, PeriodicWriter([writer], period=3)])
+    trainer.train(0, 8)
+    assert writer.names == [(2, []), (5, []), (7, []), (8, ["final"])]
+    assert writer.closed
+
+
+def test_writers_write_after_each_evaluation() -> None:
+    trainer, writer = Trainer(), Names()
+    trainer.register_hooks([EvalHook(2, lambda: {"acc": 1.0}), PeriodicWriter([writer], period=5)])
+    trainer.train(0, 6)
+    assert [iteration for iteration, _ in writer.names] == [1, 3, 4, 5, 6]
+
+
+def test_writers_that_are_built_for_each_training() -> None:
+    trainer, built = Trainer(), []
+
+    def build() -> list[EventWriter]:
+        built.append(Memory())
+        return [built[-1]]
+
+    trainer.register_hooks([PeriodicWriter(build, period=2)])
+    trainer.train(0, 2)
+    trainer.train(2, 4)
+    assert [writer.rows for writer in built] == [[1, 2], [3, 4]]
+    assert all(writer.closed for writer in built)
+
+
+def test_writers_are_closed_after_a_failure() -> None:
+    def fail(trainer: Any) -> None:
+        if trainer.iter == 1:
+            raise ZeroDivisionError
+
+    trainer, writer = Trainer(), Memory()
+    trainer.register_hooks([CallbackHook(before_step=fail), PeriodicWriter([writer], period=3)])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 8)
+    assert writer.closed
+    assert writer.rows[-1] == 0  # the last iteration done

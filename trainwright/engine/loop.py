@@ -51,6 +51,11 @@ class TrainerBase:
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
         self.last_eval_results: dict[str, Any] = {}
 
+    @property
+    def consumed_samples(self) -> int:
+        """Training samples consumed so far."""
+        return self.samples_done
+
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks, called in this order. None is ignored, so that a list may contain optional hooks."""
         for hook in hooks:

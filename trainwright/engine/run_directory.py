@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.files import atomic_write, irregular, open_regular
 from trainwright.checkpoint.rank_errors import raised_together
@@ -26,11 +26,17 @@ from trainwright.events.log_file import LogFile
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, synchronize
 
+if TYPE_CHECKING:
+    from trainwright.config.training.training_config import TrainingConfig
+
 logger = logging.getLogger("trainwright.engine")
 
 _locks: set[int] = set()  # descriptors of the locks that this process holds
 LOG_FORMAT = "[%(asctime)s %(name)s %(levelname)s] %(message)s"
 _MAX_ROW = 1 << 20  # bytes read for the last row
+
+
+CSV_NAME = "metrics.csv"  # of the Python API
 
 
 def _is_config(head: bytes) -> bool:
@@ -280,6 +286,39 @@ def _detach(handler: logging.handlers.MemoryHandler) -> None:
     handler.close()
     if target is not None:
         target.close()
+
+
+def _is_training_config(head: bytes) -> bool:
+    """Whether this is the beginning of a file that holds all settings."""
+    return all(name in head for name in (b"overwrite_output_dir:", b"checkpoints_dir:", b"logs_dir:"))
+
+
+class TrainerFolder(RunFolder):
+    """Run folder of ``Trainer``: ``training_config.yaml``, ``metrics.csv``, checkpoints and links to them."""
+
+    setting = "TrainingConfig.output_dir"
+
+    def __init__(self, path: str | Path, config: "TrainingConfig") -> None:
+        events = config.tensorboard or {"log_dir": None, "comment": ""}
+        event_folder = os.path.relpath(events["log_dir"] or Path(path, config.logs_dir, events["comment"]), path)
+        self.layout = Layout(
+            "training_config.yaml",
+            _is_training_config,
+            tables=("metrics.json", (Path(config.logs_dir) / CSV_NAME).as_posix()),
+            event_folders=() if event_folder.startswith(os.pardir) else (Path(event_folder).as_posix(),),
+            checkpoints=Path(config.checkpoints_dir).as_posix(),
+            checkpoint_name=re.compile(r"\d+|model_best"),
+            link_name=re.compile(r"epoch_\d+|final_epoch"),
+            card="README.md" if config.save_enabled else None,
+        )
+        super().__init__(path, resume=False)
+
+    def write_config(self, config: Any) -> None:
+        """Create the folder and write ``training_config.yaml`` into it."""
+        path = self.path / self.layout.config
+        if not is_left_out(path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            config.save_to_yaml(path)
 
 
 class OpenRunFolder(HookBase):

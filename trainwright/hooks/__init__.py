@@ -17,11 +17,11 @@ from trainwright.hooks.callbacks import (
     TrainerControl,
 )
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
-from trainwright.hooks.evaluate import EvalHook
+from trainwright.hooks.evaluation import EvalHook
+from trainwright.hooks.lr_scheduler import LRScheduler, ReduceOnPlateau
 from trainwright.hooks.matmul_precision import Float32MatmulPrecision
 from trainwright.hooks.nan_check import FiniteCheck, NonFiniteError
 from trainwright.hooks.profile import ProfileHook
-from trainwright.hooks.schedule import LRScheduler
 from trainwright.hooks.signals import Interruptions
 from trainwright.hooks.timer import IterationTimer
 from trainwright.hooks.writers import PeriodicWriter
@@ -32,6 +32,7 @@ __all__ = [
     "IterationTimer",
     "ProfileHook",
     "LRScheduler",
+    "ReduceOnPlateau",
     "PeriodicWriter",
     "PeriodicCheckpointer",
     "BestCheckpointer",

@@ -1,9 +1,13 @@
 """The base class of hooks: code that runs at five moments of a training."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainwright.hooks.overrides import overridable
+
+Period: TypeAlias = int | Callable[[], bool]
+"""When a hook acts: every n iterations (0: never), or after an iteration for which the function returns True, such as
+``trainer.state.is_epoch_end`` of the Python API."""
 
 
 @overridable
@@ -48,7 +52,7 @@ class HookBase:
 
 
 class CallbackHook(HookBase):
-    """Calls functions of the trainer at four moments of a hook.
+    """Calls functions of the trainer at the moments of a hook.
 
     >>> hook = CallbackHook(after_step=lambda trainer: print(trainer.iter))
     """
@@ -60,12 +64,14 @@ class CallbackHook(HookBase):
         after_train: Callable[[Any], object] | None = None,
         before_step: Callable[[Any], object] | None = None,
         after_step: Callable[[Any], object] | None = None,
+        after_end: Callable[[Any], object] | None = None,
     ) -> None:
         given = {
             "before_train": before_train,
             "after_train": after_train,
             "before_step": before_step,
             "after_step": after_step,
+            "after_end": after_end,
         }
         for moment, function in given.items():
             if function is not None:
@@ -76,3 +82,15 @@ class CallbackHook(HookBase):
             function(self.trainer)
 
         return call
+
+
+def condition(period: Period) -> Callable[[Any], bool]:
+    """A function of the trainer that is True if ``period`` is over after the current iteration."""
+    if callable(period):
+        return lambda trainer: period()
+    return lambda trainer: period > 0 and (trainer.iter + 1) % period == 0
+
+
+def has_failed(trainer: Any) -> bool:
+    """Whether the training ended before its last iteration, or the ``after_train`` of an earlier hook has failed."""
+    return bool(trainer.iter < trainer.max_iter or trainer.has_failed)

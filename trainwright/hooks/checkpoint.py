@@ -8,6 +8,7 @@ their order. It is written asynchronously; ``after_train`` waits for the last on
 import logging
 import math
 import operator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,15 +17,10 @@ from trainwright.checkpoint.folder import check_name
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import ConfigError
 from trainwright.events.writers.console import unit_of
-from trainwright.hooks.base import HookBase
+from trainwright.hooks.base import HookBase, Period, condition, has_failed
 from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.hooks")
-
-
-def has_failed(trainer: Any) -> bool:
-    """Whether the training ended before its last iteration, or the ``after_train`` of an earlier hook has failed."""
-    return bool(trainer.iter < trainer.max_iter or trainer.has_failed)
 
 
 def has_failed_at_start(trainer: Any) -> bool:
@@ -33,6 +29,11 @@ def has_failed_at_start(trainer: Any) -> bool:
     The checkpoint that it resumed from is current, and must not be overwritten.
     """
     return bool(trainer.has_failed and trainer.iterations_done == trainer.start_iter)
+
+
+def is_finished(trainer: Any) -> bool:
+    """Whether every iteration is done, on all ranks; an ``after_train`` may have failed since."""
+    return bool(trainer.iter >= trainer.max_iter and not has_failed_at_start(trainer))
 
 
 def check_prefix(prefix: str, where: str) -> None:
@@ -59,36 +60,53 @@ class Saver(Protocol):
 
     def prepare(self, *, reserve: bool = True) -> None: ...
 
+    def has_failed(self) -> bool: ...
+
 
 class PeriodicCheckpointer(HookBase):
-    """Save ``{file_prefix}_{iter:07d}`` every ``period`` iterations and ``{file_prefix}_final`` after the last one.
+    """Save ``{file_prefix}_{iter:07d}`` when ``period`` is over and ``{file_prefix}_final`` after the last iteration.
 
     ``iter`` in the name is the 0-based last completed iteration. ``max_to_keep`` limits the number of numbered
     checkpoints; the newest are kept, and those that ``model_best`` or ``last_checkpoint`` point at. ``max_iter`` is
     the trainer's by default.
+
+    After a failure in a later hook, for example in an evaluation, a due checkpoint of the completed iteration is saved
+    too, unless there are several processes.
+
+    Args:
+        save: saves the current training state under the caller's own name, which is also the last one's. It takes
+            ``keep_trained``, as :meth:`Checkpointer.save` does.
+        saves_before_end: whether a checkpoint is due before the last one, so that memory is reserved in advance. By
+            default as ``period`` says.
     """
 
     def __init__(
         self,
         checkpointer: Saver,
-        period: int,
+        period: Period,
         max_iter: int | None = None,
         max_to_keep: int | None = None,
         file_prefix: str = "model",
+        *,
+        save: Callable[..., None] | None = None,
+        saves_before_end: Callable[[], bool] | None = None,
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ConfigError(f"PeriodicCheckpointer.max_to_keep: got {max_to_keep}; it must be None or at least 1.")
         self._checkpointer = checkpointer
-        self._period = int(period)
+        self._period = period
+        self._is_due = condition(period)
         self._max_iter = max_iter
         self._max_to_keep = max_to_keep
         check_prefix(file_prefix, "PeriodicCheckpointer.file_prefix")
         self._prefix = file_prefix
+        self._save_by = save
+        self._reserves = saves_before_end
         self._due: int | None = None  # the iteration to save
         self._is_prepared = False
 
     def after_step(self) -> None:
-        if self._period > 0 and (self.trainer.iter + 1) % self._period == 0:
+        if self._is_due(self.trainer):
             self._due = self.trainer.iter
         if not self._is_prepared:  # an optimizer has its state after its first step
             self._is_prepared = True
@@ -97,25 +115,29 @@ class PeriodicCheckpointer(HookBase):
 
     def before_step(self) -> None:
         if self._due is not None:
-            self._save_due()
+            self._due = None
+            self._save()
 
     def after_train(self) -> None:
-        failed = has_failed(self.trainer)
+        due, self._due = self._due, None
+        is_complete, is_last = is_finished(self.trainer), self._is_last()
+        # The update is complete, also if a later hook has failed after it.
+        is_due = due is not None and self.trainer.iterations_done == due + 1
         try:
-            # After a failure inside iteration `due`, trainer.iter == due: later hooks have not finished it.
-            if self._due is not None and self.trainer.iter == self._due + 1 and not (failed and get_world_size() > 1):
-                self._save_due()
+            # After a failure the other processes may not reach this point.
+            if is_due and (is_complete or get_world_size() == 1) and not (is_last and self._save_by):
+                self._save()
             # Before the final evaluation, which may take long: a kill during it loses no training.
-            if self._is_last():
-                self._save(f"{self._prefix}_final", self.trainer.iter - 1)
+            if is_last:
+                self._save(is_final=True)
         finally:
             with self.trainer.phases.counting("save"):
-                self._checkpointer.wait(alone=failed)
+                self._checkpointer.wait(alone=not is_complete)
 
     def after_end(self) -> None:
         """Save the final checkpoint again, with the state of hooks that the final evaluation has changed."""
         if self._is_last() and not self.trainer.has_failed:
-            self._save(f"{self._prefix}_final", self.trainer.iter - 1, keep_trained=True)
+            self._save(is_final=True, keep_trained=True)
             with self.trainer.phases.counting("save"):
                 self._checkpointer.wait()
 
@@ -125,17 +147,20 @@ class PeriodicCheckpointer(HookBase):
 
     def _saves_before_end(self) -> bool:
         done, period = self.trainer.iter + 1, self._period
+        if self._reserves is not None or callable(period):
+            return self._reserves is None or self._reserves()
         return period > 0 and -(-done // period) * period < self.trainer.max_iter
 
-    def _save_due(self) -> None:
-        iteration, self._due = self._due, None
-        self._save(f"{self._prefix}_{iteration:07d}", iteration)
-
-    def _save(self, name: str, iteration: int | None, **settings: Any) -> None:
-        delete_older = None  # after the final one too: a kill may have prevented earlier deletions
-        if self._max_to_keep is not None and self._checkpointer.save_to_disk:
-            delete_older = partial(_delete_older, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
+    def _save(self, *, is_final: bool = False, **settings: Any) -> None:
         with self.trainer.phases.counting("save"):
+            if self._save_by is not None:
+                self._save_by(**settings)
+                return
+            delete_older = None  # after the final one too: a kill may have prevented earlier deletions
+            if self._max_to_keep is not None and self._checkpointer.save_to_disk:
+                delete_older = partial(_delete_older, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
+            iteration = self.trainer.iterations_done - 1
+            name = f"{self._prefix}_final" if is_final else f"{self._prefix}_{iteration:07d}"
             self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
 
 
@@ -152,20 +177,23 @@ class BestCheckpointer(HookBase):
     Higher is better for mode "max", lower for "min".
 
     Checks the metric after each evaluation, so register it after the :class:`EvalHook`. NaN and infinity are never
-    best. The best value so far survives a resume.
+    best. The best value so far survives a resume. If an evaluation did not compute the metric, it calls
+    ``on_missing()``; by default it warns once.
     """
 
     def __init__(
         self,
-        eval_period: int,
+        eval_period: Period,
         checkpointer: Saver,
         val_metric: str,
         mode: str = "max",
         file_prefix: str = "model_best",
+        *,
+        on_missing: Callable[[], None] | None = None,
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
-        self._period = eval_period
+        self._is_check_due = condition(eval_period)
         self._checkpointer = checkpointer
         self._metric = val_metric
         self._direction = "higher" if mode == "max" else "lower"
@@ -175,7 +203,8 @@ class BestCheckpointer(HookBase):
         self.best: float | None = None
         self.best_iter: int | None = None
         self._due: int | None = None
-        self._warned = False
+        self._on_missing = on_missing
+        self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint that is saved first has the new best value, and may be the last one that a killed run writes.
@@ -190,34 +219,33 @@ class BestCheckpointer(HookBase):
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
 
     def after_step(self) -> None:
-        iteration = self.trainer.iter + 1
-        if self._period > 0 and iteration % self._period == 0 and iteration != self.trainer.max_iter:
-            self._check_metric(self.trainer.iter)
+        if self._is_check_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
+            self._check_metric()
 
     def before_step(self) -> None:
         if self._due is not None:
             self._save_due()
 
     def after_train(self) -> None:
-        failed = has_failed(self.trainer)
         try:
-            if not failed:
-                self._check_metric(self.trainer.iter)
+            if not has_failed(self.trainer):
+                self._check_metric()
                 if self._due is not None:
                     self._save_due()
         finally:
             with self.trainer.phases.counting("save"):
-                self._checkpointer.wait(alone=failed)
+                self._checkpointer.wait(alone=not is_finished(self.trainer))
 
-    def _check_metric(self, evaluated_at: int) -> None:
-        """Record a new best value. ``evaluated_at`` is the storage's iteration of the evaluation."""
-        value, put_at = self.trainer.storage.latest().get(self._metric, (math.nan, None))
-        if put_at != evaluated_at:
+    def _check_metric(self) -> None:
+        """Record a new best value."""
+        # The final evaluation counts as iteration max_iter, one more than the last completed iteration. A training
+        # metric belongs to that one.
+        last = min(self.trainer.iter, self.trainer.max_iter - 1)
+        value, put_at = self.trainer.storage.latest().get(self._metric, (math.nan, -1))
+        if put_at < last:
             self._warn_missing()
         elif math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
-            # The final evaluation counts as iteration max_iter, one more than the last completed iteration.
-            self._due = min(evaluated_at, self.trainer.max_iter - 1)
-            self.best, self.best_iter = value, self._due
+            self.best, self.best_iter, self._due = value, last, last
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
@@ -235,9 +263,12 @@ class BestCheckpointer(HookBase):
         )
 
     def _warn_missing(self) -> None:
-        if self._warned:
+        if self._on_missing is not None:
+            self._on_missing()
             return
-        self._warned = True
+        if self._has_warned:
+            return
+        self._has_warned = True
         logger.warning(
             "The evaluation did not compute %r, which selects the best checkpoint; it computed: %s. No %s is saved.",
             self._metric,

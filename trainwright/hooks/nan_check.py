@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Literal, TypeAlias, get_args
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, UserError
-from trainwright.hooks.base import HookBase
-from trainwright.hooks.training_mode import TrainingMode
+from trainwright.hooks.base import HookBase, Period, condition
 from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.hooks")
@@ -46,36 +45,33 @@ class FiniteCheck(HookBase):
     * "skip": report the updates that the trainer has skipped (``skipped_update``). Parameters are checked as above.
     * "warn": warn at the start of a sequence of such iterations.
 
-    Checks after an iteration also warn if the model is in evaluation mode.
+    The first check that finds the model in evaluation mode warns: without dropout, and with fixed running statistics.
+    Trainers set training mode before the first step, so this finds a ``model.eval()`` in a user's step or callback.
 
     Register it before the hooks that save and write.
     """
 
     def __init__(
         self,
-        period: int = 20,
+        period: Period = 20,
         policy: NonFinitePolicy = "stop",
-        *,
-        is_due: Callable[[], bool] | None = None,
     ) -> None:
-        """``is_due``, called after an iteration, replaces ``period``."""
         if policy not in get_args(NonFinitePolicy):
             raise ConfigError(f"FiniteCheck.policy: got {policy!r}; it must be 'stop', 'skip' or 'warn'.")
-        self._period = period
         self._policy = policy
-        self._is_due = is_due or self._is_period_over
+        self._is_due = condition(period)
         self._next = 0  # the first unchecked iteration
         self._last_bad = -2
-        self._check_mode = TrainingMode()
+        self._has_warned_of_mode = False
 
     def before_train(self) -> None:
         self._next = self.trainer.start_iter
 
     def after_step(self) -> None:
-        if self._is_due() or self.trainer.iter + 1 == self.trainer.max_iter:
+        if self._is_due(self.trainer) or self.trainer.iter + 1 == self.trainer.max_iter:
             self.trainer.storage.reduce()  # here, since every process has this hook
             self._check_metrics()
-            self._check_mode(self.trainer)
+            self._check_mode()
 
     def check(self) -> None:
         """Check now, on all ranks.
@@ -88,9 +84,6 @@ class FiniteCheck(HookBase):
         self._check_metrics()
         if self._policy != "warn":
             self._check_parameters()
-
-    def _is_period_over(self) -> bool:
-        return bool((self.trainer.iter + 1) % self._period == 0)
 
     def _check_metrics(self) -> None:
         found = self._found_on_any_rank()
@@ -129,6 +122,17 @@ class FiniteCheck(HookBase):
             logger.warning("%s: %s%s. Skipped: no weight was changed.", *_message_parts(found))
         elif {iteration - 1 for iteration in found} - found.keys() - {self._last_bad}:  # a sequence of them starts
             logger.warning("%s: %s%s. Training continues, with weights that may be invalid.", *_message_parts(found))
+
+    def _check_mode(self) -> None:
+        model = getattr(self.trainer, "model", None)
+        if self._has_warned_of_mode or getattr(model, "training", True):
+            return
+        self._has_warned_of_mode = True
+        logger.warning(
+            "After iteration %d: %s is trained in evaluation mode (no dropout, fixed running statistics)."
+            " Call model.train() before the training, and after every model.eval() of your own.",
+            self.trainer.iter + 1, type(model).__name__,
+        )  # fmt: skip
 
     def _check_parameters(self) -> None:
         names = _non_finite_parameters(self.trainer.model) if hasattr(self.trainer, "model") else []

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from trainwright.hooks.base import HookBase
+from trainwright.hooks.checkpoint import Saver
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
 logger = logging.getLogger("trainwright.hooks")
@@ -31,14 +32,6 @@ class TrainingTerminated(SystemExit):
 def stopped_by_signals() -> AbstractContextManager[None]:
     """A context that SIGTERM and SIGINT end at once, in a single-process training that handles signals."""
     return _active[-1].stopping_at_once() if _active and get_world_size() == 1 else nullcontext()
-
-
-class Saver(Protocol):
-    """The methods of a :class:`~trainwright.checkpoint.Checkpointer` that this hook uses."""
-
-    def has_failed(self) -> bool: ...
-
-    def wait(self) -> None: ...
 
 
 class Interruptions(HookBase):

@@ -1,41 +1,50 @@
 """Pass the run's metrics to the writers periodically."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.writer_thread import WriterDispatcher
-from trainwright.hooks.base import HookBase
+from trainwright.hooks.base import HookBase, Period, condition
 
 
 class PeriodicWriter(HookBase):
-    """Write every ``period`` iterations, after the last one, and at the end of training, also after a failure.
+    """Write when ``period`` is over, after each evaluation, after the last iteration, and at the end of training, also
+    after a failure.
 
     The writers run asynchronously; the training waits for them only at its end. An exception of a writer ends the
-    training at the next write.
+    training at the next write. Register this hook last, so that it writes the values of other hooks.
 
-    Register it last, so that it writes the values of other hooks.
+    Args:
+        writers: closed at the end of the training; or a function that returns new ones for each training.
     """
 
-    _writes_evaluations = False  # whenever there is an evaluation
-
-    def __init__(self, writers: Sequence[EventWriter], period: int = 20) -> None:
-        self._period = period
-        self._dispatcher = WriterDispatcher(writers)
-        self._written_results: object = None
+    def __init__(
+        self, writers: Sequence[EventWriter] | Callable[[], Sequence[EventWriter]], period: Period = 20
+    ) -> None:
+        self._build_writers = writers if callable(writers) else None
+        self._dispatcher = WriterDispatcher([] if callable(writers) else writers)
+        self._is_due = condition(period)
+        self._written_results: object = None  # of the latest evaluation that is written
 
     def before_train(self) -> None:
+        if self._build_writers is not None:
+            self._dispatcher = WriterDispatcher(self._build_writers())
         if self.trainer.storage.written is None:
             self.trainer.storage.written = self.trainer.start_iter - 1
         self._written_results = self.trainer.last_eval_results
         self._dispatcher.begin(self.trainer.storage)
 
     def after_step(self) -> None:
-        iteration = self.trainer.iter + 1
-        is_due = iteration % self._period == 0
-        if is_due:
-            self.trainer.storage.written = self.trainer.iter
-        if is_due or iteration == self.trainer.max_iter:
+        trainer = self.trainer
+        if self._is_due(trainer) or trainer.last_eval_results is not self._written_results:
+            self.write()
+        elif trainer.iter + 1 == trainer.max_iter:
             self._write()
+
+    def write(self) -> None:
+        """Write the current values now."""
+        self.trainer.storage.written = self.trainer.iter
+        self._write()
 
     def complete_last_row(self, *, is_evaluated: bool) -> None:
         """For a run that continues after the end of a shorter one: rewrite the row of that run's last iteration.
@@ -43,7 +52,7 @@ class PeriodicWriter(HookBase):
         With its final evaluation, as a longer run writes it; without, if the longer run has no such row.
         """
         storage, last = self.trainer.storage, self.trainer.start_iter - 1
-        if storage.written == last or (is_evaluated and self._writes_evaluations):
+        if storage.written == last or is_evaluated:
             storage.written = last
             self._dispatcher.hold_for_files(storage)
 
@@ -54,6 +63,7 @@ class PeriodicWriter(HookBase):
             self._dispatcher.close()
 
     def _write(self, *, is_last: bool = False) -> None:
-        results = self.trainer.last_eval_results
+        results, storage = self.trainer.last_eval_results, self.trainer.storage
         is_of_evaluation, self._written_results = results is not self._written_results, results
-        self._dispatcher.write(self.trainer.storage, keep=is_last or is_of_evaluation)
+        storage.samples = self.trainer.consumed_samples
+        self._dispatcher.write(storage, keep=is_last or is_of_evaluation)

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.evaluation.objective import find_objective, objective_by_user
 from trainwright.hooks.overrides import is_overridden
 
@@ -63,6 +63,19 @@ def check_best_metric(config: "TrainingConfig", trainer: Any) -> None:
             f" compute; its results are {', '.join(['loss', *known])}. {did_you_mean(key, ['loss', *known])}"
             " Add it to metrics, or pass a metrics_handler."
         )
+
+
+def raise_missing(key: str, trainer: Any) -> None:
+    """Called if an evaluation has not computed the metric with this storage key.
+
+    Raises:
+        ConfigKeyError: always, because load_best_model_at_end needs it.
+    """
+    name = key.removeprefix("evaluation/")
+    raise ConfigKeyError(
+        f"TrainingConfig.metric_for_best_model: the evaluation computed no {name!r}, which load_best_model_at_end"
+        f" needs. {did_you_mean(name, sorted(trainer.last_eval_results))}"
+    )
 
 
 def _split(name: str, trainer: Any, *, evaluates: bool) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from trainwright.checkpoint.files import replace_link
 from trainwright.checkpoint.rank_errors import raised_together
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.config.errors import MissingFileError
-from trainwright.engine.trainer import parts
+from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
 from trainwright.parallel.dist import broadcast_object, is_main_process
@@ -87,7 +87,7 @@ class SavingTrainer(TrainerShared):
 
         sync_files()
         folder = self.output_dir / self.config.logs_dir if logs_dir is None else Path(logs_dir)
-        path = folder / parts.CSV_NAME
+        path = folder / CSV_NAME
         if not path.is_file():
             raise MissingFileError(f"{path}: no such file; training writes it.")
         with open(path, newline="", encoding="utf-8") as file:

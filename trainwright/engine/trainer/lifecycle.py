@@ -27,27 +27,36 @@ from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
 from trainwright.engine.trainer import optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
-from trainwright.engine.trainer.best_metric import check_best_metric, metric_for_best, storage_key_of_best
+from trainwright.engine.trainer.best_metric import (
+    check_best_metric,
+    metric_for_best,
+    raise_missing,
+    storage_key_of_best,
+)
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
-from trainwright.engine.trainer.hooks import (
-    AtEnd,
-    Evaluate,
-    ReduceOnPlateau,
-    SaveBest,
-    SaveSteps,
-    ScheduleSteps,
-    WriteSteps,
-)
 from trainwright.engine.trainer.metrics import MeasuredTrainer, call_all
 from trainwright.engine.trainer.own_step import OwnStep
 from trainwright.engine.trainer.ranks import RankedTrainer
 from trainwright.engine.trainer.streams import with_length
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.writers import EventWriter
-from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions, IterationTimer
+from trainwright.hooks import (
+    BestCheckpointer,
+    CallbackHook,
+    EvalHook,
+    FiniteCheck,
+    Float32MatmulPrecision,
+    HookBase,
+    Interruptions,
+    IterationTimer,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    ReduceOnPlateau,
+)
+from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.hooks.callbacks import RunCallbacks
-from trainwright.hooks.epoch_progress import EpochProgress
+from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.schedules import FormulaLR
@@ -66,21 +75,24 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
         eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
         saves = config.save_enabled
-        load_best = config.load_best_model_at_end
         metric, best = storage_key_of_best(config, self, evaluates=evaluates), None
         if evaluates and saves:
             check_best_metric(config, self)
             _, mode = metric_for_best(config, self, evaluates=True)
-            best = SaveBest(eval_is_due, self.checkpointer, metric, mode, is_needed=load_best)
-        evaluate = Evaluate(eval_is_due, self._run_callbacks.evaluating(self._evaluate_in_training))
-        write = WriteSteps(self._log_is_due, lambda: self.build_writers())  # looked up late: a user may assign another
+            missing = partial(raise_missing, metric, self) if config.load_best_model_at_end else None
+            best = BestCheckpointer(eval_is_due, self.checkpointer, metric, mode, on_missing=missing)
+        evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
+        evaluate = EvalHook(eval_is_due, evaluation, name_scope="evaluation")
+        write = PeriodicWriter(lambda: self.build_writers(), self._log_is_due)  # with the settings of each training
         self._on_request: dict[str, Any] = {"evaluate": evaluate, "log": write}
+        save = PeriodicCheckpointer(
+            self.checkpointer, self._save_is_due, save=self._save_step, saves_before_end=self._saves_before_end
+        )
         return [
             IterationTimer(facts=facts_of_objects),
-            ScheduleSteps(self._schedule_is_due),
+            ScheduleHook(period=self._schedule_is_due),
             self._train_metrics,
-            # Before the final evaluation, which may take long.
-            SaveSteps(self.checkpointer, self._save_is_due, self._save_step, self._saves_before_end) if saves else None,
+            save if saves else None,  # before the final evaluation, which may take long
             evaluate if evaluates else None,
             self._plateau_hook(metric),
             best,
@@ -88,9 +100,17 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             profile_hook(config.profile, self.output_dir),
             self._progress_lines(),
             write if is_main_process() else None,
-            AtEnd(self._load_best) if load_best else None,
-            AtEnd(self._write_card) if saves and is_main_process() else None,
+            CallbackHook(after_end=self._finish),
         ]
+
+    def _finish(self, trainer: Any) -> None:
+        """At the end of a training without failure, after the last save: load the best weights, write the card."""
+        if trainer.has_failed:
+            return
+        if self.config.load_best_model_at_end:
+            self._load_best()
+        if self.config.save_enabled and is_main_process():
+            self._write_card()
 
     def _progress_lines(self) -> HookBase | None:
         """Progress lines in place of a bar where there is no terminal, unless lines are logged by steps."""
@@ -115,13 +135,13 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             self._mean_epoch_loss if metric == "total_loss" else partial(self._latest, metric), self.state.is_epoch_end
         )
 
-    def _schedule_is_due(self) -> Callable[[], bool] | None:
-        """When to step the schedule: lr_scheduler_type after each update (None), torch's others once an epoch."""
+    def _schedule_is_due(self) -> bool:
+        """Whether to step the schedule: lr_scheduler_type after each update, torch's others once an epoch."""
         if self.config.lr_scheduler is None and not self._is_given_schedule:
-            return None
+            return True
         is_by_updates = isinstance(self.lr_scheduler, FormulaLR)
         every = self.config.lr_scheduling_steps or (None if is_by_updates else self._plan.steps_per_epoch)
-        return partial(self.state.has_passed, every) if every else None
+        return self.state.has_passed(every) if every else True
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
@@ -232,12 +252,12 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         """Evaluate on a callback's request."""
         hook = self._on_request["evaluate"]
         hook.trainer = weakref.proxy(self)  # it is registered only if evaluations are due
-        hook.evaluate_now()
+        hook.evaluate()
 
     def _log_now(self) -> None:
         """Write metrics on a callback's request, in the main process."""
         if is_main_process():
-            self._on_request["log"].write_now()
+            self._on_request["log"].write()
 
     def _prepare_parts(self) -> None:
         """Set the parts of a checkpoint: optimizer, schedule and scaler."""
@@ -253,7 +273,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         precision = config.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
         self._own_step = OwnStep()
-        self.register_hooks([self._own_step, FiniteCheck(policy=config.non_finite, is_due=self._check_is_due)])
+        self.register_hooks([self._own_step, FiniteCheck(self._check_is_due, config.non_finite)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
 
     def _build_update(self) -> None:

@@ -15,6 +15,7 @@ from trainwright.checkpoint.folder import checkpoint_folders, is_checkpoint
 from trainwright.config.errors import MissingFileError
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler
+from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.best_metric import metric_for_best, mode_of_monitor
 from trainwright.engine.trainer.streams import is_stream, stream_loader
 from trainwright.events.writers import EventWriter, default_writers
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
-
-CSV_NAME = "metrics.csv"
 
 
 def train_loader(

@@ -17,8 +17,8 @@ from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
 from trainwright.engine.console import log_to_console
+from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.trainer import checks, optim, parts
-from trainwright.engine.trainer.hooks import TrainerFolder
 from trainwright.engine.trainer.lifecycle import TrainerLifecycle
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.events.storage import EventStorage

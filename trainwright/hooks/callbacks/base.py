@@ -1,11 +1,59 @@
-"""The base class of callbacks: code that is called around epochs, batches and evaluations."""
+"""Callbacks, code that is called around epochs, batches and evaluations; their requests; and lists of them."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
-from trainwright.hooks.callbacks.control_requests import TrainerControl
+from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.hooks.callbacks.logs import Logs
-from trainwright.hooks.overrides import overridable
+from trainwright.hooks.overrides import is_overridden, overridable
+
+logger = logging.getLogger("trainwright.hooks")
+
+# The methods that are called at each moment, callback by callback.
+_METHODS = {
+    "on_train_begin": ("on_train_begin",),
+    "on_train_end": ("on_train_end",),
+    "on_epoch_begin": ("on_epoch_begin",),
+    "on_epoch_end": ("on_epoch_end",),
+    "on_batch_begin": ("on_batch_begin",),
+    "on_batch_end": ("on_batch_end",),
+    "on_train_batch_begin": ("on_train_batch_begin", "on_batch_begin"),
+    "on_train_batch_end": ("on_train_batch_end", "on_batch_end"),
+    "on_eval_batch_begin": ("on_eval_batch_begin", "on_batch_begin"),
+    "on_eval_batch_end": ("on_eval_batch_end", "on_batch_end"),
+    "on_eval_begin": ("on_eval_begin",),
+    "on_eval_end": ("on_eval_end",),
+}
+
+
+@dataclass
+class TrainerControl:
+    """A callback sets a flag; the training acts on it at the end of the iteration, and clears it.
+
+    Attributes:
+        should_training_stop: this iteration is the last one. The end of the training follows.
+        should_epoch_stop: skip the rest of the epoch, if the trainer supports it.
+        should_save: save a checkpoint, between this iteration and the next.
+        should_evaluate: evaluate now.
+        should_log: write the metrics now.
+        save_dir: the folder for ``should_save``; None: the run's own checkpoints.
+        has_failed: not a request: in ``on_train_end``, whether the training ended before its last iteration.
+    """
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+    save_dir: str | None = None
+    has_failed: bool = False
+
+    def reset(self) -> None:
+        """Reset all flags for a new training."""
+        for flag in fields(self):
+            setattr(self, flag.name, flag.default)
 
 
 @overridable
@@ -92,6 +140,157 @@ class Callback:
         """Called after an evaluation: ``logs`` has its results."""
 
 
-def shown(logs: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The entries of ``logs`` with these names, as far as they exist."""
-    return {name: logs[name] for name in names if name in logs}
+def _method(moment: str) -> Callable[..., None]:
+    """The method of a CallbackList for a moment."""
+
+    def call_each(self: "CallbackList", *arguments: Any) -> None:
+        for call in self._calls[moment]:
+            call(*arguments)
+
+    return call_each
+
+
+class CallbackList:
+    """Each of its twelve ``on_*`` methods calls the same method of its callbacks, in order.
+
+    Callbacks may be added and removed at any time, also by a callback; this applies from the next call.
+    """
+
+    def __init__(self, callbacks: Iterable[Callback] | None = None) -> None:
+        self._callbacks: list[Callback] = []
+        self._given: dict[str, Any] = {}  # arguments of set_*, for callbacks added later
+        for callback in callbacks or ():
+            self.add_callback(callback, singleton=False)
+        self.collect()
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
+    def __getitem__(self, place: int) -> Callback:
+        return self._callbacks[place]
+
+    def __iter__(self) -> Iterator[Callback]:
+        return iter(tuple(self._callbacks))
+
+    def __repr__(self) -> str:
+        return f"CallbackList([{', '.join(map(_name, self._callbacks))}])"
+
+    def add_callback(self, callback: Callback, singleton: bool = True) -> None:
+        """Append a callback. ``singleton``: replaces those of the same class.
+
+        Raises:
+            ConfigTypeError: it is not a Callback.
+        """
+        if not isinstance(callback, Callback):
+            is_class = isinstance(callback, type) and issubclass(callback, Callback)
+            hint = f"call it: {callback.__name__}(...)." if is_class else "a callback must be a Callback."
+            raise ConfigTypeError(f"add_callback: got {callback!r:.80} ({type(callback).__name__}); {hint}")
+        unknown = [name for name in dir(callback) if name.startswith("on_") and name not in _METHODS]
+        if unknown:
+            logger.warning(
+                "%s.%s is never called: callbacks have %s.", _name(callback), ", ".join(unknown), ", ".join(_METHODS)
+            )
+        if singleton:  # by name: a notebook may define the same class again
+            self._callbacks = [other for other in self._callbacks if _full_name(other) != _full_name(callback)]
+        for setter, value in self._given.items():
+            getattr(callback, setter)(value)
+        self._callbacks.append(callback)
+        self.collect()
+
+    def pop_callback(self, callback: Callback | type[Callback]) -> Callback:
+        """Remove a callback, or the first one of a class, and return it.
+
+        Raises:
+            ConfigKeyError: it is not in the list.
+        """
+        for place, other in enumerate(self._callbacks):
+            if other is callback or (isinstance(callback, type) and isinstance(other, callback)):
+                del self._callbacks[place]
+                self.collect()
+                return other
+        there = ", ".join(map(_name, self._callbacks)) or "none"
+        name = callback.__name__ if isinstance(callback, type) else repr(callback)
+        raise ConfigKeyError(f"pop_callback: {name:.80} is not in the list, which has: {there}.")
+
+    def collect(self) -> None:
+        """Collect the calls of each moment: only methods that are overridden on the class or the object."""
+        # New tuples: a change of the list during a call applies from the next one.
+        self._calls = {
+            moment: tuple(call for callback in self._callbacks for call in _overridden(callback, methods))
+            for moment, methods in _METHODS.items()
+        }
+
+    def set_model(self, model: Any) -> None:
+        self._give("set_model", model)
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        self._give("set_optimizer", optimizer)
+
+    def set_trainercontrol(self, trainercontrol: TrainerControl) -> None:
+        self._give("set_trainercontrol", trainercontrol)
+
+    on_train_begin = _method("on_train_begin")
+    on_epoch_begin = _method("on_epoch_begin")
+    on_epoch_end = _method("on_epoch_end")
+    on_batch_begin = _method("on_batch_begin")
+    on_batch_end = _method("on_batch_end")
+    on_train_batch_begin = _method("on_train_batch_begin")
+    on_train_batch_end = _method("on_train_batch_end")
+    on_eval_batch_begin = _method("on_eval_batch_begin")
+    on_eval_batch_end = _method("on_eval_batch_end")
+    on_eval_begin = _method("on_eval_begin")
+    on_eval_end = _method("on_eval_end")
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Call all callbacks, even if one fails; then raise the first failure."""
+        first_error: Exception | None = None
+        for call in self._calls["on_train_end"]:
+            try:
+                call(logs)
+            except Exception as error:
+                if first_error is None:
+                    first_error = error
+                else:
+                    logger.exception("on_train_end of another callback failed as well:")
+        if first_error is not None:
+            raise first_error
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the callbacks that have one."""
+        return {"callbacks": [{"class": _name(c), "state": c.state_dict()} for c in self._with_state()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load each callback's state: the n-th of a class gets the n-th saved state of that class."""
+        saved = list(state["callbacks"])
+        for callback in self._with_state():
+            entry = next((entry for entry in saved if entry["class"] == _name(callback)), None)
+            if entry is None:
+                logger.warning("The checkpoint has no state of %s, which restarts.", _name(callback))
+                continue
+            saved.remove(entry)
+            callback.load_state_dict(entry["state"])
+        if saved:
+            names = ", ".join(entry["class"] for entry in saved)
+            logger.warning("The checkpoint has the state of callbacks that this run does not have: %s.", names)
+
+    def _with_state(self) -> list[Any]:
+        return [c for c in self._callbacks if hasattr(c, "state_dict") and hasattr(c, "load_state_dict")]
+
+    def _give(self, setter: str, value: Any) -> None:
+        self._given[setter] = value
+        for callback in self._callbacks:
+            getattr(callback, setter)(value)
+
+
+def _overridden(callback: Callback, methods: Iterable[str]) -> Iterator[Callable[..., None]]:
+    for method in methods:
+        if is_overridden(callback, method):
+            yield getattr(callback, method)
+
+
+def _name(callback: Callback) -> str:
+    return type(callback).__name__
+
+
+def _full_name(callback: Callback) -> tuple[str, str]:
+    return type(callback).__module__, type(callback).__qualname__

@@ -6,8 +6,7 @@ from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.evaluation.metrics.objective import objective_of_name
-from trainwright.hooks.callbacks.base import Callback
-from trainwright.hooks.callbacks.control_requests import TrainerControl
+from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 
 logger = logging.getLogger("trainwright.hooks")

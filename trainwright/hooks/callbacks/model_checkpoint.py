@@ -4,8 +4,7 @@ import os
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.hooks.callbacks.base import Callback
-from trainwright.hooks.callbacks.control_requests import TrainerControl
+from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 
 

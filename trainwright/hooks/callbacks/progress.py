@@ -1,18 +1,26 @@
-"""A progress bar for each epoch."""
+"""The progress of an epoch: a bar, printed lines, or lines in the log."""
 
+import logging
 import sys
 import time
-from collections.abc import Sized
+from collections.abc import Callable, Mapping, Sized
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from trainwright.events.writers.progress import live_bars
-from trainwright.hooks.callbacks.base import Callback, shown
+from trainwright.hooks.base import HookBase
+from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import is_main_process
 from trainwright.terminal import guarded, print_line
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+logger = logging.getLogger("trainwright.hooks")
+
+_REFRESH_S = 0.1  # the shortest period of reading losses for the bar: reading one synchronizes
+_PERIOD_S = 30.0  # of the lines in the log
 
 
 class PrintCallback(Callback):
@@ -32,19 +40,16 @@ class PrintCallback(Callback):
 
     def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
         if logs["global_step"] % self.step_frequency == 0:
-            self._print(logs, shown(logs, "global_step", "epoch_loss", "epoch_metric"))
+            self._print(logs, _shown(logs, "global_step", "epoch_loss", "epoch_metric"))
 
     def on_eval_end(self, logs: Logs) -> None:
         last_batch = {"eval_global_step": max(0, logs["eval_global_step"] - 1)}
-        self._print(logs, last_batch | shown(logs, "eval_epoch_loss", "eval_epoch_metric"))
+        self._print(logs, last_batch | _shown(logs, "eval_epoch_loss", "eval_epoch_metric"))
 
     def _print(self, logs: Logs, values: dict[str, Any]) -> None:
         if is_main_process():
             fields = [f"{name}={value}" for name, value in values.items()]
             print_line(", ".join([f"epoch={logs['epoch']}/{self.total_epoch_num}", *fields]))
-
-
-_REFRESH_S = 0.1  # the shortest period of reading losses for the bar: reading one synchronizes
 
 
 class ProgressBarCallback(Callback):
@@ -94,7 +99,7 @@ class ProgressBarCallback(Callback):
             return
         wanted = {"loss": "epoch_loss", "metric": "epoch_metric"}
         wanted |= {name: name.replace("eval_", "eval_epoch_") for name in names}
-        values = [f"{name}={value:.3f}" for name, key in wanted.items() for value in shown(logs, key).values()]
+        values = [f"{name}={value:.3f}" for name, key in wanted.items() for value in _shown(logs, key).values()]
         self._bar.set_description(" ".join([self._title(logs), ", ".join(values)]).rstrip(), refresh=bool(names))
 
     def _title(self, logs: Logs) -> str:
@@ -105,3 +110,62 @@ class ProgressBarCallback(Callback):
             live_bars.discard(self._bar)
             self._bar.close()
             self._bar = None
+
+
+class EpochProgress(HookBase):
+    """Log a line every 30 seconds: epoch, step, loss, remaining time. Shorter epochs log none.
+
+    ``position()`` returns the epoch, the steps done in it, and its number of steps. Between two lines an iteration
+    costs one comparison: the iteration of the next line is estimated from the rate so far.
+    """
+
+    def __init__(
+        self, num_epochs: int, position: Callable[[], tuple[int, int, int]], *, steps_per_update: int = 1
+    ) -> None:
+        self._num_epochs, self._steps_per_update = num_epochs, steps_per_update
+        self._position = position
+        self._next = self._last = 0  # iterations done
+        self._last_time = 0.0
+
+    def before_train(self) -> None:
+        self._last = self.trainer.start_iter
+        self._next, self._last_time = self._last + 1, time.monotonic()
+
+    def after_step(self) -> None:
+        if self.trainer.iter >= self._next:
+            self._check_time()
+
+    def _check_time(self) -> None:
+        now, done = time.monotonic(), self.trainer.iter + 1
+        seconds, iterations = now - self._last_time, done - self._last
+        if seconds >= _PERIOD_S:
+            self._log(seconds / iterations)
+            self._last, self._last_time = done, now
+        left_s = _PERIOD_S - seconds if seconds < _PERIOD_S else _PERIOD_S
+        # At most twice as many as so far: the first iterations are slower than the rest.
+        self._next = done + max(1, min(iterations, int(left_s * iterations / max(seconds, 1e-6))))
+
+    def _log(self, seconds_each: float) -> None:
+        epoch, step, num_steps = self._position()
+        if step >= num_steps:  # the line of the completed epoch follows
+            return
+        logger.info(
+            "[epoch %d/%d] step %d/%d (%.0f %%)%s, %s left in the epoch.",
+            epoch,
+            self._num_epochs,
+            step,
+            num_steps,
+            100 * step / num_steps,
+            self._loss(),
+            timedelta(seconds=round((num_steps - step) / self._steps_per_update * seconds_each)),
+            extra={"progress": True},
+        )
+
+    def _loss(self) -> str:
+        value = self.trainer.storage.latest().get("total_loss")
+        return "" if value is None else f", loss={value[0]:.4g}"
+
+
+def _shown(logs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The entries of ``logs`` with these names, as far as they exist."""
+    return {name: logs[name] for name in names if name in logs}

@@ -112,7 +112,7 @@ def test_a_failure_keeps_the_last_checkpoint_and_saves_none_of_the_failed_iterat
     assert (tmp_path / "last_checkpoint").read_text().strip() == "model_0000003"
 
 
-def test_a_hook_that_fails_after_a_due_step_leaves_that_step_unsaved(tmp_path: Path) -> None:
+def test_a_due_step_is_saved_when_a_later_hook_fails_after_it(tmp_path: Path) -> None:
     def fail(trainer: Any) -> None:
         if trainer.iter == 3:
             raise KeyError
@@ -121,7 +121,8 @@ def test_a_hook_that_fails_after_a_due_step_leaves_that_step_unsaved(tmp_path: P
     trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 2), CallbackHook(after_step=fail)])
     with pytest.raises(KeyError):
         trainer.train(0, 8)
-    assert names(tmp_path) == ["model_0000001"]
+    assert names(tmp_path) == ["model_0000001", "model_0000003"]
+    assert steps_in(tmp_path, "model_0000003") == 4
 
 
 def test_a_due_step_is_saved_when_the_next_one_fails(tmp_path: Path) -> None:
@@ -247,3 +248,26 @@ def test_memory_for_a_copy_in_the_objects_door(
     config = TrainingConfig(output_dir=str(tmp_path), batch_size=2, metrics=[], **{"num_epochs": 1, **settings})
     ObjectsTrainer(nn.Linear(2, 2), config, train_dataset=data).train()
     assert got == [is_reserved]
+
+
+def test_checkpoints_under_own_names_by_a_function(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+
+    def save(**settings: Any) -> None:
+        trainer.checkpointer.save(f"{trainer.iterations_done}", **settings)
+
+    is_due = lambda: trainer.iter in (2, 7)  # noqa: E731
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, is_due, save=save)])
+    trainer.train(0, 8)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdigit()) == ["3", "8"]
+    assert (tmp_path / "last_checkpoint").read_text().strip() == "8"
+
+
+def test_a_training_metric_chooses_the_best_checkpoint_also_at_the_end(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    put = CallbackHook(after_step=lambda t: t.storage.put_scalar("score", float(t.iter)))
+    best = BestCheckpointer(lambda: trainer.iter == 1, trainer.checkpointer, "score")
+    trainer.register_hooks([put, best])
+    trainer.train(0, 4)
+    assert (best.best, best.best_iter) == (3.0, 3)
+    assert steps_in(tmp_path, "model_best") == 4

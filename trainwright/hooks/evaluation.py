@@ -1,41 +1,44 @@
 """Evaluate during training."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
-from trainwright.hooks.base import HookBase
-from trainwright.hooks.checkpoint import has_failed
+from trainwright.hooks.base import HookBase, Period, condition, has_failed
 from trainwright.hooks.signals import stopped_by_signals
 
 
 class EvalHook(HookBase):
-    """Run ``eval_function`` every ``eval_period`` iterations (0: never) and once after the last one.
+    """Run ``eval_function`` when ``eval_period`` is over and once after the last iteration.
 
-    Stores the result, a dict of numbers that may be nested, under flattened names (``"a/b"``). None and an empty dict
-    store nothing. The final evaluation counts as iteration ``max_iter``.
+    Stores the result, a dict of numbers that may be nested, under flattened names (``"a/b"``), with the prefix
+    ``name_scope``. None and an empty dict store nothing. The final evaluation counts as iteration ``max_iter``.
 
     Raises:
         ConfigError: a result is not a number.
     """
 
-    def __init__(self, eval_period: int, eval_function: Callable[[], Mapping[str, Any] | None]) -> None:
-        self._period = eval_period
+    def __init__(
+        self, eval_period: Period, eval_function: Callable[[], Mapping[str, Any] | None], *, name_scope: str = ""
+    ) -> None:
+        self._is_due = condition(eval_period)
         self._eval_function = eval_function
+        self._name_scope = name_scope
 
     def after_step(self) -> None:
-        iteration = self.trainer.iter + 1
-        if self._period > 0 and iteration % self._period == 0 and iteration != self.trainer.max_iter:
-            self._evaluate()
+        if self._is_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
+            self.evaluate()
 
     def after_train(self) -> None:
         if not has_failed(self.trainer):
             with stopped_by_signals():  # the training is saved; a resume evaluates
-                self._evaluate()
+                self.evaluate()
 
-    def _evaluate(self) -> None:
-        self.trainer.storage.reduce()  # writers may write a row for the evaluation
+    def evaluate(self) -> None:
+        """Evaluate now."""
+        self.trainer.storage.reduce()  # writers write a row for the evaluation
         with self.trainer.phases.counting("evaluation"):
             results = self._eval_function()
         if not results:
@@ -51,4 +54,6 @@ class EvalHook(HookBase):
                     f"The evaluation function returned {value!r} for {name!r}; every result must be a number."
                 ) from error
         self.trainer.last_eval_results = results
-        self.trainer.storage.put_scalars(**scalars, smoothing_hint=False)
+        storage = self.trainer.storage
+        with storage.name_scope(self._name_scope) if self._name_scope else nullcontext():
+            storage.put_scalars(**scalars, smoothing_hint=False)

@@ -1,0 +1,69 @@
+"""Evaluations during a training."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.loop import TrainerBase
+from trainwright.hooks import EvalHook
+
+
+class Trainer(TrainerBase):
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.fails_at = fails_at
+        self.model = nn.Linear(2, 1)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.lr_scheduler: Any = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1 / (step + 1))
+
+    def run_step(self) -> None:
+        if self.iter == self.fails_at:
+            raise ZeroDivisionError
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize(("period", "at"), [(3, [2, 5, 8]), (4, [3, 8]), (0, [8]), (8, [8])])
+def test_evaluation_runs_each_period_and_once_at_the_end(period: int, at: list[int]) -> None:
+    evaluated: list[int] = []
+    trainer = Trainer()
+    trainer.register_hooks([EvalHook(period, lambda: evaluated.append(trainer.iter) or {"acc": 1.0})])
+    assert trainer.train(0, 8) == {"acc": 1.0}
+    assert evaluated == at
+
+
+def test_no_final_evaluation_after_a_failure_even_in_the_last_iteration() -> None:
+    evaluated: list[int] = []
+    trainer = Trainer(fails_at=7)
+    trainer.register_hooks([EvalHook(0, lambda: evaluated.append(1) or {})])
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 8)
+    assert evaluated == []
+
+
+def test_nested_results_are_flattened_and_nothing_is_allowed() -> None:
+    results = iter([{"a": {"b": 1, "c": torch.tensor(2.0)}}, None, {}])
+    trainer = Trainer()
+    trainer.register_hooks([EvalHook(1, lambda: next(results))])
+    trainer.train(0, 3)
+    assert {k: v for k, (v, _) in trainer.storage.latest().items()} == {"a/b": 1.0, "a/c": 2.0}
+
+
+@pytest.mark.parametrize("results", [{"acc": "high"}, {"acc": torch.ones(2)}, [1.0]])
+def test_results_that_are_not_numbers_are_refused(results: Any) -> None:
+    trainer = Trainer()
+    trainer.register_hooks([EvalHook(1, lambda: results)])
+    with pytest.raises(ConfigError, match="evaluation function returned"):
+        trainer.train(0, 2)
+
+
+def test_a_period_may_be_a_function_and_results_may_have_a_prefix() -> None:
+    evaluated: list[int] = []
+    trainer = Trainer()
+    evaluate = lambda: evaluated.append(trainer.iter) or {"acc": 1.0}  # noqa: E731
+    trainer.register_hooks([EvalHook(lambda: trainer.iter in (1, 4, 7), evaluate, name_scope="evaluation")])
+    trainer.train(0, 8)
+    assert evaluated == [1, 4, 8]  # not twice at the end
+    assert list(trainer.storage.latest()) == ["evaluation/acc"]

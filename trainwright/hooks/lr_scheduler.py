@@ -1,0 +1,109 @@
+"""Step the learning-rate schedule."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler as Scheduler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from trainwright.config.errors import ConfigError
+from trainwright.hooks.base import HookBase, Period, condition, has_failed
+
+
+class LRScheduler(HookBase):
+    """Record the learning rate of each iteration as ``lr``, and step the schedule when ``period`` is over.
+
+    With several parameter groups, records the rate of the largest one. Uses the trainer's current ``optimizer`` and
+    ``lr_scheduler`` by default; does nothing while the trainer has no schedule. A schedule that the step has stepped
+    itself is not stepped again. A :class:`ReduceOnPlateau` hook steps a ReduceLROnPlateau.
+
+    Raises:
+        ConfigError: before the training, if the schedule is a ReduceLROnPlateau and no hook steps it.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer | None = None, scheduler: Scheduler | None = None, *, period: Period = 1
+    ) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._is_due = condition(period)
+        self._current: Any = None  # the schedule, and
+        self._position: int | None = None  # where it is
+        self._group = 0
+
+    def before_train(self) -> None:
+        self._use(self._scheduler or self.trainer.lr_scheduler)
+        is_plateau = isinstance(self._current, ReduceLROnPlateau)
+        if is_plateau and not any(isinstance(hook, ReduceOnPlateau) for hook in self.trainer._hooks):
+            raise ConfigError(
+                "LRScheduler: got a ReduceLROnPlateau, which is stepped with a metric; this hook steps a schedule after"
+                " each iteration. Use another schedule, or add a ReduceOnPlateau hook."
+            )
+
+    def after_step(self) -> None:
+        scheduler = self._scheduler or self.trainer.lr_scheduler
+        if scheduler is not self._current:  # a callback has set another optimizer
+            self._use(scheduler)
+        if scheduler is None:
+            return
+        optimizer = self._optimizer or self.trainer.optimizer
+        self.trainer.storage.put_scalar("lr", optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
+        is_stepped = _position_of(scheduler) != self._position
+        if not is_stepped and self._is_due(self.trainer) and not isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step()
+        self._position = _position_of(scheduler)
+
+    def _use(self, scheduler: Any) -> None:
+        self._current = scheduler
+        if scheduler is not None:
+            self._group = _representative_group(self._optimizer or self.trainer.optimizer)
+            self._position = _position_of(scheduler)
+
+
+class ReduceOnPlateau(HookBase):
+    """Step the trainer's ``ReduceLROnPlateau`` with ``read_metric()``, which returns None to skip a step.
+
+    By default after each evaluation; with ``period`` when that is over. Register it after the :class:`EvalHook`.
+    """
+
+    def __init__(self, read_metric: Callable[[], float | None], period: Period | None = None) -> None:
+        self._read_metric = read_metric
+        self._is_due = None if period is None else condition(period)
+        self._seen: object = None  # results
+
+    def before_train(self) -> None:
+        self._seen = self.trainer.last_eval_results
+
+    def after_step(self) -> None:
+        if self._has_new_results() if self._is_due is None else self._is_due(self.trainer):
+            self._step()
+
+    def after_train(self) -> None:
+        # Use the final evaluation, as a longer run would at this point.
+        if self._is_due is None and not has_failed(self.trainer) and self._has_new_results():
+            self._step()
+
+    def _has_new_results(self) -> bool:
+        seen, self._seen = self._seen, self.trainer.last_eval_results
+        return self._seen is not seen
+
+    def _step(self) -> None:
+        scheduler = self.trainer.lr_scheduler
+        if isinstance(scheduler, ReduceLROnPlateau) and (value := self._read_metric()) is not None:
+            scheduler.step(value)
+
+
+def _position_of(scheduler: Any) -> int | None:
+    return getattr(scheduler, "last_epoch", None)
+
+
+def _representative_group(optimizer: Optimizer) -> int:
+    """The group whose rate is recorded: the largest; the most common rate if every group has one parameter."""
+    groups = optimizer.param_groups
+    largest = max(len(group["params"]) for group in groups)
+    if largest > 1:
+        return next(i for i, group in enumerate(groups) if len(group["params"]) == largest)
+    commonest, _ = Counter(float(group["lr"]) for group in groups).most_common(1)[0]
+    return next(i for i, group in enumerate(groups) if float(group["lr"]) == commonest)
