@@ -8,6 +8,7 @@ from typing import Any  # predictions and targets are lists, arrays or tensors o
 
 from trainwright.config.errors import ConfigError, UserError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
+from trainwright.events.phases import importing
 
 
 class Metric:
@@ -89,6 +90,7 @@ def _rounded(value: float, n_decimals: int | None) -> float:
     return value if n_decimals is None or not math.isfinite(value) else round(value, n_decimals)
 
 
+@importing()
 def load_package(name: str, needed_for: str, install: str = "pip install 'trainwright[metrics]'") -> Any:
     """The module ``name`` of an optional package, imported when a metric is first used.
 

@@ -11,6 +11,7 @@ from typing import Any  # torchmetrics' classes
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
+from trainwright.events.phases import importing
 
 # Names in torchmetrics 0.7 and their current names. "Binned" meant 100 thresholds.
 OLD_NAMES = {
@@ -30,6 +31,7 @@ _WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a 
 
 
 @cache
+@importing()
 def metric_classes() -> dict[str, type[Any]]:
     """Every metric class that can be built: those of torchmetrics and of its subpackages (``BinaryAccuracy``)."""
     import torchmetrics
