@@ -390,8 +390,8 @@ BY_LOSS = {"eval": True, "metric_for_best_model": "loss"}
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ({"eval": True}, {}, "not used: SaveBest"),
-        ({}, {"eval": True}, "Hooks without saved state: SaveBest"),
+        ({"eval": True}, {}, "not used: BestCheckpointer"),
+        ({}, {"eval": True}, "Hooks without saved state: BestCheckpointer"),
         ({"callbacks": [Counting()]}, {}, "callbacks that this run does not have: Counting"),
         ({}, {"callbacks": [Counting()]}, "no state of Counting"),
         ({"metrics": ["Accuracy"]}, {"metrics": ["F1Score"]}, "Training metrics restart"),
