@@ -1,6 +1,8 @@
 """What a run says of itself: one numbering of iterations, from 1, in every line for people."""
 
+import logging
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import Trainer, TrainingConfig, get_config
-from trainwright.engine.run_summary import log_header
+from trainwright.data import ColumnDataset
+from trainwright.engine.run_summary import facts_of_objects, log_header
 from trainwright.hooks import Callback
 
 DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
@@ -81,3 +84,98 @@ def test_a_finished_run_has_no_line_of_its_iterations(caplog: pytest.LogCaptureF
         log_header(cfg, nn.Linear(4, 2), torch.device("cpu"), first_iter=first_iter, num_samples=None)
     (line,) = [message for message in caplog.messages if message.startswith("Iterations")]
     assert line.startswith("Iterations 2 to 2,")
+
+
+_now = [0.0]
+
+
+def spend(seconds: float) -> None:
+    _now[0] += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes on only where a test spends time."""
+    monkeypatch.setattr(time, "perf_counter", lambda: _now[0])
+
+
+def labelled(length: int = 208) -> TensorDataset:
+    return TensorDataset(torch.randn(length, 4), torch.randint(0, 3, (length,)))
+
+
+def trained(folder: Path, callbacks: Any = (), data: Any = None, eval_data: Any = None, **settings: Any) -> Trainer:
+    """52 steps of 13 batches an epoch, silent and without a metric unless ``settings`` say otherwise."""
+    quiet = {"metrics": None, "progress_bar": False, "device_str": "cpu", "tensorboard": None, "early_stopping": None}
+    steps = {"batch_size": 4, "num_epochs": 1, "save_enabled": False}
+    config = TrainingConfig(output_dir=str(folder), **{**quiet, **steps, **settings})
+    trainer = Trainer(nn.Linear(4, 3), config, data or labelled(), eval_data, callbacks=callbacks)
+    trainer.train()
+    return trainer
+
+
+class SlowMetric:
+    """A metrics_handler, each update of which takes 20 ms, and the first one 1 s more for what it imports."""
+
+    def __init__(self) -> None:
+        self.seconds = 1.02
+
+    def train_copy(self) -> "SlowMetric":
+        return SlowMetric()
+
+    def reset(self) -> None: ...
+
+    def update(self, predictions: Any, labels: Any) -> None:
+        spend(self.seconds)
+        self.seconds = 0.02
+
+    def compute(self) -> dict[str, float]:
+        return {"accuracy": 1.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_metric_of_a_training_has_a_phase_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainingConfig(
+        output_dir=str(tmp_path), batch_size=4, num_epochs=1, progress_bar=False, device_str="cpu",
+        save_enabled=False, tensorboard=None, early_stopping=None,
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO):
+        trainer = Trainer(nn.Linear(4, 3), config, train_dataset=labelled(), metrics_handler=SlowMetric())
+        trainer.train()
+    assert trainer.phases.metrics == pytest.approx(52 * 0.02 + 1)
+    assert trainer.phases.forward == trainer.phases.backward == 0
+    assert "Time: metrics 100 %." in caplog.text
+    assert "Advice:" not in caplog.text  # whether it was the metric or its import is not measured
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({}, "a larger every_n_epoch of model_checkpoint (now 1)"),
+        ({"model_checkpoint": {"every_n_iteration": 5}}, "a larger every_n_iteration of model_checkpoint (now 5)"),
+        ({"save_steps": 4}, "a larger save_steps (now 4)"),
+        ({"save_steps": 0.5}, "a larger every_n_epoch of model_checkpoint (now 1)"),
+        ({"model_checkpoint": None, "save_steps": 0.5}, "a larger save_steps (now 0.5)"),
+    ],
+    ids=str,
+)
+def test_the_setting_by_which_it_saves_is_named(settings: dict[str, Any], setting: str, tmp_path: Path) -> None:
+    config = {"save_enabled": True, "num_epochs": 4, "batch_size": 16, **settings}
+    facts = facts_of_objects(trained(tmp_path, **config))
+    assert facts.names.save == setting
+
+
+def test_the_setting_by_which_it_evaluates_is_named(tmp_path: Path) -> None:
+    by_steps = trained(tmp_path / "steps", eval_data=labelled(8), eval_strategy="step", eval_steps=7)
+    assert facts_of_objects(by_steps).names.evaluate == "a larger eval_steps (now 7)"
+    by_epochs = trained(tmp_path / "epochs")
+    assert facts_of_objects(by_epochs).names.evaluate.startswith("eval_strategy='step' with eval_steps of more")
+
+
+def test_columns_are_known_to_be_read_by_batches_and_steps_to_be_of_several(tmp_path: Path) -> None:
+    x, y = labelled().tensors
+    facts = facts_of_objects(trained(tmp_path, data=ColumnDataset(input=x, labels=y), gradient_accumulation_steps=4))
+    assert facts.reads_batches
+    assert facts.batches == 4

@@ -18,7 +18,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.config import LazyCall, get_config
 from trainwright.data import build_image_train_loader
 from trainwright.engine import DefaultTrainer, EagerTrainer, TrainerBase
-from trainwright.engine.run_facts import facts_of_files
+from trainwright.engine.run_summary import facts_of_files
 from trainwright.events import PhaseTimes
 from trainwright.events.phases import importing
 from trainwright.hooks import CallbackHook, EvalHook, HookBase, IterationTimer, PeriodicCheckpointer

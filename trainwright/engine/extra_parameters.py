@@ -1,4 +1,7 @@
-"""Trained parameters outside the model: those that only the optimizer or the loss holds."""
+"""What a run trains outside its model: parameters that only the optimizer or the loss holds, and further optimizers.
+
+The further optimizers and schedules are attributes of the user's own trainer class, such as the second one of a GAN.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -7,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients, share_tensors
@@ -104,3 +108,47 @@ def _state_of(loss: Any) -> dict[str, Tensor]:
 
 def _shown(shapes: Mapping[str, list[int]]) -> str:
     return ", ".join(f"{key} {tuple(shape)}" for key, shape in shapes.items()) or "none"
+
+
+def extra_optimizers(trainer: Any) -> dict[str, Any]:
+    """By the name of the attribute; those of the inner trainer of a ``DefaultTrainer``, too."""
+    known = {id(trainer.optimizer), id(getattr(trainer, "lr_scheduler", None))}
+    attributes = {**vars(getattr(trainer, "_trainer", trainer)), **vars(trainer)}
+    return {
+        name: value
+        for name, value in attributes.items()
+        if isinstance(value, (Optimizer, LRScheduler)) and id(value) not in known
+    }
+
+
+def extra_state(trainer: Any) -> dict[str, dict[str, Any]]:
+    """What a checkpoint holds of them, by the name of the attribute."""
+    return {name: _optimizer_state_of(trainer, part) for name, part in extra_optimizers(trainer).items()}
+
+
+def load_extra_state(saved: Mapping[str, Mapping[str, Any]], trainer: Any) -> None:
+    """Load what a checkpoint holds; one warning lists what is only there or only here."""
+    here = extra_optimizers(trainer)
+    for name, part in here.items():
+        if name not in saved:
+            continue
+        try:
+            part.load_state_dict(saved[name]["state"])
+            load_outside_state(
+                saved[name]["outside"], trainer.model, part if isinstance(part, Optimizer) else None, None
+            )
+        except Exception as error:
+            error.add_note(f"While loading the state of {type(trainer).__name__}.{name}.")
+            raise
+    unused, fresh = saved.keys() - here.keys(), here.keys() - saved.keys()
+    if unused or fresh:
+        logger.warning(
+            "Resumed with other optimizers or schedules in %s than the checkpoint's. Saved state that is not used: %s."
+            " Without saved state: %s.",
+            type(trainer).__name__, ", ".join(sorted(unused)) or "none", ", ".join(sorted(fresh)) or "none",
+        )  # fmt: skip
+
+
+def _optimizer_state_of(trainer: Any, part: Any) -> dict[str, Any]:
+    optimizer = part if isinstance(part, Optimizer) else None
+    return {"state": part.state_dict(), "outside": outside_state(trainer.model, optimizer)}

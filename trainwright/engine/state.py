@@ -6,8 +6,7 @@ from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.extra_optimizers import extra_state, load_extra_state
-from trainwright.engine.extra_parameters import load_outside_state, outside_state
+from trainwright.engine.extra_parameters import extra_state, load_extra_state, load_outside_state, outside_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.randomness import random_state, set_random_state
 from trainwright.engine.schedule_plan import StepPlan

@@ -11,11 +11,12 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainwright import DefaultTrainer, LazyCall, get_config
-from trainwright.config import ConfigError, LazyConfig
+from trainwright import DefaultTrainer, get_config
+from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.data import DistTensorData, Instance, build_image_train_loader
 from trainwright.engine import default_setup
 from trainwright.engine.default import setup
+from trainwright.engine.default.setup import bind_arguments, call_with_known
 
 SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
@@ -117,3 +118,43 @@ def test_a_folder_whose_name_looks_like_an_interpolation_is_one_like_others(
     default_setup(cfg, Namespace(config_file=str(tmp_path / "a${b}c" / "config.py")))
     assert cfg.train.output_dir == str(folder / "run")
     assert LazyConfig.load(folder / "run" / "config.yaml").train.output_dir == str(folder / "run")
+
+
+def with_both(self: Any, get_batch: Any, input_placement_device: Any) -> None:
+    self.got = (get_batch, input_placement_device)
+
+
+def with_one(self: Any, get_batch: Any) -> None:
+    self.got = (get_batch,)
+
+
+def with_none(self: Any) -> None:
+    self.got = ()
+
+
+def with_any(self: Any, *args: Any) -> None:
+    self.got = args
+
+
+@pytest.mark.parametrize(
+    ("run_step", "expected"),
+    [(with_both, ("batch", "cpu")), (with_one, ("batch",)), (with_none, ()), (with_any, ("batch", "cpu"))],
+)
+def test_a_step_gets_the_arguments_it_takes(run_step: Any, expected: tuple[Any, ...]) -> None:
+    stepper = type("Stepper", (), {"run_step": run_step})()
+    bind_arguments(stepper.run_step, "batch", "cpu")()
+    assert stepper.got == expected
+
+
+def loader(dataset: str, train_batch_size: int, seed: int = 0) -> tuple[str, int, int]:
+    return dataset, train_batch_size, seed
+
+
+def test_a_builder_gets_what_it_takes_and_the_node_leaves_open() -> None:
+    given = {"train_batch_size": 8, "seed": 5, "consumed_samples": 3, "tokenizer": None}
+    assert call_with_known(LazyCall(loader)(dataset="d"), given) == ("d", 8, 5)
+
+
+def test_something_ready_made_is_returned_as_it_is() -> None:
+    ready = [1, 2]
+    assert call_with_known(ready, {"train_batch_size": 8}) is ready

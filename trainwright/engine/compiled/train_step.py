@@ -16,7 +16,7 @@ from trainwright.engine.compiled.update import CompiledUpdate, log_refusal
 from trainwright.engine.loss_fn import contract_for, fields_of
 from trainwright.engine.step import Step
 from trainwright.engine.trainer.base import TrainerShared
-from trainwright.engine.trainer.ranks import has_all_gpus
+from trainwright.engine.trainer.processes import has_all_gpus
 from trainwright.hooks.overrides import is_overridden
 
 _STEP_METHODS = ("train_step", "training_step", "optimization_step", "run_step")

@@ -21,22 +21,23 @@ from trainwright.data.loaders import set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.console import log_to_console
-from trainwright.engine.default.call_signature import bind_arguments, call_with_known
-from trainwright.engine.default.data_dependent_defaults import num_samples, scale_to_data
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
+    bind_arguments,
+    call_with_known,
     check_eval_metric,
     complete_batch_sizes,
     expand_output_dir,
     join_ranks,
+    num_samples,
     resolve_eval_mode,
+    scale_to_data,
 )
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.gradient_sync import share_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
-from trainwright.engine.run_facts import facts_of_files
-from trainwright.engine.run_summary import log_header, log_recomputed
+from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed
 from trainwright.engine.state import TrainingProgress
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders

@@ -13,7 +13,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
 from trainwright.engine.comparison import Comparison, find_comparison, predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of
-from trainwright.engine.trainer import optim, parts
+from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.engine.trainer.eval_results import EvalResults
 from trainwright.evaluation.evaluator import num_samples
@@ -52,7 +52,7 @@ class EvaluatingTrainer(TrainerShared):
         loader = self.eval_dataloader if dataset is None or is_by_model else dataset
         if loader is None:
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
-        if loader is dataset and parts.is_dataset(dataset):
+        if loader is dataset and loaders.is_dataset(dataset):
             parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, dataset)
             loader = self.create_eval_dataloader(dataset)
         with self._replaced_model(dataset if is_by_model else self.model):
@@ -66,7 +66,7 @@ class EvaluatingTrainer(TrainerShared):
 
     def create_eval_dataloader(self, dataset: Any) -> Any:
         """The loader over evaluation data: every sample once, in order."""
-        return parts.eval_loader(dataset, self.config, self._collator)
+        return loaders.eval_loader(dataset, self.config, self._collator)
 
     def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         """Evaluate one batch: returns ``eval_step_loss``, and updates the metrics with :meth:`evaluation_step`."""

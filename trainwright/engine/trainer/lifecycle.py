@@ -20,12 +20,11 @@ from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.loss_fn import Contract, contract_for
 from trainwright.engine.run_directory import OpenRunFolder
-from trainwright.engine.run_facts import facts_of_objects
-from trainwright.engine.run_summary import training_info
+from trainwright.engine.run_summary import facts_of_objects, training_info
 from trainwright.engine.schedule_plan import batches_from, make_plan
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
-from trainwright.engine.trainer import optim, parts
+from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.best_metric import (
     check_best_metric,
@@ -35,10 +34,10 @@ from trainwright.engine.trainer.best_metric import (
 )
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
-from trainwright.engine.trainer.metrics import MeasuredTrainer, call_all
+from trainwright.engine.trainer.loaders import with_length
 from trainwright.engine.trainer.own_step import OwnStep
-from trainwright.engine.trainer.ranks import RankedTrainer
-from trainwright.engine.trainer.streams import with_length
+from trainwright.engine.trainer.processes import RankedTrainer
+from trainwright.engine.trainer.train_metrics import MeasuredTrainer, call_all
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
@@ -324,7 +323,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
     def _build_step(self) -> None:
         """Start the stream of batches at the current step, and choose the step with its first batch."""
         done = self.state.global_step
-        if parts.is_own_loader(self.train_dataloader):
+        if loaders.is_own_loader(self.train_dataloader):
             sampler = self.train_dataloader.batch_sampler
             sampler.set_batches_done(done)
             sampler.infinite = True

@@ -2,20 +2,30 @@
 
 import logging
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.parallel.dist import get_world_size
+from trainwright.engine.accumulation import TOKENS
+from trainwright.engine.gradient_sync import Replica, share_state
+from trainwright.engine.trainer import loaders
+from trainwright.engine.trainer.base import TrainerShared
+from trainwright.parallel.dist import get_rank, get_world_size
 from trainwright.parallel.launch import leave_at_exit, setup_dist_util
+from trainwright.parallel.precision import run_under
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
 
+
 logger = logging.getLogger("trainwright.engine")
 
 _PRECISIONS = ("no", "bf16", "fp16")
+
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
@@ -119,3 +129,137 @@ def _contradiction(name: str, ours: object, its: object, *, theirs: str = "") ->
         f"TrainingConfig.{name}: got {ours!r}, but the passed Accelerator has {theirs or name}={its!r}. Set both to the"
         " same value, or remove it from the TrainingConfig."
     )
+
+
+def has_all_gpus(device_str: str | None) -> bool:
+    """Whether a run on this device uses several GPUs in one process."""
+    launched = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return device_str == "cuda" and not launched and torch.cuda.is_available() and torch.cuda.device_count() > 1
+
+
+class AllGPUs(nn.DataParallel[Any]):
+    """torch's DataParallel, also for models that return their losses: splits the batch and gathers the outputs.
+
+    A loss is the mean over the GPUs' parts of the batch, weighted by samples, or by tokens if the model returns
+    ``num_tokens``. Slower than one process per GPU (``torchrun --nproc-per-node``), since one process drives all GPUs.
+    """
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+        scattered = super().scatter(inputs, kwargs, device_ids)
+        self._sizes = [_samples((args, named)) for args, named in zip(*scattered, strict=True)]
+        return scattered
+
+    def gather(self, outputs: Sequence[Any], output_device: Any) -> Any:
+        first = outputs[0]
+        if isinstance(first, Mapping):
+            weights = [out[TOKENS] for out in outputs] if TOKENS in first else self._sizes
+            return {name: self._joined(name, [out[name] for out in outputs], output_device, weights) for name in first}
+        return self._joined("", list(outputs), output_device, self._sizes)
+
+    def _joined(self, name: str, values: list[Any], device: Any, weights: Sequence[Any]) -> Any:
+        if not all(isinstance(value, Tensor) and value.dim() == 0 for value in values):
+            return super().gather(values, device)
+        place = torch.device("cuda", device) if isinstance(device, int) else device
+        stacked = torch.stack([value.to(place) for value in values])
+        if name == TOKENS:
+            return stacked.sum()
+        by = torch.stack([torch.as_tensor(weight, device=stacked.device) for weight in weights]).to(stacked.dtype)
+        return torch.where(by > 0, stacked * by, torch.zeros_like(stacked)).sum() / by.sum().clamp(min=1)
+
+
+def _samples(value: Any) -> int:
+    """The first dimension of the first tensor in ``value``; 1 if there is none."""
+    if isinstance(value, Tensor):
+        return len(value) if value.dim() else 1
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return next((_samples(part) for part in parts if _has_tensor(part)), 1)
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return True
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return any(map(_has_tensor, parts))
+
+
+class RankedTrainer(TrainerShared):
+    """Several processes. With one process and no Accelerator, none of this is on the path of a batch."""
+
+    accelerator: Any = None
+    _replica: Replica | None = None
+
+    def _prepare_model(self) -> None:
+        """Choose what a step calls: the model, under autocast and wrapped as the run requires."""
+        model, accelerator, prepared = self.model, self.accelerator, None
+        share_state(model)  # equal weights, however each process initialized them
+        run_under(model, None if accelerator is not None else self._autocast)
+        if accelerator is not None:
+            prepared = accelerator.prepare_model(model)  # applies autocast, too
+        self._step_model = model if prepared is None else prepared
+        if get_world_size() > 1:
+            self._replica = Replica(model, self.device, self._use_wrapped, prepared=prepared)
+        elif has_all_gpus(self.config.device_str):
+            self._step_model = AllGPUs(model)
+
+    def _settings_of_update(self) -> dict[str, Any]:
+        """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
+        is_own = loaders.is_own_loader(self.train_dataloader)
+        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
+        if self._replica is not None:
+            settings["replica"] = self._replica
+            settings["count_all"] = self._samples_of_window if is_own else _not_known
+        if self.accelerator is not None:
+            settings["differentiate"] = self._differentiate
+        return settings
+
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        # The accelerator divides by this number itself; the shares of a window are weighted already.
+        loss = loss * self.accelerator.gradient_accumulation_steps
+        self.accelerator.backward(loss, retain_graph=retain_graph)
+
+    def _warn_unsharded_loader(self) -> None:
+        sampler = getattr(self.train_dataloader, "sampler", None)
+        is_whole = isinstance(sampler, RandomSampler | SequentialSampler)
+        if self._replica is not None and is_whole and not loaders.is_own_loader(self.train_dataloader):
+            logger.warning(
+                "Trainer.train_dataloader: each of the %d processes reads all of its batches. Use a"
+                " torch.utils.data.DistributedSampler, so that each reads its share.",
+                get_world_size(),
+            )
+
+    def _use_wrapped(self, model: nn.Module) -> None:
+        self._step_model = model
+        if self._step is not None:
+            self._step.model = model
+
+    def _samples_of_step(self, batch: Any) -> int:
+        """This process's samples in the latest batch."""
+        step = self.state.global_step - 1
+        if self._replica is not None:
+            return int(self.train_dataloader.batch_sampler.num_samples(step))
+        return self._plan.samples(step + 1) - self._plan.samples(step)
+
+    def _samples_of_window(self) -> int:
+        """All processes' samples in the update that starts."""
+        return self._plan.samples(self._plan.steps(self.iter + 1)) - self._plan.samples(self.state.global_step)
+
+    def _is_padding_batch(self) -> bool:
+        """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
+        return loaders.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
+
+    def _share_of(self, loader: Any) -> Iterator[Any]:
+        """This process's batches of an evaluation: every sample is in one batch of one process."""
+        rank, size = get_rank(), get_world_size()
+        if size == 1 or _is_shared_out(loader):
+            return iter(loader)
+        return (batch for number, batch in enumerate(loader) if number % size == rank)
+
+
+def _is_shared_out(loader: Any) -> bool:
+    """Whether a loader is sharded already: this library's, and those with torch's DistributedSampler."""
+    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
+
+
+def _not_known() -> int:
+    return 0

@@ -18,7 +18,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
 from trainwright.engine.console import log_to_console
 from trainwright.engine.run_directory import TrainerFolder
-from trainwright.engine.trainer import checks, optim, parts
+from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.lifecycle import TrainerLifecycle
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.events.storage import EventStorage
@@ -211,7 +211,7 @@ class Trainer(TrainerLifecycle):
     def create_train_dataloader(self, dataset: Any) -> Any:
         """The loader of training data: the rest of this epoch, then, iterated again, the next epoch."""
         state = getattr(self, "state", None)
-        return parts.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
+        return loaders.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
 
     # The path of a batch.
 

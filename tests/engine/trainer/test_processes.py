@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainwright.engine.trainer.ranks import AllGPUs, has_all_gpus
+from trainwright.engine.trainer.processes import AllGPUs, has_all_gpus
 
 CPU = torch.device("cpu")
 

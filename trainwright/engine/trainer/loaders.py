@@ -1,12 +1,74 @@
-"""Training on iterable data sets, with or without a length."""
+"""Loaders of the Python API: those of a data set, and of streams with or without a length."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data.batch_loader import make_loader
 from trainwright.data.collate import collate
+from trainwright.data.sampler import EpochSampler, SingleRoundSampler
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+
+if TYPE_CHECKING:
+    from trainwright.config.training.training_config import TrainingConfig
+
+
+def train_loader(
+    dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
+) -> Any:
+    """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
+    if is_stream(dataset):
+        return _stream_loader(dataset, config, config.batch_size, collator, drop_last=config.dataloader_drop_last)
+    sampler = EpochSampler(
+        dataset,
+        config.batch_size,
+        shuffle=config.dataloader_shuffle,
+        drop_last=config.dataloader_drop_last,
+        seed=config.seed,
+        data_parallel_rank=get_data_parallel_rank(),
+        data_parallel_size=get_data_parallel_size(),
+    )
+    sampler.infinite = False
+    sampler.set_batches_done(steps_done)
+    return _loader(dataset, sampler, config, collator)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether ``data`` yields samples instead of batches."""
+    return isinstance(data, IterableDataset) or hasattr(data, "__getitem__")
+
+
+def is_own_loader(loader: Any) -> bool:
+    """Whether a loader was built by ``train_loader``, and so can start anywhere."""
+    return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
+
+
+def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+    """A loader of one pass: every sample once, in order, on one of the processes."""
+    assert config.eval_batch_size is not None, "resolved when the config was made"
+    if is_stream(dataset):
+        return _stream_loader(dataset, config, config.eval_batch_size, collator, drop_last=False)
+    rank, size = get_data_parallel_rank(), get_data_parallel_size()
+    sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
+    return _loader(dataset, sampler, config, collator)
+
+
+def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
+    return make_loader(
+        dataset,
+        sampler,
+        seed=config.seed,
+        num_workers=config.dataloader_num_workers,
+        collate_fn=collator or getattr(dataset, "data_collator", None),
+        loader_options={} if config.dataloader_pin_memory else {"pin_memory": False},
+    )
+
+
+def _stream_loader(dataset: Any, config: "TrainingConfig", batch_size: int, collator: Any, *, drop_last: bool) -> Any:
+    workers = config.dataloader_num_workers
+    return stream_loader(dataset, batch_size, drop_last=drop_last, num_workers=workers, collator=collator)
 
 
 def is_stream(dataset: Any) -> bool:
