@@ -1,4 +1,4 @@
-"""Another release of torch, as far as its private parts are concerned: one of them is missing, or has changed."""
+"""Simulates a later release of torch, in which a private part is missing or has changed."""
 
 import functools
 import importlib
@@ -19,13 +19,13 @@ from trainwright import Trainer, TrainingConfig
 
 FILES = [importlib.import_module(f"{compat.__name__}.{found.name}") for found in pkgutil.iter_modules(compat.__path__)]
 
-# What has become of a private part.
+# How a private part has changed.
 CHANGES = ("missing", "other signature", "other result", "error")
 
 
 @pytest.fixture(autouse=True)
 def _fresh_probes() -> Iterator[None]:
-    """What the probes have found is forgotten, before and after."""
+    """Clear the cached results of the probes, before and after."""
     _forget()
     yield
     _forget()
@@ -39,7 +39,7 @@ def _forget() -> None:
 
 
 class Torch:
-    """``torch`` with other things at some dotted paths; None: nothing is there."""
+    """``torch`` with other objects at some dotted paths; None for a missing one."""
 
     def __init__(self, real: Any, others: dict[str, Any]) -> None:
         self._real, self._others = real, others
@@ -55,7 +55,7 @@ class Torch:
 
 
 def changed(original: Callable[..., Any], change: str, other: Callable[..., Any]) -> Callable[..., Any]:
-    """``original`` for torch itself, and for us what has become of it. ``other`` gives another result."""
+    """``original`` for torch's own calls, and a changed function for ours. ``other`` gives another result."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def changed(original: Callable[..., Any], change: str, other: Callable[..., Any]
 def change_torch(
     monkeypatch: pytest.MonkeyPatch, file: ModuleType, path: str, change: str, other: Callable[..., Any]
 ) -> None:
-    """Let ``file`` find something else at ``path``, such as ``_C._set_grad_enabled``."""
+    """Replace the object that ``file`` finds at ``path``, such as ``_C._set_grad_enabled``."""
     original: Any = functools.reduce(getattr, path.split("."), torch)
     found = None if change == "missing" else changed(original, change, other)
     monkeypatch.setattr(file, "torch", Torch(torch, {path: found}))

@@ -1,4 +1,4 @@
-"""Steps by the kernel itself, beside torch's own step of a twin."""
+"""Direct steps compared with torch's own steps of an equal optimizer."""
 
 import copy
 import importlib

@@ -171,7 +171,7 @@ def work(_):
         made("SGD")[1].zero_grad()
 assert not hasattr(function, "__dynamo_disable") and not is_loaded()
 with ThreadPoolExecutor(4) as pool:
-    list(pool.map(work, range(200)))  # somebody may import the compiler, and nobody fails
+    list(pool.map(work, range(200)))  # one thread may import the compiler; no thread fails
 """
     output_of(program)
 

@@ -62,8 +62,8 @@ def visible(folder):
 
 
 def test_interrupted_and_resumed_equals_uninterrupted(tmp_path):
-    whole = training()
-    train(*whole, range(6))
+    uninterrupted = training()
+    train(*uninterrupted, range(6))
 
     first = training()
     train(*first, range(3))
@@ -76,10 +76,10 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path):
     assert checkpointer.resume_or_load("", resume=True) == {"iteration": 2}
     train(model, optimizer, lr_scheduler, range(3, 6))
 
-    for name, value in whole[0].state_dict().items():
+    for name, value in uninterrupted[0].state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-    assert repr(optimizer.state_dict()) == repr(whole[1].state_dict())
-    assert lr_scheduler.state_dict() == whole[2].state_dict()
+    assert repr(optimizer.state_dict()) == repr(uninterrupted[1].state_dict())
+    assert lr_scheduler.state_dict() == uninterrupted[2].state_dict()
 
 
 def test_the_folder_holds_what_the_page_says(tmp_path):

@@ -140,7 +140,7 @@ def test_a_file_of_another_checkpoint_is_found_also_where_its_size_is_the_same(r
             continue
         same_size += len(good) == len(other)
         path.write_bytes(other)
-        if path.name == "manifest.json":  # a whole one: what it does not fit is named
+        if path.name == "manifest.json":  # a complete one: the error names the files that do not match it
             assert_found(run, "model.safetensors")
         else:
             assert_found(run, path.name)

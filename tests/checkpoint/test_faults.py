@@ -112,7 +112,7 @@ def test_a_disk_error_at_any_operation_leaves_what_was_there(
         try:
             checkpointer.save(name, iteration=19)
             with torch.no_grad():
-                model.weight += 1  # training goes on
+                model.weight += 1  # training continues
             checkpointer.wait()
         except OSError as raised:
             error = raised
@@ -126,7 +126,7 @@ def test_a_disk_error_at_any_operation_leaves_what_was_there(
         assert set(hidden) <= {path.resolve().name for path in run.iterdir() if path.is_symlink()}
         for entry in run.iterdir():
             if entry.is_dir():
-                verify(entry)  # whole, whatever it holds
+                verify(entry)  # complete, with any content
         if error is not None:
             failures += 1
             assert error.errno == code

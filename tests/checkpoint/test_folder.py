@@ -76,7 +76,7 @@ def test_a_damaged_last_falls_back_to_the_one_before_with_one_warning(run, caplo
     assert resume(run) == 19
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "model_0000029" in record.message
-    # A whole manifest of another checkpoint shows in the files that it does not fit.
+    # A complete manifest of another checkpoint: the faults name the files that do not match it.
     assert ("model.safetensors" if damage is swap and name == "manifest.json" else name) in record.message
     assert f"Resuming from {run / 'model_0000019'} instead." in record.message
 

@@ -28,7 +28,7 @@ def train(folder: Path, kind: str, **settings: Any) -> nn.Module:
 def test_channels_last_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
     settings: dict[str, Any] = {"optimizer": {"name_": kind, "momentum": 0.9}} if kind == "sgd" else {}
     name = settings.pop("optimizer", kind)
-    whole = train(tmp_path / "whole", name, save_steps=8)
-    resumed = train(tmp_path / "resumed", name, resume_from_checkpoint=str(tmp_path / "whole/checkpoints/08"))
-    for left, right in zip(whole.parameters(), resumed.parameters(), strict=True):
+    uninterrupted = train(tmp_path / "uninterrupted", name, save_steps=8)
+    resumed = train(tmp_path / "resumed", name, resume_from_checkpoint=str(tmp_path / "uninterrupted/checkpoints/08"))
+    for left, right in zip(uninterrupted.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(left, right)

@@ -34,7 +34,7 @@ from trainwright.cli.main import main
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.hooks import BestCheckpointer, PeriodicCheckpointer
 
-CANARY = Path(os.devnull).parent / "nothing"  # set anew for each test; see `canary`
+CANARY = Path(os.devnull).parent / "nothing"  # set for each test; see `canary`
 
 
 class Runs:
@@ -49,7 +49,7 @@ class Runs:
 
 @pytest.fixture
 def canary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A file that is there as soon as a payload has run. No test leaves it."""
+    """A file that exists as soon as a payload has run. No test may create it."""
     path = tmp_path_factory.mktemp("canary") / "sings"
     yield path
     assert not path.exists(), "a payload was run"
@@ -204,13 +204,13 @@ def test_a_checkpoint_runs_nothing(place: str, payload: str, signed: bool, tmp_p
         lambda: verify(folder, deep=True),
     ]
     for read in readers:
-        if place in FILES and signed:  # a state of another object, in JSON, is told by the object that is given it
-            told: Any = contextlib.suppress(UserError, KeyError, TypeError, ValueError, AttributeError)
+        if place in FILES and signed:  # a state of another object, in JSON, is detected by the object that loads it
+            expected_error: Any = contextlib.suppress(UserError, KeyError, TypeError, ValueError, AttributeError)
         elif place == "last_checkpoint":
-            told = contextlib.nullcontext()  # goes back to the newest, which is good
+            expected_error = contextlib.nullcontext()  # loads the newest, which is valid
         else:
-            told = pytest.raises(CheckpointError, match=re.escape(place))
-        with told:
+            expected_error = pytest.raises(CheckpointError, match=re.escape(place))
+        with expected_error:
             read()
     look_with_every_command(folder)
 

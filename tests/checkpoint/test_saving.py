@@ -1,4 +1,4 @@
-"""Saves beside the training: they hold what was when they were asked for, and what goes wrong is heard of."""
+"""Asynchronous saves: they hold the state at the time of the call, and their errors are raised."""
 
 import gc
 import os
@@ -53,7 +53,7 @@ def equal(one, other):
 
 
 class SlowDisk:
-    """Holds up whoever writes a checkpoint until it is told to go on."""
+    """Blocks every commit of a checkpoint until it is released."""
 
     def __init__(self, monkeypatch):
         self.may_go_on = threading.Event()

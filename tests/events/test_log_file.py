@@ -28,7 +28,7 @@ def test_lines_are_in_order_and_all_there_at_the_end(tmp_path: Path, logger: log
     place = {"at": 0}
     for number in range(1000):
         place["at"] = number
-        logger.info("line %(at)d", place)  # what it says is settled when it is logged
+        logger.info("line %(at)d", place)  # its text is formatted when it is logged
     handler.close()
     assert (tmp_path / "log.txt").read_text() == "".join(f"line {number}\n" for number in range(1000))
 

@@ -212,12 +212,12 @@ def test_the_number_of_reads_does_not_grow_with_names_or_dtypes():
 def test_on_a_gpu_no_put_waits_and_one_copy_brings_all():
     storage = EventStorage()
     values = [torch.tensor(float(place), device="cuda") for place in range(500)]
-    whole = torch.arange(500, device="cuda")
+    values = torch.arange(500, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
         for place, value in enumerate(values):
-            storage.put_scalars(loss=value, count=whole[place])
-        storage.put_histogram("weights", whole.float())
+            storage.put_scalars(loss=value, count=values[place])
+        storage.put_histogram("weights", values.float())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -244,10 +244,10 @@ def test_a_distributed_tensor_is_put_as_its_full_value():
     init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        whole = distribute_tensor(torch.arange(4.0), mesh)
+        sharded = distribute_tensor(torch.arange(4.0), mesh)
         storage = EventStorage()
-        storage.put_scalars(total=whole.sum(), plain=torch.tensor(2.0))
-        assert Partial() in whole.sum().placements or whole.sum().full_tensor() == 6
+        storage.put_scalars(total=sharded.sum(), plain=torch.tensor(2.0))
+        assert Partial() in sharded.sum().placements or sharded.sum().full_tensor() == 6
         assert storage.latest() == {"total": (6.0, 0), "plain": (2.0, 0)}
     finally:
         destroy_process_group()
@@ -365,8 +365,8 @@ def test_a_resumed_storage_smooths_as_the_uninterrupted_one():
             storage.put_scalar("lr", 1.0 / (iteration + 1), smoothing_hint=False)
         storage.samples = 8 * iterations.stop
 
-    whole = EventStorage()
-    put(whole, range(60))
+    uninterrupted = EventStorage()
+    put(uninterrupted, range(60))
     first = EventStorage()
     put(first, range(37))
     second = EventStorage(start_iter=37)
@@ -374,9 +374,9 @@ def test_a_resumed_storage_smooths_as_the_uninterrupted_one():
     assert second.samples == 8 * 37
     assert (second.iter, second.start_iter) == (37, 37)
     put(second, range(37, 60))
-    assert second.latest_with_smoothing_hint() == whole.latest_with_smoothing_hint()
-    assert second.history("loss").global_avg() == whole.history("loss").global_avg()
-    assert second.state_dict() == whole.state_dict()
+    assert second.latest_with_smoothing_hint() == uninterrupted.latest_with_smoothing_hint()
+    assert second.history("loss").global_avg() == uninterrupted.history("loss").global_avg()
+    assert second.state_dict() == uninterrupted.state_dict()
 
 
 def test_the_state_is_bounded_however_long_the_run():

@@ -1,6 +1,6 @@
 """Judges a run from outside: by its history, its files, and what an undisturbed run has left of the same.
 
-Nothing that the library says of itself is believed, except that its log must tell from where it goes on.
+Nothing that the library reports is trusted, except that its log must name the checkpoint that it resumes from.
 """
 
 import re
@@ -149,7 +149,7 @@ def _judge_progress(noted: Noted, before: Snapshot, after: Snapshot) -> list[Fau
 
 
 def _judge_rows(reference: Reference, folder: Path, *, was_stopped: bool) -> list[Fault]:
-    """At every moment each row is there at most once, in order, and is the undisturbed run's. The last may be torn.
+    """At every moment each row exists at most once, in order, and equals the uninterrupted run's. The last may be torn.
 
     A run that was stopped has added what it knew of the iteration it was in, and of the one before.
     """

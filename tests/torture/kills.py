@@ -74,9 +74,9 @@ def arguments(folder: Path, num_workers: int, *more: str) -> list[str]:
 
 def make_reference(work: Path, spoil: Spoiler | None = None) -> Reference:
     """Train without a kill."""
-    beside = work / "reference"
-    beside.mkdir(parents=True)
-    files, folder = Files(beside, 0), beside / "run"
+    work_dir = work / "reference"
+    work_dir.mkdir(parents=True)
+    files, folder = Files(work_dir, 0), work_dir / "run"
     code = Fork(arguments(folder, 0), folder, files, None, spoil).wait(HANGS_AFTER_S)
     if code != 0:
         raise RuntimeError(f"the undisturbed run ended with {code}:\n{files.log.read_text()[-2000:]}")
@@ -134,9 +134,9 @@ class Job:
         return self.tally
 
     def _chain(self, name: str) -> None:
-        beside = self._work / f"chain-{name}"
-        beside.mkdir()
-        folder = beside / "run"
+        work_dir = self._work / f"chain-{name}"
+        work_dir.mkdir()
+        folder = work_dir / "run"
         most = self.tally.kills.total() + self._rng.randint(3, _MOST_KILLS_OF_A_CHAIN)
         self.tally.chains += 1
         before = reader.look(folder)
@@ -145,7 +145,7 @@ class Job:
             if self.tally.kills.total() >= self._kills and not self._targets.has_left(before):
                 is_last = True
             plan = self._last_plan() if is_last else self._plan(before)
-            files = Files(beside, number)
+            files = Files(work_dir, number)
             begun = time.monotonic()
             code, pid = self._start(plan, folder, files, f"chain {name}, start {number}")
             if plan.kind == COMMAND and code == 0:  # it was quicker than the kill: once more, and sooner
@@ -160,10 +160,10 @@ class Job:
                 faults.append(Fault(judge.ENDED, "it hangs" if code is None else f"it ended with {code}"))
             faults += [Fault(judge.ENDED, text) for text in self._leftovers.overdue()]
             self._count(plan, code, noted, before, files)
-            if self._report(faults, f"chain {name}, start {number} ({plan.kind}, {noted.died_at}), folder {beside}"):
+            if self._report(faults, f"chain {name}, start {number} ({plan.kind}, {noted.died_at}), folder {work_dir}"):
                 return
             if code == 0:
-                shutil.rmtree(beside)
+                shutil.rmtree(work_dir)
                 return
             before = after
 

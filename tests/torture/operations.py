@@ -1,7 +1,7 @@
 """The file operations of a run, each with a name; at a chosen one the process kills itself.
 
 Installed in the process that trains, around Python's own functions and so below every function of the library. What an
-operation is called tells the save it belongs to, what is done, and to what::
+operation is called contains its save, the operation and its target::
 
     model_0000013 | fsync tmp(model_0000013)/optimizer.safetensors
 
@@ -25,7 +25,7 @@ OTHER = "other"  # the label of what belongs to no save: metrics, config.yaml
 CLEANING = "cleaning"  # of what is done to checkpoints outside of a save: what is left of a killed run is removed
 _TEMPORARY = re.compile(r"\.tmp-(.+)-\d+-[0-9a-f]{8}-\d+-\d+")
 _CHECKPOINT = re.compile(r"\.?(model_(?:\d{7}|best|final))(?:-(\d{7})(?:-\d+)?)?")
-_AGAIN = re.compile(r"(\.model_[a-z0-9]+-\d{7})-\d+")  # the name of a hidden checkpoint that is there twice
+_AGAIN = re.compile(r"(\.model_[a-z0-9]+-\d{7})-\d+")  # the name of the second hidden checkpoint of an iteration
 _POINTER = "last_checkpoint"
 _WATCHED_FILES = ("metrics.json", "config.yaml")
 

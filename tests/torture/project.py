@@ -1,6 +1,6 @@
 """The project that is killed: handwritten digits, and randomness of every kind that a training knows.
 
-It keeps its own history, beside the run's folder and not by any means of the library: after each update one line with
+It keeps its own history, outside of the run's folder and without the library: after each update one line with
 the samples, what was made of them, the learning rate, and a checksum of everything that was learned. Whether a resume
 was exact is read from there.
 """
@@ -26,7 +26,7 @@ TRACE = "TORTURE_TRACE"  # environment: the file of the history; those of furthe
 
 
 class Digits(Dataset):
-    """Digits of 8 x 8 pixels. Those to train on are shifted, weighed and made noisy, at random and each time anew."""
+    """Digits of 8 x 8 pixels. Those to train on are shifted, weighted and made noisy at random each time."""
 
     def __init__(self, start: int, stop: int, is_train: bool) -> None:
         digits = load_digits()

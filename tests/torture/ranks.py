@@ -31,10 +31,10 @@ def history(files: Files, rank: int) -> Lines:
     return reader.trace(files.trace if rank == 0 else files.trace.with_name(f"{files.trace.name}.rank{rank}"))
 
 
-def make_reference(beside: Path, processes: int, *more: str) -> tuple[Reference, dict[int, Lines]]:
+def make_reference(work_dir: Path, processes: int, *more: str) -> tuple[Reference, dict[int, Lines]]:
     """An undisturbed run, and the history of each of its ranks."""
-    beside.mkdir()
-    files, folder = Files(beside, 0), beside / "run"
+    work_dir.mkdir()
+    files, folder = Files(work_dir, 0), work_dir / "run"
     code = launch(folder, files, processes, *more).wait(HANGS_AFTER_S)
     if code != 0:
         raise RuntimeError(f"the undisturbed run of {processes} ended with {code}:\n{files.log.read_text()[-2000:]}")
@@ -43,7 +43,7 @@ def make_reference(beside: Path, processes: int, *more: str) -> tuple[Reference,
 
 
 def kill_ranks(work: Path, *, kills: int, seed: int, show: Show) -> bool:
-    """Kill one of two ranks, again and again: the job ends soon, all of it, and a restart goes on exactly."""
+    """Kill one of two ranks repeatedly: the complete job ends soon, and a restart continues exactly."""
     rng = random.Random(seed)
     started = time.monotonic()
     reference, theirs = make_reference(work / "reference", 2)

@@ -1,4 +1,4 @@
-"""Reads a run's folder without the library: which checkpoints are there, is each whole, and which is the newest."""
+"""Reads a run's folder without the library: the checkpoints, whether each is complete, and the newest one."""
 
 import json
 import os
@@ -16,14 +16,14 @@ _TIMES = ("time", "data_time")  # of metrics: what no two runs have alike
 
 @dataclass
 class Snapshot:
-    """What was there at one moment, when nobody wrote.
+    """The content of a folder at one moment at which no process wrote.
 
     Attributes:
         committed: the checkpoint that a resume must take, and its iteration; ("", -1) if there is none.
         steps: the numbered checkpoints, first to last.
         links: what the links point at.
         temporary: the hidden entries that a save writes before it gives them their name.
-        faults: whatever is there under a final name and is not whole.
+        faults: entries with a final name that are not complete.
     """
 
     committed: tuple[str, int] = ("", -1)
@@ -107,7 +107,7 @@ def read_checkpoint(path: Path, faults: list[str]) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The rows of metrics.json without what tells of time, and whether its last line is torn.
+    """The rows of metrics.json without times, and whether its last line is incomplete.
 
     Raises:
         ValueError: a line before the last one is no JSON.

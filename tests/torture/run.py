@@ -89,10 +89,10 @@ def spoiled(args: argparse.Namespace, work: Path) -> bool:
 
     def job(name: str) -> None:
         spoil, kind = SPOILERS[name]
-        beside = work / name
-        reference = make_reference(beside, spoil)
+        work_dir = work / name
+        reference = make_reference(work_dir, spoil)
         made = Job(
-            beside,
+            work_dir,
             reference,
             number=0,
             jobs=1,
@@ -127,7 +127,7 @@ def ranks(args: argparse.Namespace, work: Path) -> bool:
 
 
 def elastic(args: argparse.Namespace, work: Path) -> bool:
-    """Go on with one rank, and then with two again."""
+    """Continue with one rank, and then with two again."""
     return change_ranks(work, show=show)
 
 
@@ -150,7 +150,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.torture.run", description=__doc__, epilog=tests)
     parser.add_argument("--kills", type=int, default=500, help="how often runs are killed (default 500)")
     parser.add_argument(
-        "--every-operation", action="store_true", help="go on, up to twice as often, until each of a save was hit"
+        "--every-operation",
+        action="store_true",
+        help="continue, up to twice as often, until each operation of a save was hit",
     )
     parser.add_argument("--seed", type=int, default=0, help="of what is killed when (default 0)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time (default 2)")

@@ -48,16 +48,16 @@ def load_library() -> None:
 
 @dataclass
 class Files:
-    """What a start leaves beside its run's folder."""
+    """The files that a start writes next to the folder of its run."""
 
     log: Path
     trace: Path
     operations: Path
 
-    def __init__(self, beside: Path, number: int) -> None:
-        self.log = beside / f"start-{number:03d}.log"
-        self.trace = beside / f"start-{number:03d}.trace"
-        self.operations = beside / f"start-{number:03d}.operations"
+    def __init__(self, work_dir: Path, number: int) -> None:
+        self.log = work_dir / f"start-{number:03d}.log"
+        self.trace = work_dir / f"start-{number:03d}.trace"
+        self.operations = work_dir / f"start-{number:03d}.operations"
 
     def noted(self) -> "Noted":
         noted = Noted()
@@ -180,7 +180,7 @@ def processes_of(files: Files) -> dict[int, int]:
     for pid, stat in _stats():
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is somebody else's
+        except OSError:  # it has ended, or belongs to another user
             continue
         if stat[0] not in "ZX" and wanted in environment:
             found[pid] = next((int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")), -1)

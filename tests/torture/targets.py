@@ -11,7 +11,7 @@ _STEP = "STEP"
 
 
 def is_again(name: str) -> bool:
-    """Whether an operation saves a numbered checkpoint under a name that is there already."""
+    """Whether an operation saves a numbered checkpoint under an existing name."""
     name, _, again = label_of(name).partition("@")
     return name.endswith(again) and again != ""
 
@@ -42,7 +42,7 @@ class Targets:
         return all(name in self._hit for name in self._wanted)
 
     def choose(self, found: Snapshot) -> str | None:
-        """One that was not hit yet, in the next saves of a run that goes on from ``found``; if need be any."""
+        """One that was not hit yet, in the next saves of a run that continues from ``found``; else any."""
         if left_behind := [step for step in found.steps if _iteration(step) > found.committed[1]]:
             return self._one_again(left_behind[0][-7:])
         ahead = [name for name in self._tries if _iteration(name) > found.committed[1]]
@@ -71,7 +71,7 @@ class Targets:
         return names[min(int(self._rng.expovariate(1 / 40)), len(names) - 1)]
 
     def has_left(self, found: Snapshot) -> bool:
-        """Whether a run that goes on from ``found`` will do an operation that was not hit yet."""
+        """Whether a run that continues from ``found`` will do an operation that was not hit yet."""
         return any(name not in self._hit and _iteration(name) > found.committed[1] for name in self._wanted)
 
     def choose_while_starting(self) -> str | None:

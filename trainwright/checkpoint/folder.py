@@ -36,9 +36,8 @@ def check_name(name: str) -> None:
     Raises:
         CheckpointError: the name is not allowed; the message says which names are.
     """
-    is_plain = name[:1] not in ("", ".") and not set(name) & set("/\\\0")
-    is_encodable = name.encode(errors="replace").decode() == name  # no half of a character
-    if not is_plain or not is_encodable or name == POINTER_NAME:
+    is_plain = bool(name) and name[0] != "." and not set(name) & set("/\\\0") and name != POINTER_NAME
+    if not is_plain or name.encode(errors="replace").decode() != name:  # a lone surrogate cannot be encoded
         raise CheckpointError(
             f"checkpoint name: got {name!r}; it must be one plain name such as 'model_0000009', without path "
             f"separators, not starting with a dot, and not {POINTER_NAME!r}."

@@ -41,7 +41,7 @@ def test_a_new_metric_adds_a_column_and_leaves_earlier_cells_empty(tmp_path):
 
 @pytest.mark.parametrize("saved_at", range(1, 7))
 def test_a_resumed_run_leaves_the_table_of_an_uninterrupted_run(tmp_path, saved_at):
-    train(tmp_path / "whole.csv", 0, 8)
+    train(tmp_path / "uninterrupted.csv", 0, 8)
     path = tmp_path / "metrics.csv"
     state = train(path, 0, saved_at)
     train(path, saved_at, saved_at + 1, state=state)
@@ -49,7 +49,7 @@ def test_a_resumed_run_leaves_the_table_of_an_uninterrupted_run(tmp_path, saved_
         file.write("2,1.2")  # torn while writing
     train(path, saved_at, 8, state=state)
     # A column that the cut rows had brought may already be there; the rows are the same.
-    assert path.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert path.read_bytes() == (tmp_path / "uninterrupted.csv").read_bytes()
 
 
 def test_a_new_run_keeps_the_table_of_an_earlier_one_beside(tmp_path):

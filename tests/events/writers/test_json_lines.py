@@ -73,7 +73,7 @@ def test_nothing_new_adds_no_row(tmp_path):
     writer.write(storage)
     storage.step()
     storage.put_scalar("loss", 2.0)
-    writer.write(storage)  # opens the file again and goes on
+    writer.write(storage)  # opens the file again and appends
     writer.close()
     writer.close()
     assert [row["iteration"] for row in rows(path)] == [0, 1]
@@ -90,14 +90,14 @@ def test_nan_and_inf_become_null(tmp_path):
 @pytest.mark.parametrize("saved_at", range(1, 20))
 @pytest.mark.parametrize("crashed_after", [0, 1, 5])
 def test_a_run_resumed_anywhere_leaves_the_file_of_an_uninterrupted_run(tmp_path, saved_at, crashed_after):
-    train(tmp_path / "whole.json", 0, 25)
+    train(tmp_path / "uninterrupted.json", 0, 25)
     path = tmp_path / "metrics.json"
     state = train(path, 0, saved_at, final=False)  # saves a checkpoint ...
     train(path, saved_at, saved_at + crashed_after, state=state, final=False)  # ... and dies later
     with path.open("a") as file:
         file.write('{"acc": 1.0, "iterat')  # while writing a row
     train(path, saved_at, 25, state=state)
-    assert path.read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert path.read_bytes() == (tmp_path / "uninterrupted.json").read_bytes()
 
 
 def test_a_finished_run_that_goes_on_moves_its_final_evaluation_to_the_end(tmp_path):

@@ -39,7 +39,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 class Memory(EventWriter):
-    """Remembers what it was told; waits before each row for its gate."""
+    """Records the rows that it is given; waits before each row for its gate."""
 
     def __init__(self, gate: threading.Event | None = None) -> None:
         self.gate = gate
@@ -112,15 +112,15 @@ def test_a_slow_writer_sees_each_row_as_it_was_in_one_storage_and_one_thread(
 def test_histories_samples_hints_and_the_beginning_are_those_of_then(
     storage: EventStorage, gate: threading.Event
 ) -> None:
-    told: list[Any] = []
+    written: list[Any] = []
 
     class Curious(Memory):
         def write(self, storage: EventStorage | None = None) -> None:
             super().write(storage)
             seen = get_event_storage()
             loss = seen.history("loss")
-            figures = [figure.name for figure in seen.media()]
-            told.append((seen.samples, loss.values(), loss.avg(2), loss.global_avg(), figures, seen.smoothing_hints()))
+            media = [item.name for item in seen.media()]
+            written.append((seen.samples, loss.values(), loss.avg(2), loss.global_avg(), media, seen.smoothing_hints()))
             assert seen.latest() == {name: (h.latest(), h.latest_iteration()) for name, h in seen.histories().items()}
             assert (seen.start_iter, seen.first_unwritten) == (0, 0)
 
@@ -131,7 +131,7 @@ def test_histories_samples_hints_and_the_beginning_are_those_of_then(
     storage.put_scalar("acc", 1.0, smoothing_hint=False)
     gate.set()
     dispatcher.close()
-    assert told == [
+    assert written == [
         (4, [(0.0, 0)], 0.0, 0.0, ["first"], {"loss": True}),
         (8, [(0.0, 0), (1.0, 1)], 0.5, 0.5, ["first"], {"loss": True}),
     ]
