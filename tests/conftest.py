@@ -1,8 +1,12 @@
 """What tests of several rooms share: the digits, the example project on them, and the command line."""
 
+import os
+
+# Workers of pytest-xdist share the cores: more threads in each only wait for each other. Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import json
 import logging
-import os
 import runpy
 import shutil
 import signal
@@ -13,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.fork_server import python
 
 if TYPE_CHECKING:
     from tests.hub_server import HubServer
@@ -47,12 +53,15 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def run_python(environment: dict[str, str]) -> Run:
-    """``run_python(*arguments, cwd, code=0)``: run this Python, and hold it to its exit code."""
+    """``run_python(*arguments, cwd, code=0)``: run this Python, and check its exit code.
+
+    ``fresh``: in an interpreter that has imported nothing, as a user starts it.
+    """
 
     def run(
-        *arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120
+        *arguments: object, cwd: Path, code: int | None = 0, timeout: float = 120, fresh: bool = False
     ) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, *map(str, arguments)]
+        command = [sys.executable if fresh else python(), *map(str, arguments)]
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
         if code is not None:
             assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -3,12 +3,12 @@
 import io
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.fork_server import python
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.terminal import guarded, is_terminal, print_line, printable
 
@@ -66,7 +66,7 @@ def test_a_guarded_stream_equals_the_stream_itself() -> None:
 def test_a_training_ends_well_where_nothing_reads_what_it_prints(tmp_path: Path, streams: str, settings: str) -> None:
     script = tmp_path / "training.py"
     script.write_text(textwrap.dedent(TRAINING))
-    command = f'set -o pipefail; "{sys.executable}" "{script}" "{tmp_path}/run" "{settings}" {streams}'
+    command = f'set -o pipefail; "{python()}" "{script}" "{tmp_path}/run" "{settings}" {streams}'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     rows = (tmp_path / "run" / "metrics.json").read_text().splitlines()

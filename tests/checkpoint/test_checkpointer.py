@@ -2,7 +2,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 import xxhash
 from torch import nn
 
+from tests.fork_server import python
 from trainwright import checkpoint
 from trainwright.checkpoint import CheckpointError, CheckpointTypeError, keep_newest, verify
 from trainwright.checkpoint.manifest import FileEntry, read_manifest
@@ -375,7 +375,7 @@ for value in range(400):
 
 @pytest.mark.parametrize("name", ["model_best", "epoch"])  # a link, and a folder that is exchanged
 def test_a_reader_of_a_name_that_is_saved_again_reads_one_checkpoint(tmp_path, name):
-    writer = subprocess.Popen([sys.executable, "-c", SAVES_AGAIN, tmp_path, name])
+    writer = subprocess.Popen([python(), "-c", SAVES_AGAIN, tmp_path, name])
     try:
         memory, model = Memory(), nn.Linear(64, 64)
         checkpointer = Checkpointer(model, memory=memory)

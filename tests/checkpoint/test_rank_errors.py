@@ -1,5 +1,6 @@
 import subprocess
-import sys
+
+from tests.fork_server import python
 
 WORKER = """
 import os, sys
@@ -72,7 +73,7 @@ finally:
 def test_two_ranks_save_resume_and_fail_together(tmp_path):
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", WORKER, str(tmp_path), str(rank)],
+            [python(), "-W", "ignore", "-c", WORKER, str(tmp_path), str(rank)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

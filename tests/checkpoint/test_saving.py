@@ -3,7 +3,6 @@
 import gc
 import os
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.fork_server import python
 from trainwright.checkpoint import Checkpointer, CheckpointTypeError, files, keep_newest, saving, verify
 
 LARGE = 300
@@ -212,7 +212,7 @@ def train():
     checkpointer.wait()
 threading.Thread(target=train).start()
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([python(), "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert verify(tmp_path / "model_0000009").iteration == 9
 
@@ -306,7 +306,7 @@ def late(*arguments):
 saving.commit_folder = late
 Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    subprocess.run([python(), "-c", script, str(tmp_path)], check=True, timeout=60)
     assert verify(tmp_path / "model_0000009").iteration == 9
 
 
@@ -375,7 +375,7 @@ def fail(*_):
 saving.commit_folder = fail
 Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration=9)
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([python(), "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert "No space left on device" in done.stderr
     assert "model_0000009" in done.stderr
     assert "Traceback" not in done.stderr

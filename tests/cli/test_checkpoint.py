@@ -451,7 +451,7 @@ def test_no_command_loads_torch_except_deep(run_python: Callable, run: Path) -> 
         "    assert main(arguments) == 0\n"
         "    assert not {'torch', 'numpy', 'pydantic', 'hydra'} & set(sys.modules), arguments\n"
     )
-    run_python("-c", code, cwd=run)
+    run_python("-c", code, cwd=run, fresh=True)
 
 
 def test_what_reads_the_lines_may_leave_early(run_python: Callable, run: Path) -> None:

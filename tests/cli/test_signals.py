@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fork_server import python
+
 TIMINGS = {"time", "data_time"}
 
 
@@ -18,9 +20,11 @@ def rows(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if name not in TIMINGS} for row in read]
 
 
-def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> "subprocess.Popen[str]":
+def start(
+    arguments: list[str], folder: Path, environment: dict[str, str], program: str = sys.executable
+) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "trainwright.cli.main", "train", *arguments, "--resume", f"train.output_dir={folder}"],
+        [program, "-m", "trainwright.cli.main", "train", *arguments, "--resume", f"train.output_dir={folder}"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -45,7 +49,8 @@ def test_stopped_and_started_again_is_as_never_stopped(
 ) -> None:
     folder = tmp_path / "output"
     arguments = [str(finished.config), *short]
-    process = start(arguments, folder, environment)
+    # A kill must end the program itself: at once, so that the next one may have the folder.
+    process = start(arguments, folder, environment, sys.executable if number == signal.SIGKILL else python())
     wait_for_rows(folder, 2)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -58,7 +63,7 @@ def test_stopped_and_started_again_is_as_never_stopped(
         assert saved is not None, output
         assert (folder / "last_checkpoint").read_text() == f"model_{int(saved[1]) - 1:07d}"
 
-    again = start(arguments, folder, environment)
+    again = start(arguments, folder, environment, python())
     output, _ = again.communicate(timeout=60)
     assert again.returncode == 0, output
     if number != signal.SIGKILL:
@@ -71,7 +76,7 @@ def test_stopped_and_started_again_is_as_never_stopped(
 
 def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tmp_path: Path) -> None:
     folder = tmp_path / "output"
-    process = start([str(finished.config), *short, "train.checkpointer.max_to_keep=10"], folder, environment)
+    process = start([str(finished.config), *short, "train.checkpointer.max_to_keep=10"], folder, environment, python())
     wait_for_rows(folder, 2)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=60)

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.fork_server import python
+
 REPOSITORY = Path(__file__).parents[2]
 TIMINGS = {"time", "data_time"}  # seconds: the only figures that differ between two equal runs
 
@@ -81,7 +83,7 @@ def test_in_a_pipe_lines_are_plain(finished) -> None:
 def test_where_nothing_reads_its_lines_a_run_is_as_ever(
     finished, environment, short, sha, read_rows, tmp_path: Path, streams: str
 ) -> None:
-    words = [sys.executable, "-m", "trainwright.cli.main", "train", finished.config, *short, "train.output_dir=output"]
+    words = [python(), "-m", "trainwright.cli.main", "train", finished.config, *short, "train.output_dir=output"]
     command = f"set -o pipefail; {shlex.join(map(str, words))} {streams}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -128,7 +130,7 @@ def test_config_yaml_makes_the_same_run_bit_for_bit(finished, train, sha, read_r
 
 def test_tools_train_net_is_the_same_program(finished, run_python, short, sha, tmp_path: Path) -> None:
     script = REPOSITORY / "tools" / "train_net.py"
-    run_python(script, "--config-file", finished.config, *short, "train.output_dir=output", cwd=tmp_path)
+    run_python(script, "--config-file", finished.config, *short, "train.output_dir=output", cwd=tmp_path, fresh=True)
     assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
 
 
@@ -321,7 +323,7 @@ def test_a_folder_with_an_odd_name_and_a_deleted_working_folder(
     )
     place = "train.output_dir=" + str(folder).replace("${", r"\${")
     for more in ("train.train_iter=30", "--resume"):
-        words = [sys.executable, "-c", program, finished.config, *short, place, more]
+        words = [python(), "-c", program, finished.config, *short, place, more]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
         assert (done.returncode, done.stderr.decode()) == (0, "")
     assert b"/model_final." in done.stdout  # the newest, which can be read

@@ -5,7 +5,6 @@ import math
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.fork_server import python
+
 SCRIPT = Path(__file__).parent / "objects_script.py"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
 # On a machine without a GPU these two processes compute on the CPU.
-ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
 ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 
 
@@ -54,11 +55,11 @@ def run(folder: Path, *, launcher: list[str] | None = None, part: str = "", **sa
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable]
+    command = [python()]
     if launcher is TORCHRUN:
-        command = [*TORCHRUN, "--master-port", port]
+        command += [*TORCHRUN, "--master-port", port]
     elif launcher is not None:
-        command = [*launcher, "--main_process_port", port]
+        command += [*launcher, "--main_process_port", port]
     done = subprocess.run(
         [*command, str(SCRIPT), json.dumps({"out": str(folder), "part": part, **said})],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},

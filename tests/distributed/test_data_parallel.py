@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from tests.fork_server import python
 
 HERE = Path(__file__).parent
 TRAIN_NET = HERE.parents[1] / "tools" / "train_net.py"
@@ -46,7 +47,7 @@ class Run:
 def train(folder: Path, *arguments: str, processes: int = 1) -> Run:
     seen = folder.parent / f"{folder.name}-seen-{time.monotonic_ns()}"
     seen.mkdir(parents=True)
-    launcher = [sys.executable]
+    launcher = [python()]
     if processes > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -138,7 +138,7 @@ def run(cfg: DictConfig, stop: int | None = None) -> dict[int, dict[str, str]]:
     finally:
         # Workers end at once when their loader is let go; the garbage collector would take 5 s for each.
         vars(trainer._trainer).pop("_data_loader_iter", None)
-        trainer.train_loader._batches = None
+        trainer.train_loader.close()
     return history
 
 

@@ -2,10 +2,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.fork_server import python
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("ranks.py")
@@ -18,7 +19,7 @@ def start(world_size: int, folder: Path) -> subprocess.Popen:
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
     launcher = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", port] if world_size > 1 else []
     return subprocess.Popen(
-        [sys.executable, *launcher, str(PROGRAM), str(folder)],
+        [python(), *launcher, str(PROGRAM), str(folder)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,7 +1,6 @@
 """float32_matmul_precision holds for a training, in both doors, and no longer."""
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from tests.fork_server import python
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
@@ -98,7 +98,7 @@ def test_beside_torchs_newer_settings_it_is_refused() -> None:
         "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'\n"
         "Float32MatmulPrecision('high').before_train()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([python(), "-c", program], capture_output=True, text=True)
     assert (
         "float32_matmul_precision: got 'high', but this program has set torch.backends' fp32_precision" in done.stderr
     )

@@ -4,10 +4,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.fork_server import python
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -15,7 +16,7 @@ REPOSITORY = Path(__file__).parents[3]
 def start(**environment: object) -> subprocess.Popen:
     settings = {"PYTHONPATH": REPOSITORY, "OMP_NUM_THREADS": 1, **environment}
     return subprocess.Popen(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("metric_ranks.py"))],
+        [python(), "-W", "error", str(Path(__file__).with_name("metric_ranks.py"))],
         env={**os.environ, **{key: str(value) for key, value in settings.items()}},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,12 +3,12 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 
+from tests.fork_server import python
 from trainwright.events import EventStorage, JSONWriter
 
 
@@ -170,7 +170,7 @@ def test_a_killed_process_leaves_only_whole_rows(tmp_path):
                 storage.step()
         """
     )
-    process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen([python(), "-c", program, str(path)], stdout=subprocess.PIPE)
     with process:
         assert process.stdout.readline() == b"going\n"
         process.send_signal(signal.SIGKILL)

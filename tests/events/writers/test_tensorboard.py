@@ -2,12 +2,12 @@ import itertools
 import math
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
 import torch
 
+from tests.fork_server import python
 from trainwright.events import EventStorage, TensorBoardWriter
 from trainwright.events.writers.base import SafeWriter
 
@@ -111,7 +111,7 @@ with EventStorage(0) as storage:
     writer.write()
 os._exit(1)
 """
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 1
+    assert subprocess.run([python(), "-c", program]).returncode == 1
     assert points(tmp_path, "loss") == [(0, 1.0)]
 
 

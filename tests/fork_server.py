@@ -1,0 +1,272 @@
+"""A Python that starts in 30 ms with torch and trainwright imported, for tests that start programs.
+
+``python()`` is the path of an executable that takes the arguments of ``python`` (``-c``, ``-m`` or a script; ``-u``
+and ``-W``). It asks a server, which has imported torch and trainwright and nothing else has happened in, to fork. The
+fork gets the caller's arguments, environment, working folder and streams, runs the program as ``__main__`` and ends as
+an interpreter does; exit code, signals and a kill of the executable are passed on. Everything else, such as an
+environment that changes what an import does, is given to a fresh interpreter.
+
+What such a program cannot show is what it imports and how long that takes: tests of imports, of a signal during the
+start and of the installed command use ``sys.executable``.
+"""
+
+import atexit
+import functools
+import gc
+import importlib
+import io
+import marshal
+import os
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PRELOADED = (
+    "torch.utils.data",
+    "torch.distributed.run",
+    "torch.utils.tensorboard",
+    "hydra.core.override_parser.overrides_parser",
+    "antlr4",
+    "trainwright.cli.main",
+    "trainwright.cli.train",
+    "trainwright.config.defaults",
+    "trainwright.engine",
+    "trainwright.evaluation",
+    "trainwright.hooks",
+    "trainwright.data",
+)
+# Variables that are read at an import, or when the interpreter starts.
+READ_EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "LD_", "TORCHINDUCTOR", "TORCHDYNAMO", "TORCH_LOGS")
+READ_LATE = {"PYTHONPATH", "PYTHON_EXEC"}
+
+CLIENT = """#!{python} -IS
+import _socket, marshal, os, signal, sys
+
+def fresh():
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+
+try:
+    for fd in (0, 1, 2):
+        os.fstat(fd)
+except OSError:  # a closed stream
+    fresh()
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+try:
+    server.connect({address!r})
+except OSError:
+    fresh()
+request = marshal.dumps((sys.argv[1:], dict(os.environb)))
+streams = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (0, 1, 2, os.open(".", os.O_RDONLY)))
+server.sendmsg([len(request).to_bytes(8, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+view = memoryview(request)
+while view:
+    view = view[server.send(view):]
+pid = int.from_bytes(server.recv(8), "big")
+if not pid:
+    fresh()
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+answer = server.recv(8)
+code = int.from_bytes(answer, "big", signed=True) if answer else -signal.SIGKILL
+if code < 0:
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+@functools.cache
+def python() -> str:
+    """The executable; its server starts now and ends with this process."""
+    if not hasattr(os, "pidfd_open"):
+        return sys.executable
+    folder = Path(tempfile.mkdtemp(prefix="forks-"))
+    address = folder / "socket"
+    client = folder / "python"
+    client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    client.chmod(0o700)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen(64)  # callers wait here while the server imports
+    repository = str(Path(__file__).parents[1])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.fork_server", str(listener.fileno())],
+        pass_fds=[listener.fileno()],
+        stdin=subprocess.PIPE,  # closed when this process ends
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": repository, "OMP_NUM_THREADS": "1"},
+    )
+    listener.close()
+
+    def stop() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait(10)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(stop)
+    os.environ["PYTHON_EXEC"] = str(client)  # torchrun starts its ranks with it
+    return str(client)
+
+
+class Request:
+    """A program that a client asks for."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        head, self.fds, _, _ = socket.recv_fds(connection, 8, 4)
+        size, body = int.from_bytes(head, "big"), b""
+        while len(body) < size:
+            body += connection.recv(size - len(body))
+        self.arguments: list[str]
+        self.arguments, environment = marshal.loads(body)
+        self.environment: dict[bytes, bytes] = environment
+
+    def is_served(self) -> bool:
+        """Whether a fork shows what a fresh interpreter would."""
+        if early(self.environment) != early(dict(os.environb)):
+            return False
+        options = iter(self.arguments)
+        for word in options:
+            if word == "-W":
+                next(options, None)
+            elif word != "-u":
+                return word in ("-c", "-m") or not word.startswith("-")
+        return False
+
+    def become(self) -> None:
+        """Make this process the program's."""
+        for number, fd in enumerate(self.fds[:3]):
+            os.dup2(fd, number)
+        os.fchdir(self.fds[3])
+        for fd in self.fds:
+            os.close(fd)
+        base = sys.path[len(import_paths()) + 1 :]  # without the server's own, before which `-m` has put its folder
+        os.environb.clear()
+        os.environb.update(self.environment)
+        sys.path[:] = [*import_paths(), *base]
+
+    def run(self) -> None:
+        words = list(self.arguments)
+        while words[0] in ("-u", "-W"):
+            if words.pop(0) == "-W":
+                warnings._processoptions([words.pop(0)])  # type: ignore[attr-defined]
+            else:
+                for name, fd in (("stdout", 1), ("stderr", 2)):
+                    raw: Any = io.FileIO(fd, "w", closefd=False)
+                    setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        if words[0] == "-m":
+            sys.argv = ["-m", *words[2:]]
+            sys.path.insert(0, os.getcwd())
+            sys.modules.pop(words[1], None)  # runpy warns about a module that has been imported already
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+            return
+        if words[0] == "-c":
+            sys.argv, name, source = ["-c", *words[2:]], "<string>", words[1].encode()
+            sys.path.insert(0, "")
+        else:
+            sys.argv, name, source = words, words[0], Path(words[0]).read_bytes()
+            sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
+            main.__file__ = name
+        exec(compile(source, name, "exec"), main.__dict__)
+
+
+def early(environment: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    names = tuple(name.encode() for name in READ_EARLY)
+    late = {name.encode() for name in READ_LATE}
+    return {name: value for name, value in environment.items() if name.startswith(names) and name not in late}
+
+
+def import_paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def serve(listener: socket.socket) -> Request | None:
+    """Fork for each request. Returns in each fork, with the request, and here when the caller has ended."""
+    with selectors.DefaultSelector() as events:
+        events.register(sys.stdin.fileno(), selectors.EVENT_READ, "caller")
+        events.register(listener, selectors.EVENT_READ, "request")
+        running: dict[int, tuple[socket.socket, int]] = {}  # pid: its client, and a descriptor that tells its end
+        while True:
+            for key, _ in events.select():
+                if key.data == "caller":
+                    for pid in running:
+                        os.kill(pid, signal.SIGKILL)
+                    return None
+                if key.data == "request":
+                    connection, _ = listener.accept()
+                    try:
+                        request = Request(connection)
+                    except (OSError, ValueError, EOFError):  # the client was killed meanwhile
+                        connection.close()
+                        continue
+                    is_served = request.is_served()
+                    pid = os.fork() if is_served else 0
+                    if is_served and not pid:
+                        for other, descriptor in running.values():
+                            other.close()
+                            os.close(descriptor)
+                        connection.close()
+                        return request
+                    for fd in request.fds:
+                        os.close(fd)
+                    with suppress(OSError):
+                        connection.sendall(pid.to_bytes(8, "big"))
+                    if not pid:
+                        connection.close()
+                        continue
+                    descriptor = os.pidfd_open(pid)
+                    running[pid] = connection, descriptor
+                    events.register(connection, selectors.EVENT_READ, ("client", pid))
+                    events.register(descriptor, selectors.EVENT_READ, ("end", pid))
+                    continue
+                what, pid = key.data
+                if pid not in running:
+                    continue
+                connection, descriptor = running[pid]
+                if what == "client":  # it was killed: so is the program
+                    os.kill(pid, signal.SIGKILL)
+                    events.unregister(connection)
+                    continue
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with suppress(OSError):
+                    connection.sendall(code.to_bytes(8, "big", signed=True))
+                with suppress(KeyError):
+                    events.unregister(connection)
+                events.unregister(descriptor)
+                connection.close()
+                os.close(descriptor)
+                del running[pid]
+
+
+def main() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in PRELOADED:
+            importlib.import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise SystemExit("an import has started a thread, which a fork would not have")
+    gc.collect()
+    gc.freeze()  # what is imported is no garbage of the program
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    request = serve(listener)
+    listener.close()
+    if request is not None:
+        request.become()
+        request.run()
+
+
+if __name__ == "__main__":
+    main()
