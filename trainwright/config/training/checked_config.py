@@ -96,7 +96,7 @@ class _LoadFromYaml:
             """
             draft = Draft(kind, *read_settings(path, kind))
             draft.forget_defaults()
-            return _made(kind, draft, str(path)) if config is None else config._become(draft, str(path))
+            return _build(kind, draft, str(path)) if config is None else config._change_to(draft, str(path))
 
         return load_from_yaml
 
@@ -113,7 +113,7 @@ class CheckedConfig(BaseModel):
     _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user used
 
     def __init__(self, **values: Any) -> None:
-        self._take(Draft(type(self), values))
+        self._apply(Draft(type(self), values))
 
     def update(self, values: Mapping[str, Any] | None = None, **more: Any) -> Self:
         """Change several settings at once; if a value is invalid, nothing changes. Returns itself.
@@ -121,7 +121,7 @@ class CheckedConfig(BaseModel):
         Raises:
             ConfigError: a setting is wrong; the message lists all faults.
         """
-        return self._become(Draft(type(self), {**(values or {}), **more}))
+        return self._change_to(Draft(type(self), {**(values or {}), **more}))
 
     def copy_with(self, **changes: Any) -> Self:
         """A copy with some settings changed."""
@@ -189,7 +189,7 @@ class CheckedConfig(BaseModel):
         written.forget_defaults()
         draft = Draft(cls, overrides, written.faults)
         draft.keep(written.given)
-        return _made(cls, draft, str(file))
+        return _build(cls, draft, str(file))
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any], **overrides: Any) -> Self:
@@ -207,7 +207,7 @@ class CheckedConfig(BaseModel):
 
     # Checks.
 
-    def _take(self, draft: Draft, source: str = "") -> None:
+    def _apply(self, draft: Draft, source: str = "") -> None:
         draft.check_types(self._validated)
         draft.check_together(CHECKS)
         draft.raise_faults(source)
@@ -218,10 +218,10 @@ class CheckedConfig(BaseModel):
         super().__init__(**given)
         return dict(self.__dict__)
 
-    def _become(self, draft: Draft, source: str = "") -> Self:
+    def _change_to(self, draft: Draft, source: str = "") -> Self:
         """Change to the settings of a draft. If it has faults, nothing changes."""
         draft.keep(self._fields_given())
-        other = _made(type(self), draft, source)
+        other = _build(type(self), draft, source)
         self.__dict__.update(other.__dict__)
         self._as_set, self._names = other._as_set, {**self._names, **other._names}
         object.__setattr__(self, "__pydantic_fields_set__", other.model_fields_set)
@@ -274,26 +274,25 @@ class CheckedConfig(BaseModel):
     __hash__ = None  # type: ignore[assignment]  # it can be changed
 
     def __reduce__(self) -> Any:  # for copies and for processes that read data
-        return _again, (type(self), self._fields_given())
+        return _rebuild, (type(self), self._fields_given())
 
-    def __copy__(self) -> Self:
-        return _again(type(self), self._fields_given())
+    def __copy__(self, memo: Any = None) -> Self:
+        return _rebuild(type(self), self._fields_given())  # a check copies dicts and lists
 
-    def __deepcopy__(self, memo: Any = None) -> Self:
-        return _again(type(self), self._fields_given())  # dicts and lists in it are copied by every check
+    __deepcopy__ = __copy__
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """pydantic's name of :meth:`copy_with`."""
         return self.copy_with(**(update or {}))
 
 
-def _made(kind: type[T], draft: Draft, source: str = "") -> T:
+def _build(kind: type[T], draft: Draft, source: str = "") -> T:
     config = kind.__new__(kind)
-    config._take(draft, source)
+    config._apply(draft, source)
     return config
 
 
-def _again(kind: type[T], given: dict[str, Any]) -> T:
+def _rebuild(kind: type[T], given: dict[str, Any]) -> T:
     return kind(**given)
 
 

@@ -37,7 +37,7 @@ class Draft:
         known = {*kind.model_fields, *ALIASES}
         for name in sorted(values, key=_rank):
             if name in known:
-                self._take(name, values[name])
+                self._set(name, values[name])
             else:
                 hint = f"Here: {FOREIGN[name]}." if name in FOREIGN else did_you_mean(str(name), known)
                 self.faults.append(Fault(f"{kind.__name__}.{name}", f"no such setting. {hint}", ConfigKeyError))
@@ -65,8 +65,8 @@ class Draft:
 
     def keep(self, others: Mapping[str, Any]) -> None:
         """Set the fields that the user did not set."""
-        against = {s.field for s in self._unspecified if s.field in others and not s.accepts(others[s.field])}
-        kept = {field: value for field, value in others.items() if field not in self._name_of and field not in against}
+        excluded = {s.field for s in self._unspecified if s.field in others and not s.accepts(others[s.field])}
+        kept = {field: value for field, value in others.items() if field not in self._name_of and field not in excluded}
         self.given = {**kept, **self.given}
 
     def check_types(self, validate: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -94,34 +94,35 @@ class Draft:
             lines = (f"{source}: {fault}" if source else str(fault) for fault in self.faults)
             raise error_of(self.faults, "\n".join(lines))
 
-    def _take(self, name: str, value: Any) -> None:
-        field, synonym = field_of(name), ALIASES.get(name)
+    def _set(self, name: str, value: Any) -> None:
+        field, alias = field_of(name), ALIASES.get(name)
         try:
-            written = synonym.write(value) if synonym else value
-            meant = written if written is UNSPECIFIED else canonical(field, written)
+            converted = alias.write(value) if alias else value
+            if converted is not UNSPECIFIED:
+                converted = canonical(field, converted)
         except ValueError as error:
             self._name_of[field] = name
             is_complete = isinstance(error, ConfigError)  # a complete message of a metric's config
             self.refuse(field, str(error) if is_complete else f"{got(value)}; it must be {error}.")
             return
-        if field in self.given and not self._agree(field, synonym, meant):
-            was = self._name_of[field]
-            other = ALIASES[was].read(self.given[field]) if was in ALIASES else self.given[field]
+        if field in self.given and not self._agree(field, alias, converted):
+            earlier = self._name_of[field]
+            other = ALIASES[earlier].read(self.given[field]) if earlier in ALIASES else self.given[field]
             self._name_of[field] = name
             self.refuse(
-                field, f"got {value!r}, and {was}={other!r}: these are two names of one setting. Give one of them."
+                field, f"got {value!r}, and {earlier}={other!r}: these are two names of one setting. Give one of them."
             )
-        elif meant is UNSPECIFIED and synonym:
-            self._unspecified.append(synonym)
+        elif converted is UNSPECIFIED and alias:
+            self._unspecified.append(alias)
         elif field not in self.given:
-            self.given[field] = meant
+            self.given[field] = converted
             self._name_of[field] = name
 
-    def _agree(self, field: str, synonym: Alias | None, meant: Any) -> bool:
+    def _agree(self, field: str, alias: Alias | None, converted: Any) -> bool:
         given = self.given[field]
-        if synonym is None:
-            return bool(given == meant)
-        return synonym.accepts(given) if meant is UNSPECIFIED else bool(synonym.read(given) == synonym.read(meant))
+        if alias is None:
+            return bool(given == converted)
+        return alias.accepts(given) if converted is UNSPECIFIED else bool(alias.read(given) == alias.read(converted))
 
 
 def _rank(name: str) -> int:

@@ -191,7 +191,7 @@ class TrainingConfig(CheckedConfig):
     save_steps: types.SaveSteps = setting(
         None,
         "checkpoint",
-        "Steps between checkpoints besides those of model_checkpoint; a share: of all steps; 0: none.",
+        "Steps between checkpoints, in addition to model_checkpoint; a fraction: of all steps; 0: none.",
     )
     checkpoints_dir: types.Folder = setting("checkpoints", "checkpoint", "The folder of checkpoints inside output_dir.")
     max_to_keep: types.CountOrNone = setting(
