@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainwright.evaluation.metrics.tm_metrics import show_avaliable_metrics as show_avaliable_metrics
     from trainwright.evaluation.objective import objective_of as objective_of
 
-# The block above says the same to type checkers; tests/house holds the two together.
+# The block above is the same for type checkers; tests/house compares the two.
 _NAMES_OF = {
     "evaluator": "DatasetEvaluator DatasetEvaluators EvaluationError flatten_results_dict print_csv_format",
     "evaluators": "BLEUEvaluator ClsEvaluator PPLEvaluator RegEvaluator",

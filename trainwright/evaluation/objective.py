@@ -1,4 +1,4 @@
-"""Whether more of a result is better."""
+"""Whether a larger or a smaller value of a result is better."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,17 +10,17 @@ _PREFIXES = ("evaluation.", "train.")
 
 
 def objective_of(key: str, handler_or_metrics: Any = None) -> str:
-    """ "maximize" or "minimize": what ``metric_for_best_model=key`` is to look for.
+    """ "maximize" or "minimize": the direction of ``metric_for_best_model=key``.
 
-    What the user has said in a ``MetricConfig`` comes first, then what the metric itself says, then its name: losses,
-    errors and distances are to be small, accuracies, scores and correlations that are known large.
+    A ``MetricConfig`` of the user comes first, then the metric itself, then its name: losses, errors and distances are
+    minimized; accuracies, known scores and correlations are maximized.
 
     Args:
         key: the name of a result, with or without ``train.`` or ``evaluation.`` before it.
         handler_or_metrics: a `MetricsHandler`, or metrics or ``MetricConfig`` entries.
 
     Raises:
-        ConfigError: nothing of these says it.
+        ConfigError: it is unknown.
     """
     objective = find_objective(key, handler_or_metrics)
     if objective is None:
@@ -32,7 +32,7 @@ def objective_of(key: str, handler_or_metrics: Any = None) -> str:
 
 
 def find_objective(key: str, handler_or_metrics: Any = None) -> str | None:
-    """As :func:`objective_of`; None where nothing says it."""
+    """As :func:`objective_of`; None if it is unknown."""
     for prefix in _PREFIXES:
         key = key.removeprefix(prefix)
     ask = getattr(handler_or_metrics, "objective_of", None)
@@ -42,7 +42,7 @@ def find_objective(key: str, handler_or_metrics: Any = None) -> str | None:
 
 
 def objective_by_user(key: str, entries: Any) -> str | None:
-    """What a ``MetricConfig`` among the entries of a configuration says of the result ``key``; None if none does."""
+    """The objective of a ``MetricConfig`` among the entries of a configuration for the result ``key``; else None."""
     return _said_by(key, entries)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainwright.models.tasks.speech import CTCSpeechRecognition as CTCSpeechRecognition
     from trainwright.models.tasks.speech import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
 
-# The block above says the same to type checkers; tests/house holds the two together.
+# The block above is the same for type checkers; tests/house compares the two.
 _NAMES_OF = {
     "card": "ModelCard",
     "config": "ModelConfig",

@@ -31,7 +31,7 @@ Several = str | Sequence[str] | None
 
 @dataclass
 class ModelCard:
-    """What is known about a model; what is None is left out.
+    """The content of a model card; fields that are None are omitted.
 
     Args:
         model_name: the heading; "model" by default.
@@ -43,8 +43,8 @@ class ModelCard:
         eval_results: metrics by name.
         eval_lines: their history: mappings, which become the rows of a table.
         training_summary: a text, or values by name.
-        training_config: settings by name, or an object with ``to_dict``; what looks secret is not written.
-        source: what made the card.
+        training_config: settings by name, or an object with ``to_dict``; secrets are not written.
+        source: the part of the library that wrote the card.
     """
 
     model_name: str | None = None
@@ -72,7 +72,7 @@ class ModelCard:
         return file
 
     def to_text(self) -> str:
-        """The whole card: metadata in YAML between ``---`` lines, then Markdown.
+        """The complete card: metadata in YAML between ``---`` lines, then Markdown.
 
         Raises:
             ConfigTypeError: a field is of a type that cannot be written.

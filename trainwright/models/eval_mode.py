@@ -1,4 +1,4 @@
-"""Asking a model leaves it as it was: the modes of its modules, and whether gradients are recorded."""
+"""Evaluation mode that restores the mode of each submodule."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from torch import nn
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """``model.eval()`` without gradients; afterwards, also after an exception, each submodule has the mode it had."""
+    """``model.eval()`` without gradients; afterwards, also after an exception, each submodule has its previous mode."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        # Not inference_mode: a tensor that a model makes here and keeps (a table of positions, say) could then never
-        # take part in training again.
+        # Not inference_mode: a tensor that a model creates here and keeps, such as a table of positions, could then
+        # never be used in training.
         with torch.no_grad():
             yield
     finally:

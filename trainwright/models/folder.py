@@ -30,7 +30,7 @@ _KEPT = "README.md"  # the hub's page of a model
 def save_model(
     model: nn.Module, path: str | os.PathLike[str], *, files: Mapping[str, bytes], weights_name: str = WEIGHTS_NAME
 ) -> Path:
-    """Write a model's folder: its weights and ``files``. One that is there is replaced in one step. Returns it.
+    """Write a model's folder: its weights and ``files``. An existing one is replaced atomically. Returns it.
 
     Raises:
         ConfigError: the folder holds other things, which replacing it would delete.
@@ -60,7 +60,7 @@ def save_model(
 
 
 def read_config(folder: Path, filename: str = CONFIG_NAME) -> tuple[str, dict[str, Any]]:
-    """The registered name of the model in ``folder``, and all that its config file says.
+    """The registered name of the model in ``folder``, and the content of its config file.
 
     Raises:
         MissingFileError: there is no such file. ConfigError: it names no model.
@@ -136,7 +136,7 @@ def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revisi
     """Start ``model`` from the weights of another one, here (a folder, a checkpoint, a file) or on the hub.
 
     Those whose names and shapes fit are loaded. A base model's weights go into a model that has it below
-    ``base_model_prefix``, too. Returns the names of the model's weights that got none; the log says them as well.
+    ``base_model_prefix``, too. Returns the names of the model's weights that were not loaded, which are logged too.
 
     Raises:
         MissingFileError: there is no such folder, or no weights in it. CheckpointError: none of them fits.

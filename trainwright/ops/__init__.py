@@ -1,4 +1,4 @@
-"""Operators: models that are called with one line, and trained with another."""
+"""Operators: models that are called with one line and trained with another."""
 
 from typing import TYPE_CHECKING
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, Self  # a model's outputs and a loader's labels may be anything
 
 import numpy as np
@@ -29,6 +29,7 @@ from trainwright.evaluation.metrics.classification import as_array
 from trainwright.evaluation.metrics.metric import Metric
 from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
+from trainwright.evaluation.rank_exchange import in_order
 from trainwright.parallel.dist import all_gather_object
 
 logger = logging.getLogger("trainwright.evaluation")
@@ -84,26 +85,20 @@ def put_together(batches: Sequence[Any]) -> Any:
     return list(batches)
 
 
-def in_order(shares: Sequence[Sequence[Any]]) -> list[Any]:
-    """The batches of all ranks in the order of the data set: rank r has the r-th batch of each round."""
-    rounds = zip_longest(*shares)  # None where a rank has no batch
-    return [batch for one_round in rounds for batch in one_round if batch is not None]
-
-
 class MetricsHandler:
     """Computes ``metrics`` of predictions and labels.
 
-    To do it otherwise, override one of two: ``process``, which turns a batch into a few values per sample, of which the
-    metrics are then computed; or ``compute_metrics``, which is called once with the predictions and labels of the whole
-    data set, joined, in memory.
+    To customize it, override one of two: ``process``, which turns a batch into a few values per sample, from which the
+    metrics are then computed; or ``compute_metrics``, which is called once with the predictions and labels of the
+    complete data set, joined, in memory.
 
     Args:
         metrics: names or ``MetricConfig`` entries among ``valid_metrics``; None: ``default_metrics``. Results are
-            exact, unless an entry says ``n_decimals``.
+            exact, unless an entry sets ``n_decimals``.
         trainer: provides ``trainer.model`` and ``trainer.train_dataset`` for tasks that need them.
 
     Raises:
-        ConfigError: a metric that is not valid here, or two that give results of the same name.
+        ConfigError: a metric that is not valid here, or two with results of the same name.
     """
 
     is_default = False  # metrics that the user did not ask for
@@ -125,12 +120,12 @@ class MetricsHandler:
         return f"{type(self).__name__}({list(self.metrics)!r})"
 
     def process(self, predictions: Any, labels: Any, **batch: Any) -> tuple[list[Any], list[Any]]:
-        """The predictions and labels of a batch, one small value per sample: what metrics are computed of."""
+        """The predictions and labels of a batch, one small value per sample, from which metrics are computed."""
         pairs = list(paired_rows(predictions, labels, self))
         return [one for one, _ in pairs], [other for _, other in pairs]
 
     def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
-        """The metrics of these samples: a batch or a whole data set, as tensors, arrays or lists."""
+        """The metrics of these samples: a batch or a complete data set, as tensors, arrays or lists."""
         return self._scores(*self.process(predictions, labels, **batch))
 
     def reset(self) -> None:
@@ -138,7 +133,7 @@ class MetricsHandler:
         self._batches: list[tuple[Any, Any]] = []
 
     def update(self, predictions: Any, labels: Any, **batch: Any) -> None:
-        """Take in a batch. ``batch`` are its other fields, by name."""
+        """Add a batch. ``batch`` are its other fields, by name."""
         if self._has_own_compute_metrics():
             self._batches.append((on_host(predictions), on_host(labels)))
         else:
@@ -167,7 +162,7 @@ class MetricsHandler:
         return [key for keys in outputs for key in keys or ()]
 
     def objective_of(self, key: str) -> str | None:
-        """What is better of the result ``key``, "maximize" or "minimize"; None if no metric here gives it."""
+        """The direction of the result ``key``, "maximize" or "minimize"; None if no metric here has it."""
         found = (metric for metric in self.metrics.values() if key in getattr(metric, "output_keys", ()))
         return next((str(metric.objective) for metric in found if metric.objective), None)
 
@@ -215,7 +210,7 @@ class MetricsHandler:
 
 
 class TorchMetricsHandler(MetricsHandler):
-    """Counts batches with `TMMetrics` as they come, so that nothing is kept but what the metrics keep themselves.
+    """The handler of runs without a task: counts each batch with `TMMetrics`, and keeps only the metrics' states.
 
     Args:
         metrics: names that `TMMetrics` knows, ``MetricConfig`` entries with such names, or a `TMMetrics`; None:
@@ -257,9 +252,9 @@ class TorchMetricsHandler(MetricsHandler):
         return next(iter(self.metrics.values()), None)
 
     def train_copy(self, *, all_ranks: bool = False) -> Self:
-        """Another one for the batches that are trained on, which has seen nothing.
+        """A new handler with the same metrics for the batches of training.
 
-        By default it counts those of this rank only: it may be read on one rank alone, without waiting for the others.
+        By default it counts those of this rank only: a single rank may compute it, without waiting for the others.
         """
         copy = type(self)([], self.trainer, is_default=self.is_default, all_ranks=all_ranks)
         copy.metrics = {key: metric.fresh() for key, metric in self.metrics.items()}
@@ -275,7 +270,7 @@ class TorchMetricsHandler(MetricsHandler):
         """Count a batch: a model's output, or the scores in it, and the targets.
 
         Raises:
-            EvaluationError: a metric that was asked for cannot count them.
+            EvaluationError: a metric that the user requested cannot count them.
         """
         if self.is_off:
             return
@@ -290,7 +285,7 @@ class TorchMetricsHandler(MetricsHandler):
         """The metrics over all samples since `reset`, exact; nothing if the handler is off.
 
         Raises:
-            EvaluationError: there are no samples, or a metric that was asked for cannot count them.
+            EvaluationError: there are no samples, or a metric that the user requested cannot count them.
         """
         if self.is_default:
             with self._if_it_fits():
@@ -308,13 +303,13 @@ class TorchMetricsHandler(MetricsHandler):
         return {} if self.is_off else results
 
     def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
-        """The metrics of these samples alone; what was counted so far is not touched."""
+        """The metrics of these samples alone; the batches counted so far are not affected."""
         alone = self.train_copy()
         alone.update(predictions, labels)
         return alone.compute()
 
     def known_results(self) -> list[str] | None:
-        # Some give a dictionary or a vector.
+        # Some return a dictionary or a vector.
         is_plain = all(metric.gives_one_number for metric in self.metrics.values())
         return list(self.metrics) if is_plain else None
 
@@ -325,7 +320,7 @@ class TorchMetricsHandler(MetricsHandler):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted, as tensors, numbers, texts, lists and dictionaries of these."""
+        """The counts, as tensors, numbers, texts, lists and dictionaries of these."""
         return {"is_off": self.is_off, "metrics": {key: m.state_dict() for key, m in self.metrics.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which handler computes the metrics of which task."""
+"""The metrics handlers of the five tasks."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class TextClassificationMetricsHandler(MetricsHandler):
 
 
 def _class(row: Any) -> Any:
-    """The class of one sample: the best of its scores, or itself; None if it is neither."""
+    """The class of one sample: that with the highest score, or the value itself; None if it is neither."""
     scores = np.asarray(row)
     if scores.ndim == 1 and (scores.size > 1 or scores.dtype.kind == "f"):
         return int(scores.argmax())
@@ -132,7 +132,7 @@ class _TextsMetricsHandler(MetricsHandler):
 
 
 class Image2TextMetricHandler(_TextsMetricsHandler):
-    """How far the texts read in pictures are from what stands there."""
+    """Error rates of the texts read in images."""
 
     valid_metrics = ("cer", "wer")
     default_metrics = ("cer",)
@@ -142,14 +142,14 @@ Image2TextMetricsHandler = Image2TextMetricHandler
 
 
 class SpeechRecognitionMetricsHandler(_TextsMetricsHandler):
-    """How far the texts heard are from what was said."""
+    """Error rates of transcribed speech."""
 
     valid_metrics = ("cer", "wer")
     default_metrics = ("cer", "wer")
 
 
 class TextGenerationMetricsHandler(_TextsMetricsHandler):
-    """How much of a reference is in a generated text."""
+    """Overlap of generated texts with their references."""
 
     shifts_labels = True
 
@@ -167,7 +167,7 @@ def _as_texts(values: Any) -> list[Any] | None:
 
 
 def _without_ignored(values: Any, padding_id: int) -> Any:
-    """Ids with the model's own padding where -100 says that nothing is to be learned."""
+    """Ids with the model's own padding in place of -100."""
     if isinstance(values, Tensor):
         return values.masked_fill(values == IGNORED_LABEL, padding_id)
     rows = [torch.as_tensor(row) for row in values]
@@ -179,7 +179,7 @@ def _without_ignored(values: Any, padding_id: int) -> Any:
 
 
 def _padding_id(model: Any) -> int:
-    """What the model's config says: ``pad_token_id``, or the blank of CTC; else 0."""
+    """``pad_token_id`` of the model's config, or the blank of CTC; else 0."""
     config = getattr(model, "config", None)
     found = (getattr(config, name, None) for name in ("pad_token_id", "blank_id"))
     return next((value for value in found if isinstance(value, int)), 0)

@@ -21,7 +21,7 @@ class MetricFactory:
         core_class: the class that sees predictions and targets: for a wrapper around a name, the one inside.
         core_arguments: those of this class.
         domain: the subpackage of torchmetrics that it is from: "classification", "regression", "text" …
-        task: as the name or the arguments say; None if neither does.
+        task: from the arguments or the class name; None if unknown.
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:

@@ -1,10 +1,10 @@
-"""A metric over a whole data set: predictions and targets in, a dictionary of numbers out."""
+"""A metric over a complete data set: predictions and targets in, a dictionary of numbers out."""
 
 import importlib
 import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any  # predictions and targets are lists, arrays or tensors of what the metric asks for
+from typing import Any  # predictions and targets are lists, arrays or tensors of the types that the metric takes
 
 from trainwright.config.errors import ConfigError, UserError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
@@ -12,20 +12,20 @@ from trainwright.events.phases import importing
 
 
 class Metric:
-    """Subclass it, name the results in ``all_keys``, and give ``values``.
+    """Subclass it, set ``all_keys``, the names of the results, and override ``values``.
 
     Args:
         objective: "maximize" or "minimize"; None: the metric's own, if it has one.
-        output_keys: those results that are wanted; None: all.
+        output_keys: the results that `compute` returns; None: all.
         n_decimals: digits after the point; None: exact.
 
     Raises:
-        ConfigError: an output key that the metric does not give.
+        ConfigError: an output key that the metric does not have.
     """
 
     name = ""
     all_keys: Sequence[str] = ()
-    default_objective: str | None = None  # None: what its name says, if that is known
+    default_objective: str | None = None  # None: follows from the name, if that is known
 
     def __init__(
         self,
@@ -54,15 +54,15 @@ class Metric:
         n_decimals: int | EllipsisType | None = ...,
         output_keys: Sequence[str] | None = None,
     ) -> dict[str, float]:
-        """The wanted results over all samples.
+        """The results over all samples.
 
         Args:
-            n_decimals: digits after the point, None for exact values; left out, as the metric was made: 4.
-            output_keys: those that are wanted; None: as the metric was made.
+            n_decimals: digits after the point, None for exact values; by default the metric's own: 4.
+            output_keys: the results to return; None: the metric's own.
 
         Raises:
-            EvaluationError: there are no samples, or the two are not equally many.
-            ConfigError: an output key that the metric does not give.
+            EvaluationError: there are no samples, or the numbers of predictions and targets differ.
+            ConfigError: an output key that the metric does not have.
         """
         if len(predictions) != len(targets):
             raise EvaluationError(

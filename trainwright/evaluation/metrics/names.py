@@ -105,7 +105,7 @@ def _plain(name: str) -> str:
 
 
 def higher_is_better(metric_class: type[Any]) -> bool | None:
-    """None if torchmetrics does not say."""
+    """None if torchmetrics does not define it."""
     name, classes = metric_class.__name__, metric_classes()
     if name in _WRONG_UPSTREAM:
         return _WRONG_UPSTREAM[name]

@@ -1,4 +1,4 @@
-"""Whether more of a result is better, as far as its name says it."""
+"""Whether a larger or a smaller value of a result is better, inferred from its name."""
 
 import re
 from functools import cache
@@ -13,7 +13,7 @@ _LARGER = frozenset([
     "psnr", "ssim",
 ])  # fmt: skip
 _LARGER_BEGINNINGS = ("rouge",)  # rouge1, rougeLsum
-# Of torchmetrics, which is not asked where these say enough: importing it takes seconds.
+# Of torchmetrics, which is imported only for names that are not listed here: that takes seconds.
 _SMALLER_NAMES = frozenset(
     [
         "word_info_lost",
@@ -27,9 +27,9 @@ _SMALLER_NAMES = frozenset(
 
 
 def objective_of_name(key: str) -> str | None:
-    """Of losses, errors and distances "minimize", of accuracies and scores that are known "maximize"; None if unknown.
+    """ "minimize" for losses, errors and distances, "maximize" for accuracies and known scores; None if unknown.
 
-    torchmetrics is asked for what it calls a metric.
+    Names of torchmetrics' metrics have the direction that torchmetrics defines.
 
     >>> objective_of_name("evaluation.loss"), objective_of_name("mean_squared_error"), objective_of_name("Acc@1")
     ('minimize', 'minimize', 'maximize')
@@ -46,7 +46,7 @@ def objective_of_name(key: str) -> str | None:
 
 @cache
 def _objectives_of_torchmetrics() -> dict[str, str]:
-    """What the classes of torchmetrics say, by the names of their results."""
+    """The directions of torchmetrics' classes, by the names of their results."""
     from trainwright.evaluation.metrics.names import higher_is_better, key_of, metric_classes
 
     known = {key_of(name): higher_is_better(kind) for name, kind in metric_classes().items()}

@@ -1,4 +1,4 @@
-"""How near written texts are to the right ones: error rates, ROUGE and BLEU."""
+"""Metrics of texts: error rates, ROUGE and BLEU."""
 
 import re
 import unicodedata
@@ -10,10 +10,10 @@ from trainwright.evaluation.metrics.metric import Metric, load_package
 
 
 class _ErrorRate(Metric):
-    """Insertions, deletions and substitutions over the whole data set, per unit of all references together.
+    """Insertions, deletions and substitutions over the complete data set, divided by the units of all references.
 
-    It may be larger than 1. Empty references have no units: what is written there is insertions. If all references are
-    empty it is 0.0 where nothing was written, else 1.0.
+    It may be larger than 1. Empty references have no units: texts for them are insertions. If all references are
+    empty it is 0.0 if all texts are empty, else 1.0.
     """
 
     default_objective = "minimize"
@@ -39,7 +39,7 @@ class CharacterErrorRate(_ErrorRate):
 
 
 class WordErrorRate(_ErrorRate):
-    """Units are what stands between white space."""
+    """Units are separated by white space."""
 
     name, all_keys = "wer", ("wer",)
 

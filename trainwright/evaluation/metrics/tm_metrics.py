@@ -42,7 +42,7 @@ class TMMetrics:
         name: a torchmetrics class, or its name in torchmetrics 0.7 (`get_tm_avaliable_metrics`).
         buffered: count several batches with one update. The result is the same.
         from_logits: scores are logits, whatever their values. By default, as in torchmetrics, scores of one class are
-            taken for logits if any of them lies outside [0, 1].
+            interpreted as logits if any of them lies outside [0, 1].
         arguments: those of the torchmetrics class. A wrapper's ``base_metric`` may be a name too.
 
     Raises:
@@ -89,7 +89,7 @@ class TMMetrics:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """None if torchmetrics does not say."""
+        """None if torchmetrics does not define it."""
         return self._factory.higher_is_better
 
     @property
@@ -123,7 +123,7 @@ class TMMetrics:
             metric.reset()
 
     def update(self, *inputs: Any, **named: Any) -> None:
-        """Count a batch: predictions (B, …) and targets (B, …), or what the torchmetrics class takes.
+        """Count a batch: predictions (B, …) and targets (B, …), or the arguments of the torchmetrics class.
 
         Raises:
             EvaluationError: the metric cannot take them. For a buffered batch this may be raised some batches later.

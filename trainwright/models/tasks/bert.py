@@ -27,12 +27,12 @@ class BertConfig(ModelConfig):
     """Sizes of a BERT; the defaults are those of the "base" size.
 
     Args:
-        vocab_size: how many tokens there are.
-        max_position_embeddings: most tokens of a text.
+        vocab_size: number of tokens.
+        max_position_embeddings: maximum number of tokens of a text.
         hidden_act: "gelu" or "relu".
 
     Raises:
-        ConfigError, ConfigTypeError: a value that no network can be made of.
+        ConfigError, ConfigTypeError: a value that no network can have.
     """
 
     name = "bert"
@@ -87,7 +87,7 @@ class _Bert(Model):
 
     preprocessor_kind = "tokenizer"
     base_model_prefix = "bert"
-    skip_keys_on_load = ("bert.embeddings.position_ids",)  # 0, 1, 2, ..., which older files carry
+    skip_keys_on_load = ("bert.embeddings.position_ids",)  # 0, 1, 2, ..., part of older files
     has_pooler: ClassVar[bool] = True
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
@@ -108,14 +108,14 @@ class _Bert(Model):
             ConfigError: a text has more tokens than positions.
         """
         check_length(token_ids.shape[1], self.config.max_position_embeddings)
-        # Of a mask of two dimensions transformers reads on the host whether it hides a token: a GPU would wait.
+        # transformers reads a mask of two dimensions on the host, to see whether it hides a token: a GPU would wait.
         mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
         return self.bert(input_ids=token_ids, attention_mask=mask, token_type_ids=token_type_ids, return_dict=False)
 
 
 @register_model("bert", config_class=BertConfig)
 class Bert(_Bert):
-    """The encoder alone: a base, from whose weights others start."""
+    """The encoder alone: a base model for others (`init_weights`)."""
 
     def forward(
         self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -148,7 +148,7 @@ class BertTextClassification(_BertWithHead):
     def post_process(self, outputs: Any) -> list[ModelOutput]:
         """``label`` and ``score``, its probability, for each text; of ids of labels (B,) the label alone.
 
-        Negative ids, which stand for no label, are left out.
+        Negative ids, which are no labels, are omitted.
         """
         scores = _scores(outputs, classes_dim=2)
         if scores is None:
@@ -196,7 +196,7 @@ class BertSequenceLabeling(_BertWithHead):
 
 
 def _scores(outputs: Any, *, classes_dim: int) -> Tensor | None:
-    """The scores of classes in a model's outputs; None of what is ids.
+    """The scores of classes in a model's outputs; None for ids.
 
     Raises:
         ConfigTypeError: it is neither.

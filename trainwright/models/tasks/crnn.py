@@ -24,27 +24,27 @@ _NUM_BLOCKS = 7
 
 @dataclass
 class CRNNImage2TextConfig(ModelConfig):
-    """What a `CRNNImage2Text` is made of.
+    """Sizes and settings of a `CRNNImage2Text`.
 
     Args:
         id2label: the characters by id; the blank's is "".
         blank_id: CTC's blank, and the padding of labels.
         n_channels: 1 for gray pictures, 3 for colours.
-        image_height, image_width: size of the pictures in pixels. Other sizes are taken too: rows of features are
-            then averaged, or repeated, to the number that this height gives.
+        image_height, image_width: size of the pictures in pixels. Other sizes are possible: rows of features are
+            then averaged, or repeated, to the number that belongs to this height.
         map2seq_in_dim: features of a time step, rows times the last of ``channels``; None derives it from
             ``image_height``: 2048 for 64, 1024 for 32.
-        map2seq_out_dim: what they are mapped to.
+        map2seq_out_dim: the number of features that they are mapped to.
         rnn_dim: width of each direction of the two LSTM layers.
         channels: outputs of the seven convolutions. Smaller ones train on a CPU.
         batch_norm_blocks: which of them (0 to 6) are followed by batch normalization. All of them (``tuple(range(7))``)
             learn sooner, above all from few pictures.
         dropout: between the two LSTM layers and before the classifier.
-        reverse_prediction_text: turn each text round, for scripts that are read from right to left.
-        reverse_output_digits: turn each number in a text round.
+        reverse_prediction_text: reverse each text, for scripts that are read from right to left.
+        reverse_output_digits: reverse each number in a text.
 
     Raises:
-        ConfigError, ConfigTypeError: a value that no network can be made of.
+        ConfigError, ConfigTypeError: a value that no network can have.
     """
 
     name = "crnn_image2text"
@@ -96,8 +96,8 @@ class CRNNImage2TextConfig(ModelConfig):
 class CRNNImage2Text(Model):
     """Reads the text in pictures of one line: ``pixel_values`` (B, channels, H, W) to ``logits`` (B, W / 4, C).
 
-    ``logits`` are log probabilities. Reading them greedily is part of ``post_process``, so that evaluation needs no
-    second forward pass; ``generate`` gives the ids.
+    ``logits`` are log probabilities. ``post_process`` decodes them greedily, so that evaluation needs no second
+    forward pass; ``generate`` returns the ids.
     """
 
     preprocessor_kind = "image_processor"

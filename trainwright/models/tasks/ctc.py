@@ -21,7 +21,7 @@ logger = logging.getLogger("trainwright.models")
 def ctc_loss(log_probs_BTC: Tensor, labels_BL: Tensor, input_lengths_B: Tensor | None = None, *, blank: int) -> Tensor:
     """Mean over the batch of each text's negative log probability per character: float32 scalar.
 
-    A text that is longer than its time steps has no reading; it counts as 0, and is warned of once.
+    A text with more characters than time steps has no alignment; its loss is 0, with one warning.
 
     Args:
         labels_BL: ids; the blank and negative ones are padding.
@@ -37,7 +37,7 @@ def ctc_loss(log_probs_BTC: Tensor, labels_BL: Tensor, input_lengths_B: Tensor |
     targets_BL = labels_BL.clamp(min=0).gather(1, order)
     if input_lengths_B is None:
         input_lengths_B = torch.full((batch_size,), num_steps, device=labels_BL.device)
-    # The loss needs the lengths on the host in any case: one transfer for them and for what is checked.
+    # The loss needs the lengths on the host in any case: one transfer for them and for the check.
     highest = targets_BL.amax(dim=1) if targets_BL.shape[1] else torch.zeros_like(input_lengths_B)
     lengths, steps, ids = torch.stack([is_label.sum(dim=1), input_lengths_B.long(), highest.long()]).cpu()
     if int(ids.max()) >= num_classes:
@@ -75,10 +75,10 @@ def ctc_greedy_decode(log_probs_BTC: Tensor, *, blank: int) -> Tensor:
 
 
 def ids_of(outputs: Any, *, blank: int) -> Tensor:
-    """Ids of characters, from what a model with CTC gives (``logits``), from generated ids, or from labels.
+    """Ids of characters, from the outputs of a model with CTC (``logits``), from generated ids, or from labels.
 
     Raises:
-        ConfigTypeError: it is none of these.
+        ConfigTypeError: ``outputs`` is none of these.
     """
     if isinstance(outputs, Mapping):
         outputs = outputs.get("logits", outputs.get("generated_ids"))
@@ -95,12 +95,14 @@ def ids_of(outputs: Any, *, blank: int) -> Tensor:
 
 
 def read_characters(ids_BL: Tensor, id2label: Mapping[int, str], *, blank: int) -> list[str]:
-    """The text of each row of ids. The blank, and negative ids as those of padding, are no characters."""
+    """The text of each row of ids. The blank and negative ids (padding) are omitted."""
     return ["".join(id2label[i] for i in row if i >= 0 and i != blank) for row in ids_BL.tolist()]
 
 
 def init_for_ctc(module: nn.Module) -> None:
-    """Draw the weights of one layer, for ``model.apply``: layers of other kinds are left alone.
+    """Initialize one layer, for ``model.apply``; layers of other types are unchanged.
+
+    With torch's defaults the outputs hardly depend on the inputs, and a model with CTC predicts only blanks for long.
 
     Convolutions, which a ReLU follows: He et al. 2015. Linear layers and the inputs of LSTMs: Glorot and Bengio 2010,
     each gate for itself. Recurrent weights are orthogonal (Saxe et al. 2014), the bias of forget gates is 1

@@ -25,18 +25,18 @@ from trainwright.models.model import Model, ModelOutput, register_model
 
 @dataclass
 class GPTTextGenerationConfig(ModelConfig):
-    """What a `GPTTextGeneration` is made of.
+    """Sizes and settings of a `GPTTextGeneration`.
 
     Args:
-        vocab_size: how many tokens there are; None takes those of ``id2label``.
+        vocab_size: number of tokens; None means those of ``id2label``.
         id2label: the text of each token, for a model without a tokenizer; special tokens have the text "".
         intermediate_size: of the dense layers; None means four times ``hidden_size``.
-        max_position_embeddings: most tokens of a text, prompt and answer together.
-        max_new_tokens: how many tokens ``generate`` adds by default.
-        eos_token_id: ends an answer; None never does.
+        max_position_embeddings: maximum number of tokens of a text, prompt and answer together.
+        max_new_tokens: number of tokens that ``generate`` adds by default.
+        eos_token_id: ends an answer; None: no token does.
 
     Raises:
-        ConfigError, ConfigTypeError: a value that no network can be made of.
+        ConfigError, ConfigTypeError: a value that no network can have.
     """
 
     name = "gpt_text_generation"
@@ -73,8 +73,8 @@ class GPTTextGenerationConfig(ModelConfig):
 class GPTTextGeneration(Model):
     """Continues a text: ``token_ids`` (B, L) to ``logits`` (B, L, V) of the token after each.
 
-    Labels are the token ids themselves, -100 where no token is to be learned: at padding, and in a prompt. They are
-    shifted here, not in the data.
+    Labels are the token ids themselves, -100 at padding and in prompts, where no loss is computed. They are shifted
+    here, not in the data.
     """
 
     is_generative = True
@@ -93,11 +93,11 @@ class GPTTextGeneration(Model):
         self.head.weight = self.token_embedding.weight
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Scores of the next token at each place.
+        """Scores of the next token at each position.
 
         Args:
-            attention_mask: (B, L), 1 for tokens and 0 for padding, on either side; None means no padding, or padding at
-                the end alone, which the tokens before it do not see.
+            attention_mask: (B, L), 1 for tokens and 0 for padding, on either side; None means no padding, or padding
+                only at the end, which the tokens before it do not attend to.
 
         Raises:
             ConfigError: a text has more tokens than positions.
@@ -133,12 +133,11 @@ class GPTTextGeneration(Model):
 
         Args:
             attention_mask: 1 for tokens of the prompt, 0 for padding; None means no padding.
-            labels: of a batch in training's form: a row's prompt is then what stands before its first label, and the
-                labels are not looked at otherwise.
-            max_new_tokens: the config's by default, or fewer where the positions end.
-            temperature: 0 takes the likeliest token, a positive number draws from the scores divided by it.
-            top_k: draws from so many likeliest tokens alone.
-            generator: of the draws.
+            labels: of a batch for training: a row's prompt then ends before its first label. Not used otherwise.
+            max_new_tokens: by default the config's, or fewer if there are not enough positions.
+            temperature: 0 selects the most likely token, a positive number samples from the scores divided by it.
+            top_k: sample only from this many most likely tokens.
+            generator: for sampling.
 
         Raises:
             ConfigError: a prompt and ``max_new_tokens`` are more than the positions, or a number out of range.
@@ -163,9 +162,9 @@ class GPTTextGeneration(Model):
         return new_BL
 
     def post_process(self, outputs: Any) -> list[ModelOutput]:
-        """``text`` for each row of ids (generated, or labels, of which negative ones are left out).
+        """``text`` for each row of ids (generated, or labels, of which negative ones are omitted).
 
-        Outputs with ``logits`` are read as the likeliest token after each place.
+        Of outputs with ``logits``, the most likely token at each position is used.
         """
         if isinstance(outputs, Mapping):
             outputs = outputs.get("generated_ids", outputs.get("logits"))
@@ -210,7 +209,7 @@ class GPTTextGeneration(Model):
 
 
 class _Block(nn.Module):
-    """Attention to the tokens before, then two dense layers; each is normalized first and added to what goes in."""
+    """Causal attention, then two dense layers; each is normalized first and added to its input."""
 
     def __init__(self, config: GPTTextGenerationConfig) -> None:
         super().__init__()
@@ -232,7 +231,7 @@ class _Block(nn.Module):
 
 
 def _mask_of(attention_mask_BL: Tensor) -> Tensor:
-    """What each token sees, (B, 1, L, L): tokens up to itself, and itself even if it is padding."""
+    """The tokens that each token attends to, (B, 1, L, L): those up to itself, and itself even if it is padding."""
     length = attention_mask_BL.shape[1]
     ones = torch.ones(length, length, dtype=torch.bool, device=attention_mask_BL.device)
     sees_token = ones.tril() & attention_mask_BL.bool()[:, None, None, :]
@@ -240,7 +239,7 @@ def _mask_of(attention_mask_BL: Tensor) -> Tensor:
 
 
 def _prompts(token_ids: Tensor, attention_mask: Tensor | None, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Prompts with their padding at the end, and how long each is: at least one token."""
+    """Prompts with their padding at the end, and their lengths: at least one token."""
     is_prompt = torch.ones_like(token_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
     if labels is not None:
         is_prompt = is_prompt & ((labels >= 0).cumsum(dim=1) == 0)

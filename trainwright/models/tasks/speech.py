@@ -22,7 +22,7 @@ from trainwright.models.tasks.ctc import ctc_greedy_decode, ctc_loss, ids_of, in
 
 @dataclass
 class CTCSpeechRecognitionConfig(ModelConfig):
-    """What a `CTCSpeechRecognition` is made of.
+    """Sizes and settings of a `CTCSpeechRecognition`.
 
     Args:
         id2label: the characters by id; the blank's is "".
@@ -33,7 +33,7 @@ class CTCSpeechRecognitionConfig(ModelConfig):
         hidden_dropout_prob: before the LSTM, between its layers, and before the classifier.
 
     Raises:
-        ConfigError, ConfigTypeError: a value that no network can be made of.
+        ConfigError, ConfigTypeError: a value that no network can have.
     """
 
     name = "ctc_speech_recognition"
@@ -56,7 +56,7 @@ class CTCSpeechRecognitionConfig(ModelConfig):
 class CTCSpeechRecognition(Model):
     """Reads speech: ``input_features`` (B, T, F) to ``logits`` (B, T / 2, C), log probabilities.
 
-    What a recording gives does not depend on how far the batch is padded: at padding the blank is certain.
+    The outputs of a recording do not depend on the padding of the batch: at padding the blank has probability 1.
     """
 
     preprocessor_kind = "audio_feature_extractor"
@@ -75,10 +75,10 @@ class CTCSpeechRecognition(Model):
         self.apply(init_for_ctc)
 
     def forward(self, input_features: Tensor, attention_mask: Tensor | None = None) -> dict[str, Tensor]:
-        """``logits``, and ``logit_lengths`` (B,): how many time steps are of the recording.
+        """``logits``, and ``logit_lengths`` (B,): the number of time steps of each recording.
 
         Args:
-            attention_mask: (B, T), 1 for frames and 0 for padding, which stands at the end; None means no padding.
+            attention_mask: (B, T), 1 for frames and 0 for padding, which is at the end; None means no padding.
 
         Raises:
             ConfigError: frames have another number of features.
@@ -88,7 +88,7 @@ class CTCSpeechRecognition(Model):
         if attention_mask is None:
             attention_mask = input_features.new_ones(batch_size, num_frames)
         lengths_B = attention_mask.sum(dim=1).long()
-        # Padding is zero before each convolution, as it is behind a recording that stands alone.
+        # Padding is zero before each convolution, as for a recording alone in a batch.
         x_BFT = (input_features * attention_mask[..., None]).transpose(1, 2)
         x_BFT = F.relu(self.conv1(x_BFT)) * attention_mask[:, None, :]
         x_BSF = self.dropout(self.norm(F.relu(self.conv2(x_BFT)).transpose(1, 2)))
@@ -103,7 +103,7 @@ class CTCSpeechRecognition(Model):
         return ctc_loss(logits, labels, logit_lengths, blank=self.config.blank_id)
 
     def generate(self, input_features: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The ids that are heard (B, longest), padded with the blank's."""
+        """The decoded ids (B, longest), padded with the blank's."""
         return ctc_greedy_decode(self(input_features, attention_mask)["logits"], blank=self.config.blank_id)
 
     def post_process(self, outputs: Tensor | Mapping[str, Tensor]) -> list[ModelOutput]:
