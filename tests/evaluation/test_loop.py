@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
-from trainwright.evaluation.loop import kept_randomness
+from trainwright.evaluation.loop import preserve_rng
 from trainwright.models.eval_mode import evaluation_mode
 
 
@@ -246,7 +246,7 @@ def test_draws_inside_change_nothing_after():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
 
     def draw_and_fail() -> None:
-        with kept_randomness(torch.device("cpu")):
+        with preserve_rng(torch.device("cpu")):
             draw()
             raise KeyError
 

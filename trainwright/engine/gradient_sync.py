@@ -132,11 +132,11 @@ def average_gradients(parameters: Iterable[Tensor]) -> bool:
     return all(map(all, there))
 
 
-def share_state(model: nn.Module, *, buffers_only: bool = False) -> None:
+def share_state(model: nn.Module) -> None:
     """Broadcast the parameters and buffers of rank 0."""
     if get_world_size() == 1:
         return
-    share_tensors([*model.buffers(), *(() if buffers_only else model.parameters())])
+    share_tensors([*model.buffers(), *model.parameters()])
 
 
 def share_tensors(tensors: Iterable[Tensor]) -> None:

@@ -62,7 +62,7 @@ def run_evaluation(
     """
     progress = _Progress(num_batches)
     _share_buffers(model)
-    with evaluation_mode(model), kept_randomness(device):
+    with evaluation_mode(model), preserve_rng(device):
         with raised_on_all_ranks(), around_batches or nullcontext():
             for batch in read_batches():
                 try:
@@ -222,7 +222,8 @@ class _Progress:
         self._last = now
         left = ""
         if self._num_batches:
-            left = f", {(now - self._start) / self.num_done * (self._num_batches - self.num_done):.0f} s left"
+            batches_left = max(self._num_batches - self.num_done, 0)  # the length of a stream may be an estimate
+            left = f", {(now - self._start) / self.num_done * batches_left:.0f} s left"
         self._log(logging.INFO, now, left)
 
     def close(self) -> None:
@@ -239,8 +240,8 @@ class _Progress:
 
 
 @contextmanager
-def kept_randomness(device: torch.device) -> Iterator[None]:
-    """What is drawn inside from Python's, NumPy's and torch's generators changes nothing after it."""
+def preserve_rng(device: torch.device) -> Iterator[None]:
+    """Restore the states of Python's, NumPy's and torch's generators afterwards."""
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     try:
@@ -256,7 +257,7 @@ def _generator_type(device: torch.device) -> str:
 
 
 def _generator_indices(device: torch.device) -> list[int]:
-    """The accelerator whose generator is kept. Apple's has no index and no draws in evaluation mode."""
+    """The accelerator whose generator is restored. Apple's has no index and no draws in evaluation mode."""
     if device.type in ("cpu", "mps") or not torch.get_device_module(device).is_available():
         return []
     return [torch.get_device_module(device).current_device() if device.index is None else device.index]

@@ -1,61 +1,96 @@
-"""Whether a larger or a smaller value of a result is better."""
+"""Whether higher values of a result are better: by the user's configuration, the metric, or the result's name."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.metrics.objective import objective_of_name
 
-_PREFIXES = ("evaluation.", "train.")
+_SMALLER = frozenset([
+    "loss", "losses", "err", "error", "errors", "divergence", "deviance", "disparity", "distance",
+    "perplexity", "ppl", "eed", "cer", "wer", "mer", "ter", "eer", "mae", "mse", "rmse", "msle", "mape",
+])  # fmt: skip
+
+_LARGER = frozenset([
+    "acc", "accuracy", "auc", "auroc", "f1", "fbeta", "precision", "recall", "sensitivity", "specificity",
+    "dice", "iou", "union", "jaccard", "map", "ndcg", "bleu", "r2", "pearson", "spearman", "corr", "correlation",
+    "psnr", "ssim",
+])  # fmt: skip
+
+_LARGER_BEGINNINGS = ("rouge",)  # rouge1, rougeLsum
+
+# Of torchmetrics, without importing it.
+_SMALLER_NAMES = frozenset([
+    "word_info_lost", "translation_edit_rate", "retrieval_fall_out",
+    "spatial_distortion_index", "spectral_angle_mapper", "total_variation",
+])  # fmt: skip
+
+
+def objective_of_name(key: str) -> str | None:
+    """ "minimize" for losses, errors and distances, "maximize" for known accuracies and scores; None if unknown.
+
+    A class of torchmetrics is looked up last: importing it takes seconds.
+
+    >>> objective_of_name("evaluation.loss"), objective_of_name("mean_squared_error"), objective_of_name("Acc@1")
+    ('minimize', 'minimize', 'maximize')
+    """
+    name = re.split(r"[./]", key)[-1]
+    words = re.findall(r"[a-z]+\d*", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    words += [word.rstrip("0123456789") for word in words]  # acc5
+    is_smaller = name.lower() in _SMALLER_NAMES or not _SMALLER.isdisjoint(words)
+    is_larger = not _LARGER.isdisjoint(words) or any(word.startswith(_LARGER_BEGINNINGS) for word in words)
+    if is_smaller != is_larger:
+        return "minimize" if is_smaller else "maximize"
+    return _objectives_of_torchmetrics().get(name.lower())
+
+
+@cache
+def _objectives_of_torchmetrics() -> dict[str, str]:
+    """The objectives of the classes of torchmetrics, by the names of their results."""
+    from trainwright.evaluation.metrics.names import higher_is_better, key_of, metric_classes
+
+    known = {key_of(name): higher_is_better(kind) for name, kind in metric_classes().items()}
+    return {key: "maximize" if better else "minimize" for key, better in known.items() if better is not None}
 
 
 def objective_of(key: str, handler_or_metrics: Any = None) -> str:
-    """ "maximize" or "minimize": the direction of ``metric_for_best_model=key``.
+    """The objective of ``metric_for_best_model=key``: "maximize" or "minimize".
 
-    A ``MetricConfig`` of the user comes first, then the metric itself, then its name: losses, errors and distances are
-    minimized; accuracies, known scores and correlations are maximized.
+    A ``MetricConfig`` of the user has priority, then the metric itself, then its name: losses, errors and distances
+    are minimized, known accuracies, scores and correlations are maximized.
 
     Args:
         key: the name of a result, with or without ``train.`` or ``evaluation.`` before it.
         handler_or_metrics: a `MetricsHandler`, or metrics or ``MetricConfig`` entries.
 
     Raises:
-        ConfigError: it is unknown.
+        ConfigError: the objective is unknown.
     """
     objective = find_objective(key, handler_or_metrics)
     if objective is None:
         raise ConfigError(
-            f"metric {key!r}: whether more of it is better is not known. Say so with an objective, for example"
+            f"metric {key!r}: it is unknown whether higher is better. Set an objective, for example"
             f" MetricConfig({key!r}, objective='minimize')."
         )
     return objective
 
 
 def find_objective(key: str, handler_or_metrics: Any = None) -> str | None:
-    """As :func:`objective_of`; None if it is unknown."""
-    for prefix in _PREFIXES:
+    """As :func:`objective_of`; None if the objective is unknown."""
+    for prefix in ("evaluation.", "train."):
         key = key.removeprefix(prefix)
-    ask = getattr(handler_or_metrics, "objective_of", None)
-    if ask is not None:
-        return ask(key) or objective_of_name(key)
-    return _said_by(key, handler_or_metrics) or objective_of_name(key)
+    by_handler = getattr(handler_or_metrics, "objective_of", None)
+    found = objective_by_user(key, handler_or_metrics) if by_handler is None else by_handler(key)
+    return found or objective_of_name(key)
 
 
-def objective_by_user(key: str, entries: Any) -> str | None:
-    """The objective of a ``MetricConfig`` among the entries of a configuration for the result ``key``; else None."""
-    return _said_by(key, entries)
-
-
-def _said_by(key: str, metrics: Any) -> str | None:
-    for metric in _listed(metrics):
-        named = [getattr(metric, "name", None), *(getattr(metric, "output_keys", None) or ())]
+def objective_by_user(key: str, metrics: Any) -> str | None:
+    """The objective that metrics or ``MetricConfig`` entries have for the result ``key``; None if there is none."""
+    metrics = list(metrics.values()) if isinstance(metrics, Mapping) else metrics
+    for metric in metrics if isinstance(metrics, list | tuple) else [metrics]:
+        keys = [getattr(metric, "name", None), *(getattr(metric, "output_keys", None) or ())]
         objective = getattr(metric, "objective", None)
-        if key in named and objective:
+        if key in keys and objective:
             return str(objective)
     return None
-
-
-def _listed(metrics: Any) -> Iterable[Any]:
-    if isinstance(metrics, Mapping):
-        return metrics.values()
-    return metrics if isinstance(metrics, list | tuple) else [metrics]

@@ -9,7 +9,7 @@ from copy import copy
 from functools import cache
 from itertools import zip_longest
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -149,16 +149,6 @@ def _log_slow_exchange(name: str) -> None:
         )
 
 
-class _Slot(NamedTuple):
-    """The place of a tensor in the bytes of a value."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    device: str  # its type
-    start: int
-    end: int
-
-
 def gather_values(value: Any, error: Exception | None = None) -> list[Any] | None:
     """The values of all ranks, by rank, on rank 0, and an empty list elsewhere; None if every rank has None.
 
@@ -168,54 +158,57 @@ def gather_values(value: Any, error: Exception | None = None) -> list[Any] | Non
     with raised_on_all_ranks():
         if error is not None:
             raise error
-        length, slots, packed = _pack(value)
-    size = len(packed)
-
-    headers = all_gather_object((value is None, length, slots, size))
-    if all(is_none for is_none, *_ in headers):
+        parts, kinds = _pack(value)
+    sizes = [len(part) for part in parts]
+    ranks = all_gather_object((value is None, sizes, kinds))
+    if all(is_none for is_none, _, _ in ranks):
         return None
     device = _device_of_collectives()
-    buffer = torch.zeros(max(size for *_, size in headers), dtype=torch.uint8, device=device)  # equal on all ranks
-    buffer[:size] = packed
-    buffers = [torch.empty_like(buffer) for _ in headers] if is_main_process() else None
-    dist.gather(buffer, buffers, dst=0)
+    padding = max(sum(sizes) for _, sizes, _ in ranks) - sum(sizes)  # all ranks send equally many bytes
+    sent = torch.cat([part.to(device) for part in (*parts, torch.zeros(padding, dtype=torch.uint8))])
+    received = [torch.empty_like(sent) for _ in ranks] if is_main_process() else None
+    dist.gather(sent, received, dst=0)
     return [
-        value if rank == get_rank() else _rebuild(received, length, slots)
-        for rank, (received, (_, length, slots, _)) in enumerate(zip(buffers or (), headers, strict=False))
+        value if rank == 0 else _unpack(torch.split(buffer[: sum(sizes)], sizes), kinds)
+        for rank, (buffer, (_, sizes, kinds)) in enumerate(zip(received or (), ranks, strict=False))
     ]
 
 
-def _pack(value: Any) -> tuple[int, list[_Slot], Tensor]:
-    """A value as bytes: a pickle with numbers in place of tensors, of the returned length, then the tensors."""
+_Kind = tuple[torch.dtype, torch.Size, str]  # of a tensor; the last is its device's type
+
+
+def _pack(value: Any) -> tuple[list[Tensor], list[_Kind]]:
+    """A value as bytes: a pickle with numbers in place of the tensors, then each tensor; and their kinds."""
     tensors: list[Tensor] = []
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> int | None:
             if type(obj) not in (Tensor, nn.Parameter) or obj.layout is not torch.strided or obj.is_quantized:
                 return None
-            tensors.append(obj)
+            tensors.append(obj.detach())
             return len(tensors) - 1
 
     file = io.BytesIO()
     Pickler(file).dump(value)
-    parts, slots = [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], []
-    length = size = len(parts[0])
-    device = _device_of_collectives()
-    for tensor in tensors:
-        flat = tensor.detach().resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format)
-        parts.append(flat.view(torch.uint8))
-        slots.append(_Slot(tensor.dtype, tensor.shape, tensor.device.type, size, size + len(parts[-1])))
-        size = slots[-1].end
-    return length, slots, torch.cat([part.to(device) for part in parts])
+    flat = [tensor.resolve_conj().resolve_neg().flatten() for tensor in tensors]
+    contiguous = [tensor.clone(memory_format=torch.contiguous_format) for tensor in flat]  # as views need it
+    pickled = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    kinds = [(tensor.dtype, tensor.shape, tensor.device.type) for tensor in tensors]
+    return [pickled, *(tensor.view(torch.uint8) for tensor in contiguous)], kinds
 
 
-def _rebuild(buffer: Tensor, length: int, slots: Sequence[_Slot]) -> Any:
+def _unpack(parts: Sequence[Tensor], kinds: Sequence[_Kind]) -> Any:
+    pickled, *flat = parts
+    tensors = [
+        values.clone().view(dtype).reshape(shape).to(device)
+        for values, (dtype, shape, device) in zip(flat, kinds, strict=True)
+    ]
+
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: int) -> Tensor:
-            dtype, shape, device, start, end = slots[pid]
-            return buffer[start:end].clone().view(dtype).reshape(shape).to(device)
+            return tensors[pid]
 
-    return Unpickler(io.BytesIO(buffer[:length].cpu().numpy().tobytes())).load()
+    return Unpickler(io.BytesIO(pickled.cpu().numpy().tobytes())).load()
 
 
 def _device_of_collectives() -> torch.device:

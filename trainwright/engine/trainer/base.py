@@ -86,9 +86,6 @@ class TrainerShared(TrainerBase):
     def _find_comparison_in_training(self, outputs: Any, inputs: Any, loss: Any) -> Comparison:
         raise NotImplementedError
 
-    def _share_of(self, loader: Any) -> Any:
-        raise NotImplementedError
-
     def prepare_input_batch(self, batch: Any) -> Any:
         raise NotImplementedError
 

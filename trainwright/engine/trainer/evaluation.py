@@ -20,7 +20,7 @@ from trainwright.evaluation.evaluator import num_samples
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import get_rank, get_world_size
 
 
 class EvaluatingTrainer(TrainerShared):
@@ -192,7 +192,7 @@ class EvaluatingTrainer(TrainerShared):
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
         def read_batches() -> Iterable[Any]:
             self._eval_results.reset(self.metrics_handler)
-            batches = map(self.prepare_input_batch, self._share_of(loader))
+            batches = map(self.prepare_input_batch, _batches_of_rank(loader))
             return self._run_callbacks.eval_batches(batches) if self._is_watched else batches
 
         def results() -> dict[str, Any]:
@@ -206,7 +206,7 @@ class EvaluatingTrainer(TrainerShared):
             results,
             device=self.device,
             num_samples=lambda batch: num_samples(batch) * get_world_size(),
-            num_batches=None,
+            num_batches=_num_rounds(loader),
             without_batches=(
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
                 " iterator or a generator can be iterated only once: pass a list, a data set or a loader."
@@ -261,6 +261,27 @@ class EvaluatingTrainer(TrainerShared):
 
     def _generates(self) -> bool:
         return bool(self.config.evaluate_with_generate and getattr(self.model, "is_generative", False))
+
+
+def _batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
+    """This rank's batches of an evaluation: every sample is in one batch of one rank."""
+    rank, size = get_rank(), get_world_size()
+    if size == 1 or _is_sharded(loader):
+        return iter(loader)
+    return (batch for number, batch in enumerate(loader) if number % size == rank)
+
+
+def _num_rounds(loader: Any) -> int | None:
+    try:
+        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_world_size()))
+    except (TypeError, NotImplementedError):  # a generator, or a loader over a stream
+        return None
+
+
+def _is_sharded(loader: Any) -> bool:
+    """Whether a loader is one of this library's for several ranks, or has a DistributedSampler of torch."""
+    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
 
 
 def _results_in(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import Replica, share_state
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import TrainerShared
-from trainwright.parallel.dist import get_rank, get_world_size
+from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.launch import leave_at_exit, setup_dist_util
 from trainwright.parallel.precision import run_under
 
@@ -246,19 +246,6 @@ class RankedTrainer(TrainerShared):
     def _is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
         return loaders.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
-
-    def _share_of(self, loader: Any) -> Iterator[Any]:
-        """This process's batches of an evaluation: every sample is in one batch of one process."""
-        rank, size = get_rank(), get_world_size()
-        if size == 1 or _is_shared_out(loader):
-            return iter(loader)
-        return (batch for number, batch in enumerate(loader) if number % size == rank)
-
-
-def _is_shared_out(loader: Any) -> bool:
-    """Whether a loader is sharded already: this library's, and those with torch's DistributedSampler."""
-    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
-    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
 
 
 def _not_known() -> int:

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
-from trainwright.evaluation.metrics.objective import objective_of_name
+from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 
