@@ -151,7 +151,7 @@ def test_a_fault_is_one_message_and_leaves_the_earlier_run_alone(
     assert contents(folder) == before
 
 
-def test_several_faults_are_told_together(mnist_project: Path, train: Callable, tmp_path: Path) -> None:
+def test_several_faults_are_reported_together(mnist_project: Path, train: Callable, tmp_path: Path) -> None:
     faults = ["train.log_perid=5", "train.seed=0", "train.dist.tensor_parallel_size=2", "optim.lrr=1"]
     done = train(mnist_project / CONFIG, *faults, cwd=tmp_path, code=2)
     for fact in ("4 faults", "train.log_perid", "train.seed", "train.dist.tensor_parallel_size", "optim.lrr"):

@@ -53,7 +53,7 @@ def run(finished: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def objects_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """checkpoints/04 and /08 of the objects door."""
+    """checkpoints/04 and /08 of the Python API."""
     folder = tmp_path_factory.mktemp("objects") / "output"
     data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
     config = TrainingConfig(output_dir=folder, num_epochs=2, batch_size=4, progress_bar=False, device="cpu")
@@ -146,7 +146,7 @@ def test_list_finds_by_size_or_with_verify_by_content(checkpoint: Command, run: 
     assert "a resume uses this one" not in line_of(said, "model_final")
 
 
-def test_list_says_what_a_resume_really_takes(checkpoint: Command, run: Path) -> None:
+def test_list_marks_the_checkpoint_that_a_resume_uses(checkpoint: Command, run: Path) -> None:
     (run / "model_0000059" / "extra.json").unlink()
     (place,) = json.loads(checkpoint("list", run, "--json", code=1)[0])
     model = nn.Module()
@@ -160,7 +160,7 @@ def test_list_says_what_a_resume_really_takes(checkpoint: Command, run: Path) ->
     ("content", "says"),
     [("model_0000060", "names 'model_0000060'"), ("../x", "contains '../x', which is not a checkpoint name")],
 )
-def test_a_bad_pointer_is_said(checkpoint: Command, run: Path, content: str, says: str) -> None:
+def test_a_bad_pointer_is_reported(checkpoint: Command, run: Path, content: str, says: str) -> None:
     (run / "last_checkpoint").write_text(content)
     said, _ = checkpoint("list", run, code=1)
     assert f"last_checkpoint: {says}" in said
@@ -169,7 +169,7 @@ def test_a_bad_pointer_is_said(checkpoint: Command, run: Path, content: str, say
     assert f"{run / 'last_checkpoint'}: BAD: {says}" in said
 
 
-def test_a_run_without_a_whole_checkpoint_says_so(checkpoint: Command, run: Path) -> None:
+def test_a_run_without_a_complete_checkpoint_is_reported(checkpoint: Command, run: Path) -> None:
     for weights in run.glob("*/model.safetensors"):
         weights.write_bytes(b"")
     assert "None of them is complete" in checkpoint("list", run, code=1)[0]
@@ -192,7 +192,7 @@ def test_a_link_to_nothing_is_bad_and_named(checkpoint: Command, run: Path) -> N
 # show
 
 
-def test_show_tells_what_is_in_a_checkpoint(checkpoint: Command, run: Path) -> None:
+def test_show_lists_the_contents_of_a_checkpoint(checkpoint: Command, run: Path) -> None:
     said, _ = checkpoint("show", run / "model_best")
     assert "model_best -> .model_best-" in said.splitlines()[0]
     assert "by 1 process" in said
@@ -326,7 +326,7 @@ def test_verify_for_programs(checkpoint: Command, run: Path) -> None:
         (["show", "output", "model_best"], ["model_best"]),
     ],
 )
-def test_a_wrong_argument_exits_2_and_says_the_right_one(
+def test_a_wrong_argument_exits_2_and_suggests_the_right_one(
     checkpoint: Command, run: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], facts: list[str]
 ) -> None:
     monkeypatch.chdir(run.parent)

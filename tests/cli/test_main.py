@@ -34,7 +34,7 @@ def test_the_version_is_printed(run_python, tmp_path: Path) -> None:
         (["train", "config.py", "--resum"], ["--resum", "--resume"]),
     ],
 )
-def test_a_wrong_command_exits_2_and_says_the_right_one(run_python, tmp_path: Path, arguments, facts) -> None:
+def test_a_wrong_command_exits_2_and_suggests_the_right_one(run_python, tmp_path: Path, arguments, facts) -> None:
     done = run_python("-m", "trainwright.cli.main", *arguments, cwd=tmp_path, code=2)
     assert "Traceback" not in done.stderr
     for fact in facts:

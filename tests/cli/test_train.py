@@ -151,7 +151,7 @@ def test_a_fresh_run_moves_the_earlier_one_aside(finished, train, contents, tmp_
 # Going on.
 
 
-def test_resuming_a_finished_run_says_that_it_is_done(finished, train, short, contents, tmp_path: Path) -> None:
+def test_resuming_a_finished_run_reports_that_it_is_complete(finished, train, short, contents, tmp_path: Path) -> None:
     folder = tmp_path / "output"
     shutil.copytree(finished.folder, folder, symlinks=True)
     done = train(finished.config, *short, f"train.output_dir={folder}", "--resume", cwd=tmp_path)

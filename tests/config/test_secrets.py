@@ -179,7 +179,7 @@ def test_variables_of_the_environment_with_a_secret_name_count(tmp_path: Path, m
     assert redact("with plainwordsonly in train") == f"with {REDACTED} in train"
 
 
-def test_one_warning_names_the_keys_and_says_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_warning_names_the_keys_and_the_fix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cfg = {"hub": {"token": "plain words", "url": FORMS["a url"]}, "list": [{"password": "plain words"}]}
     saved(cfg, tmp_path)
     saved(cfg, tmp_path)  # a run writes it twice
@@ -220,7 +220,7 @@ def test_a_saved_configuration_asks_for_what_was_left_out() -> None:
         assert f"{key}=... on the command line" in line
 
 
-# the objects door
+# Python API
 
 
 def test_a_training_config_is_saved_without_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -297,7 +297,7 @@ def test_a_log_line_is_written_without_secrets(form: str, logger) -> None:
         ("${oc.env:HF_TOKEN}", None),
     ],
 )
-def test_what_a_line_says_with_a_name_is_redacted_and_the_rest_is_not(text: str, expected: str | None) -> None:
+def test_values_of_secret_names_in_a_line_are_redacted_and_others_are_not(text: str, expected: str | None) -> None:
     assert redact(text) == (text if expected is None else expected)
 
 

@@ -43,7 +43,7 @@ def test_a_subfolder_holds_the_file(tmp_path: Path) -> None:
         LampConfig.load(tmp_path, subfolder="none")
 
 
-def test_the_file_says_what_it_is() -> None:
+def test_the_file_contains_its_name_and_type() -> None:
     assert LampConfig().to_yaml().splitlines()[:3] == ["name: lamp", "config_type: light", "watts: 40"]
 
 
@@ -117,6 +117,6 @@ def test_what_yaml_cannot_hold_is_an_error_that_names_the_field() -> None:
         LampConfig(id2label=object()).to_yaml()
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match=r"lamp.yaml"):
         LampConfig.load(tmp_path)

@@ -82,7 +82,7 @@ def test_a_tilde_deletes(cfg):
         ("train.x='${'", ConfigError, "interpolation"),
     ],
 )
-def test_what_cannot_be_meant_says_so_and_names_the_override(cfg, text, error, says):
+def test_an_invalid_override_is_an_error_that_names_it(cfg, text, error, says):
     before = OmegaConf.to_yaml(cfg.train)
     with pytest.raises(error, match=says) as caught:
         LazyConfig.apply_overrides(cfg, ["train.seed=5", text] if error is not ConfigKeyError else [text])

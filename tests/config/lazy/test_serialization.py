@@ -157,7 +157,7 @@ def test_lazy_calls_of_plain_containers_are_built_again(tmp_path, caplog):
     assert not caplog.records
 
 
-def test_a_path_is_text_in_the_file_and_said_once_where_the_target_may_not_take_text(tmp_path, caplog):
+def test_a_path_is_saved_as_text_with_a_warning_if_the_target_may_not_accept_text(tmp_path, caplog):
     cfg = OmegaConf.create({"folder": Path("/a")}, flags={"allow_objects": True})
     cfg.part = LazyCall(TakesPath)(root=Path("/b"))
     assert instantiate(again(cfg, tmp_path).part).root == "/b"

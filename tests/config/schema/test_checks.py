@@ -139,7 +139,7 @@ def test_a_missing_section_is_named_with_the_slip_that_may_be_it():
     assert "dataloader: this section is missing" in text
 
 
-def test_all_faults_are_said_at_once_in_order_of_the_file():
+def test_all_faults_are_in_one_message_in_the_order_of_the_file():
     cfg = whole(seed=-1, log_perid=3)
     cfg.model.widht = 1
     caught = fault(cfg, source="configs/c.py")
@@ -194,7 +194,7 @@ def test_a_target_whose_module_fails_to_import_is_a_fault(tmp_path, monkeypatch)
     assert "a_package_that_is_not_there" in str(fault(cfg))
 
 
-def test_what_has_no_meaning_on_torch_is_said_once(caplog):
+def test_settings_without_effect_are_logged_once(caplog):
     _log_without_effect.cache_clear()
     cfg = whole(nccl_fusion_max_ops=7)
     cfg.graph.debug = 1
@@ -218,7 +218,7 @@ def test_ready_made_objects_need_no_description():
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "eps"])
-def test_a_rate_that_is_no_number_is_told_with_the_override_that_set_it(name):
+def test_a_rate_that_is_not_a_number_is_reported_with_its_override(name):
     cfg = complete({"model": LazyCall(dict)(), "dataloader": {"test": []}})
     cfg.optim[name] = "abc"
     with pytest.raises(

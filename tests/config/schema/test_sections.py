@@ -169,7 +169,7 @@ def sizes(micro=None, whole=None, accumulation=None, ranks=1):
 
 
 @pytest.mark.parametrize(
-    ("given", "settled"),
+    ("given", "expected"),
     [
         ({"micro": 4}, (4, 4, 1)),
         ({"micro": 4, "ranks": 2}, (4, 8, 1)),
@@ -180,9 +180,9 @@ def sizes(micro=None, whole=None, accumulation=None, ranks=1):
         ({"micro": 4, "whole": 24, "accumulation": 3, "ranks": 2}, (4, 24, 3)),
     ],
 )
-def test_what_is_left_out_follows_from_the_rest(given, settled):
+def test_missing_batch_sizes_are_computed_from_the_others(given, expected):
     micro, whole, accumulation = sizes(**given)
-    assert (micro, whole, accumulation) == settled
+    assert (micro, whole, accumulation) == expected
     assert micro * accumulation * given.get("ranks", 1) == whole
 
 

@@ -112,12 +112,12 @@ def test_two_names_that_say_the_same_are_welcome(settings: dict[str, Any]) -> No
         ("metric", 3, "a list of names"),
     ],
 )
-def test_a_fault_is_told_by_the_name_that_was_used(name: str, value: Any, allowed: str) -> None:
+def test_a_fault_uses_the_name_that_the_user_used(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(ConfigError, match=rf"TrainingConfig\.{name}: got .*it must be {allowed}"):
         TrainingConfig(**{name: value})
 
 
-def test_a_change_that_says_nothing_new_changes_nothing() -> None:
+def test_a_change_to_the_same_value_changes_nothing() -> None:
     config = TrainingConfig(eval_strategy="step", eval_steps=5, device="cpu")
     config.do_evaluate = True
     assert (config.eval_strategy, config.eval_steps) == ("step", 5)

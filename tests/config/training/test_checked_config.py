@@ -229,7 +229,7 @@ def test_saving_into_and_loading_from_a_folder(tmp_path: Path) -> None:
         TrainerConfig.load(tmp_path)
 
 
-def test_help_tells_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_describes_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
     told = get_config_help()
     printed = capsys.readouterr().out
     assert list(told) == list(TrainingConfig.model_fields)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from trainwright import TrainingConfig
+from trainwright import TrainerConfig, TrainingConfig
 from trainwright.config import LRSchedulerType, MetricConfig, OptimizerType, PrecisionType, TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 
@@ -108,7 +108,7 @@ def test_every_fault_is_in_one_message() -> None:
         ({"output_dir": ""}, "TrainingConfig.output_dir: got ''"),
     ],
 )
-def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
         TrainingConfig(**settings)
     assert len(str(caught.value).splitlines()) == 1
@@ -198,7 +198,7 @@ def test_a_callback_is_switched_off_in_several_words(name: str, off: Any) -> Non
         ("metrics", ("a", "b"), ["a", "b"]),
     ],
 )
-def test_a_value_may_be_said_in_other_words(name: str, word: Any, meaning: Any) -> None:
+def test_values_have_other_spellings(name: str, word: Any, meaning: Any) -> None:
     also = {"eval_steps": 5} if word == "steps" else {}
     config = TrainingConfig(**{name: word}, **also)
     assert config[name] == meaning
@@ -286,7 +286,7 @@ def test_equal_is_what_reads_alike() -> None:
     assert TrainingConfig() != TrainingConfig().to_dict()
 
 
-def test_the_schema_says_what_is_allowed() -> None:
+def test_the_schema_has_the_allowed_values() -> None:
     schema = TrainingConfig.model_json_schema()
     fields = schema["properties"]
     assert list(fields) == list(TrainingConfig().to_dict())
@@ -342,3 +342,170 @@ def test_the_benchmarks_way_of_making_one_works() -> None:
         assert config.mixed_precision == ("bf16" if some else None)
         assert str(config.resume_from_checkpoint) == ("out" if some else "None")
         assert (config.num_epochs, config.batch_size, config.gradient_accumulation_steps) == (3, 16, 2)
+
+
+# What a TrainingConfig shows of itself is what its page prints.
+
+OF_THE_MODEL = (
+    "TrainingConfig(output_dir='./train_dummy_torch', overwrite_output_dir=True, eval_strategy='epoch', "
+    "eval_steps=None, batch_size=1, val_batch_size=-1, seed=42, epoch_num=2, dataloader_pin_memory=True, "
+    "dataloader_drop_last=True, dataloader_num_workers=0, lr=5e-05, metric='Accuracy', print_steps=1, "
+    "load_best_model_at_end=False, early_stopping={'monitor': 'eval_epoch_metric', 'patience': 4, 'mode': 'max'}, "
+    "model_checkpoint={'every_n_epoch': 1}, tensorboard={'log_dir': 'mylogdir'}, loss='CrossEntropyLoss', "
+    "optimizer='Adam', lr_scheduler_type='linear', warmup_ratio=0.0, warmup_steps=0, device_str=None, freeze_bn=False)"
+)
+OF_THE_OPERATOR = (
+    "TrainingConfig(output_dir='./train_dummy_operator', overwrite_output_dir=True, eval_strategy='epoch', "
+    "eval_steps=None, batch_size=8, val_batch_size=-1, seed=42, epoch_num=2, dataloader_pin_memory=True, "
+    "dataloader_drop_last=True, dataloader_num_workers=0, lr=5e-05, metric='Accuracy', print_steps=1, "
+    "load_best_model_at_end=False, early_stopping={'monitor': 'eval_epoch_metric', 'patience': 4, 'mode': 'max'}, "
+    "model_checkpoint={'every_n_epoch': 1}, tensorboard={'log_dir': None, 'comment': ''}, loss='CrossEntropyLoss', "
+    "optimizer='Adam', lr_scheduler_type='linear', warmup_ratio=0.0, warmup_steps=0, device_str=None, freeze_bn=False)"
+)
+
+
+def test_the_first_example_of_the_page() -> None:
+    training_config = TrainingConfig(
+        output_dir="./train_dummy_torch",
+        epoch_num=2,
+        batch_size=1,
+        print_steps=1,
+        tensorboard={"log_dir": "mylogdir"},
+    )
+    assert repr(training_config) == str(training_config) == OF_THE_MODEL
+
+
+def test_the_operators_example_of_the_page() -> None:
+    training_config = TrainingConfig(batch_size=8, epoch_num=2, output_dir="./train_dummy_operator", print_steps=1)
+    assert repr(training_config) == OF_THE_OPERATOR
+
+
+def test_the_changes_of_the_page() -> None:
+    training_config = TrainingConfig()
+    training_config.tensorboard = {"log_dir": "your_log_dir"}
+    training_config.metric = "Accuracy"
+    assert "tensorboard={'log_dir': 'your_log_dir'}, " in repr(training_config)
+    training_config.tensorboard = None
+    assert "tensorboard=None, " in repr(training_config)
+
+
+def test_other_settings_follow_where_they_differ_from_their_default() -> None:
+    config = TrainingConfig(max_steps=5, weight_decay=0.0, metrics=["a", MetricConfig("b")], eval_batch_size=3)
+    shown = repr(config)
+    assert shown.endswith("freeze_bn=False, metrics=['a', MetricConfig(name='b')], max_steps=5)")
+    assert ", val_batch_size=3, " in shown
+    assert ", metric='a', " in shown
+
+
+@pytest.mark.parametrize("metrics", [None, [], ["a"], ["a", "b"], [MetricConfig("a", top_k=1)]])
+def test_metrics_are_shown_so_that_they_can_be_made_again(metrics: object) -> None:
+    assert eval(repr(TrainingConfig(metrics=metrics))).metrics == metrics
+
+
+def test_the_summary_shows_what_differs_by_the_names_that_were_written() -> None:
+    config = TrainingConfig(lr=0.1, metric="F1", num_epochs=3, batch_size=8)
+    assert config.summary() == "TrainingConfig(num_epochs=3, lr=0.1, metric='F1')"
+    config.update(val_batch_size=3)
+    assert config.summary() == "TrainingConfig(val_batch_size=3, num_epochs=3, lr=0.1, metric='F1')"
+    assert TrainingConfig().summary() == "TrainingConfig()"
+
+
+# TrainerConfig: the fields and defaults of its page.
+
+
+def test_the_pages_example_is_taken_as_it_is() -> None:
+    config = TrainerConfig(
+        output_dir="crnn-plate-fa-v1",
+        task="image2text",
+        device="cuda",
+        init_weights_from="hezarai/crnn-base-fa-64x256",
+        batch_size=8,
+        num_epochs=20,
+        metrics=["cer"],
+        metric_for_best_model="cer",
+    )
+    assert repr(config) == (
+        "TrainerConfig(output_dir='crnn-plate-fa-v1', batch_size=8, num_epochs=20, metrics=['cer'], device_str='cuda',"
+        " task='image2text', init_weights_from='hezarai/crnn-base-fa-64x256', metric_for_best_model='cer')"
+    )
+    assert isinstance(config, TrainingConfig)
+    assert eval(repr(config)) == config
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"init_weights_from": "hezarai/bert-base-fa"},
+        {"resume_from_checkpoint": True},
+        {"resume_from_checkpoint": True, "save_steps": 1000},
+        {"mixed_precision": "bf16"},
+        {"mixed_precision": "fp16"},
+        {"mixed_precision": "full"},
+        {"gradient_accumulation_steps": 8},
+        {"distributed": True},
+    ],
+)
+def test_the_pages_fragments_are_taken_as_they_are(settings: dict[str, Any]) -> None:
+    config = TrainerConfig(output_dir="out", task="text_classification", **settings)
+    assert {name: config.to_dict()[name] for name in settings} == {
+        name: "no" if value == "full" else value for name, value in settings.items()
+    }
+
+
+def test_every_parameter_of_the_page_is_taken_with_its_types() -> None:
+    config = TrainerConfig(
+        task=TaskType.TEXT_CLASSIFICATION, output_dir="out", device="cpu", num_epochs=2, init_weights_from="here",
+        resume_from_checkpoint="there", max_steps=10, num_dataloader_workers=2, dataloader_shuffle=False, seed=1,
+        optimizer=OptimizerType.ADAMW, learning_rate=1e-4, weight_decay=0.1, lr_scheduler=LRSchedulerType.STEP,
+        lr_scheduler_kwargs={"step_size": 2}, batch_size=4, eval_batch_size=8, gradient_accumulation_steps=2,
+        distributed=False, mixed_precision=PrecisionType.BF16, use_cpu=True, do_evaluate=True,
+        evaluate_with_generate=False, metrics=["f1", MetricConfig("accuracy")], metric_for_best_model="evaluation.f1",
+        save_steps=100, log_steps=10, checkpoints_dir="c", logs_dir="l",
+    )  # fmt: skip
+    same = TrainerConfig(**{**config.to_dict(), "optimizer": "adamw", "lr_scheduler": "step", "task": config.task})
+    assert same == config
+    assert (config.optimizer, config.lr_scheduler, config.mixed_precision) == ("adamw", "step", "bf16")
+
+
+def test_trainer_config_has_the_defaults_of_its_page() -> None:
+    config = TrainerConfig(output_dir="out", task="text_classification")
+    assert (config.num_epochs, config.batch_size, config.eval_batch_size, config.learning_rate) == (1, 1, 1, 2e-5)
+    assert (config.optimizer, config.num_dataloader_workers, config.seed, config.weight_decay) == ("adam", 4, 42, 0.0)
+    assert (config.metrics, config.metric, config.metric_for_best_model) == (None, None, "loss")
+    assert (config.lr_scheduler, config.lr_scheduler_type, config.loss, config.early_stopping) == (None,) * 4
+    assert (config.log_steps, config.print_steps, config.save_steps, config.max_steps) == (None,) * 4
+    assert (config.do_evaluate, config.evaluate_with_generate, config.save_enabled) == (True, True, True)
+    assert (config.dataloader_drop_last, config.dataloader_shuffle, config.distributed) == (False, True, False)
+    assert (config.checkpoints_dir, config.logs_dir, config.save_freq) == ("checkpoints", "logs", 1)
+
+
+def test_task_and_output_dir_must_be_given_and_be_right() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainerConfig(outputdir="x", lr=0)
+    assert set(str(caught.value).splitlines()) == {
+        "TrainerConfig.outputdir: no such setting. Did you mean 'output_dir'?",
+        "TrainerConfig.output_dir: missing; give a path.",
+        "TrainerConfig.task: missing; give the name of a task.",
+        "TrainerConfig.lr: got 0 (int); it must be a number > 0.",
+    }
+    with pytest.raises(ConfigError, match=r"TrainerConfig.task: got 'text_clasification'. Did you mean 'text_classif"):
+        TrainerConfig(output_dir="x", task="text_clasification")
+    with pytest.raises(ConfigError, match=r"TrainerConfig.task: got None"):
+        TrainerConfig(output_dir="x", task=None)
+
+
+def test_the_two_classes_have_the_same_settings() -> None:
+    assert list(TrainerConfig.model_fields) == list(TrainingConfig.model_fields)
+    for name, field in TrainerConfig.model_fields.items():
+        base = TrainingConfig.model_fields[name]
+        assert field.json_schema_extra == base.json_schema_extra
+        if name != "task":
+            assert (field.annotation, field.description) == (base.annotation, base.description)
+    assert TrainerConfig.model_json_schema()["required"] == ["output_dir", "task"]
+
+
+def test_it_has_its_kind_and_can_be_created_from_a_dict() -> None:
+    config = TrainerConfig(output_dir="out", task="image2text", batch_size=3)
+    assert (config.name, config.config_type) == ("trainer", "trainer")
+    assert TrainerConfig.from_dict(config.to_dict()) == config
+    assert TrainerConfig.from_dict(config.to_dict(), batch_size=5).batch_size == 5

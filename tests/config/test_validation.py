@@ -1,0 +1,101 @@
+"""The validator of all configurations: one fault for each wrong value, with its path and the allowed values."""
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.config.errors import error_of
+from trainwright.config.types import Amount, Count, Lazy, ProfileOrNone, StepsOrFraction, Words, YesNo
+from trainwright.config.validation import Allowed, faults_of, section_faults, type_fault
+
+
+class Inner(TypedDict, total=False):
+    enabled: YesNo
+    period: Count
+
+
+@with_config(ConfigDict(extra="forbid", strict=True))
+class Outer(TypedDict, total=False):
+    seed: Count
+    steps: StepsOrFraction
+    amount: Amount
+    words: Words
+    lazy: Lazy
+    profile: ProfileOrNone
+    inner: Inner
+
+
+def faults(**values: Any) -> dict[str, tuple[str, type[ConfigError]]]:
+    return {fault.path: (fault.text, fault.kind) for fault in section_faults(Outer, values)}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"seed": 1, "steps": 0.5, "words": "a", "lazy": object(), "inner": {"enabled": True, "period": 1}},
+        *({"amount": amount} for amount in (1, 1e9, float("inf"))),
+        *({"profile": profile} for profile in (True, False, None, {}, {"wait": 0, "active": 2})),
+        *({"steps": steps} for steps in (None, 1, 1.0)),
+    ],
+)
+def test_allowed_values_have_no_faults(values: dict[str, Any]) -> None:
+    assert faults(**values) == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "text", "kind"),
+    [
+        ({"seed": 0}, "seed", "got 0 (int); it must be a whole number >= 1.", ConfigError),
+        ({"seed": True}, "seed", "got True (bool); it must be a whole number >= 1.", ConfigTypeError),
+        ({"seed": 1.0}, "seed", "got 1.0 (float); it must be a whole number >= 1.", ConfigTypeError),
+        ({"steps": "x"}, "steps", "got 'x' (str); it must be a whole number >= 1, a fraction", ConfigTypeError),
+        ({"steps": 0}, "steps", "got 0 (int); it must be a whole number >= 1, a fraction", ConfigError),
+        ({"amount": 2.5}, "amount", "got 2.5 (float); it must be a whole number >= 1", ConfigError),
+        ({"amount": float("nan")}, "amount", "got nan (float)", ConfigError),
+        ({"words": "  "}, "words", "got '  ' (str); it must be text that is not empty.", ConfigError),
+        ({"lazy": "x"}, "lazy", "got 'x' (str); it must be a LazyCall, or an object.", ConfigTypeError),
+        ({"sede": 1}, "sede", "no such key. Did you mean 'seed'?", ConfigKeyError),
+        ({"inner": 3}, "inner", "a section, for example inner=dict(enabled=...).", ConfigTypeError),
+        ({"inner": {"period": 0}}, "inner.period", "got 0 (int); it must be a whole number >= 1.", ConfigError),
+        ({"inner": {"periud": 1}}, "inner.periud", "no such key. Did you mean 'period'?", ConfigKeyError),
+        ({"period": 1}, "period", "no such key. Did you mean 'inner.period'?", ConfigKeyError),
+        ({"profile": {"wait": -1}}, "profile.wait", "got -1 (int); it must be a whole number >= 0.", ConfigError),
+        ({"profile": "x"}, "profile", "got 'x' (str); it must be True, False, a dict", ConfigTypeError),
+    ],
+)
+def test_a_fault_has_path_value_allowed_values_and_kind(
+    values: dict[str, Any], path: str, text: str, kind: type[ConfigError]
+) -> None:
+    found = faults(**values)
+    assert list(found) == [path]
+    assert text in found[path][0]
+    assert found[path][1] is kind
+
+
+def test_all_faults_are_found_at_once_and_share_a_class_if_they_can() -> None:
+    found = section_faults(Outer, {"seed": "x", "inner": {"enabled": 1, "period": "y"}})
+    assert [fault.path for fault in found] == ["seed", "inner.enabled", "inner.period"]
+    assert type(error_of(found, "message")) is ConfigTypeError
+    assert type(error_of([*found, *section_faults(Outer, {"seed": 0})], "message")) is ConfigError
+
+
+def test_a_missing_value_of_a_model_is_reported_with_the_nearest_name() -> None:
+    class Model(BaseModel):
+        model_config = ConfigDict(extra="allow")
+        name: Annotated[str, Allowed("the name of a thing")]
+
+    values = {"nmae": "x"}
+    with pytest.raises(ValidationError) as caught:
+        Model(**values)  # type: ignore[arg-type]
+    (fault,) = faults_of(caught.value, Model, values)
+    assert str(fault) == "name: missing; give the name of a thing. Did you mean 'nmae'?"
+
+
+def test_types_are_strict() -> None:
+    assert type_fault(int, 3) is type_fault(float, 0.5) is type_fault(bool, True) is type_fault(tuple, ()) is None
+    assert type_fault(int, True) == "got True (bool); it must be of type int."
+    assert type_fault(str, 3) == "got 3 (int); it must be of type str."
