@@ -240,13 +240,13 @@ class WriterDispatcher:
             if not isinstance(writer, EventWriter):
                 got = f"{writer!r:.80} ({type(writer).__name__})"
                 raise ConfigTypeError(f"PeriodicWriter.writers: got {got}; a writer must be an EventWriter object.")
-        self._synchronous = [writer for writer in writers if not _is_in_background(writer)]
-        files = [writer for writer in writers if _is_in_background(writer) and is_file_writer(writer)]
-        others = [writer for writer in writers if _is_in_background(writer) and not is_file_writer(writer)]
-        self._threads = [WriterThread(files, are_files=True)] if files else []
-        self._num_file_threads = len(self._threads)
-        self._held: Snapshot | None = None
-        self._threads += [WriterThread([writer]) for writer in others]
+        background = [writer for writer in writers if getattr(writer, "in_background", True)]
+        files = [writer for writer in background if is_file_writer(writer)]
+        self._synchronous = [writer for writer in writers if not getattr(writer, "in_background", True)]
+        self._file_threads = [WriterThread(files, are_files=True)] if files else []
+        other_threads = [WriterThread([writer]) for writer in background if not is_file_writer(writer)]
+        self._threads = [*self._file_threads, *other_threads]
+        self._held: Snapshot | None = None  # for the file writers
 
     def begin(self, storage: EventStorage) -> None:
         """Call ``begin`` of the synchronous writers, before the first step."""
@@ -265,7 +265,7 @@ class WriterDispatcher:
             writer.write()
         held, self._held = self._held, None
         if held is not None and storage.histories():
-            for thread in self._threads[: self._num_file_threads]:
+            for thread in self._file_threads:
                 thread.put(storage, held, keep=True)
         if self._threads:
             snapshot = take_snapshot(storage)
@@ -299,7 +299,3 @@ class WriterDispatcher:
     def _raise_failure(self) -> None:
         for thread in self._threads:
             thread.raise_failure()
-
-
-def _is_in_background(writer: EventWriter) -> bool:
-    return getattr(writer, "in_background", True)
