@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 PROJECT := examples/mnist
 OUTPUT := output/MNIST
 
-.PHONY: help demo test torture check format bench bench-table docs setup clean
+.PHONY: help demo test test-fast test-all torture check format bench bench-table docs setup clean
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; creates .venv first)"
-	@echo "make test    run all tests"
+	@echo "make test    run the tests (about six minutes on two cores)"
+	@echo "make test-fast  run the tests that neither start programs nor compile (90 seconds)"
+	@echo "make test-all   run all tests, with the products of cases that make test samples; automation runs it"
 	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results (minutes)"
 	@echo "make check   format, lint, strict types, import floors"
 	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
@@ -46,9 +48,20 @@ demo: $(VENV)/.demo
 	$(BIN)/python $(PROJECT)/plot_curves.py $(OUTPUT)
 	@echo "== Done. $(OUTPUT) holds:"; ls $(OUTPUT)
 
+# Two processes; a file is in one of them, so that its runs are made once; the files that take longest begin.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.all
+	@echo "== Running the tests"
+	$(PYTEST) -m "not exhaustive"
+
+test-fast: $(VENV)/.all
+	@echo "== Running the quick tests"
+	$(PYTEST) -m "not (exhaustive or slow or subprocess or compile)"
+
+test-all: $(VENV)/.all
 	@echo "== Running all tests"
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 torture: $(VENV)/.all
 	@echo "== Killing runs"

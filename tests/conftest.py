@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fork_server import python
+from tests.kinds import add_marks
 
 if TYPE_CHECKING:
     from tests.hub_server import HubServer
@@ -29,7 +31,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLE = REPOSITORY / "examples" / "mnist"
 
+# Files that take minutes, which begin first: the others fill the workers up at the end.
+LONG = ("torture", "engine", "distributed", "examples", "documents", "cli", "benchmarks", "house", "checkpoint")
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they do, and begin with the folders that take longest."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        add_marks(item)
+        exhaustive = item.get_closest_marker("exhaustive")
+        every = exhaustive.kwargs.get("every", 1) if exhaustive else 1
+        if every > 1:
+            test = item.nodeid.partition("[")[0]
+            cases[test] += 1
+            if cases[test] % every == 1:
+                item.own_markers = [mark for mark in item.own_markers if mark.name != "exhaustive"]
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+        return LONG.index(folder) if folder in LONG else len(LONG)
+
+    items.sort(key=rank)
 
 
 @pytest.fixture(autouse=True, scope="module")

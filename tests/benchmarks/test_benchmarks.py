@@ -47,48 +47,56 @@ def test_a_step_of_the_plain_loop_and_of_ours(case: str, peer: str) -> None:
     assert found["peak_mib"] > 50
 
 
+@pytest.mark.exhaustive
 def test_features_are_on_at_a_terminal(measure: Callable[..., Any]) -> None:
     assert metrics_of(measure("step", "--case", "features", *FEW, "--peers", "objects"))["objects"]["us"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_step_of_the_peers_that_are_there(measure: Callable[..., Any]) -> None:
     peers = [peer for peer in ("accelerate", "transformers") if peer in installed_peers()]
     assert list(metrics_of(measure("step", *FEW, "--peers", ",".join(["plain", *peers])))) == ["plain", *peers]
 
 
+@pytest.mark.exhaustive
 def test_two_processes(measure: Callable[..., Any]) -> None:
     assert metrics_of(measure("step", "--case", "ranks", *FEW, "--peers", "objects"))["objects"]["us"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_failing_trainer_is_reported_and_the_others_run(run_python: Callable[..., Any]) -> None:
     done = run_python("-m", "benchmarks.step", *FEW, "--peers", "plain,plain:unknown", cwd=REPOSITORY)
     assert "failed: ValueError: plain: there is no variant 'unknown'" in done.stdout
     assert "plain loop" in done.stdout
 
 
+@pytest.mark.exhaustive
 def test_calls(measure: Callable[..., Any]) -> None:
     found = measure("calls", "--steps", 30, "--ours", "--data", "columns")["results"]
     assert [row["name"] for row in found] == ["objects", "config"]
     assert all(0 < row["calls"] < 1000 and row["packages"]["trainwright"] > 0 for row in found)
 
 
+@pytest.mark.exhaustive
 def test_checkpoint(measure: Callable[..., Any]) -> None:
     found = metrics_of(measure("checkpoint", "--rounds", 1, "--layers", 2))
     assert found["asynchronous"]["stall_s"] < 5
     assert 0 < found["ours: verify and load"]["load_s"] < 5
 
 
+@pytest.mark.exhaustive
 def test_resume_reads_one_batch(measure: Callable[..., Any]) -> None:
     found = metrics_of(measure("resume", "--rounds", 1, "--samples", 2560, "--peers", "objects"))
     assert found["objects"]["read"] == 64
 
 
+@pytest.mark.exhaustive
 def test_graph(measure: Callable[..., Any]) -> None:
     found = metrics_of(measure("graph", *FEW, "--peers", "plain"))
     assert found["plain"]["cold_s"] > 0
 
 
+@pytest.mark.exhaustive
 def test_start() -> None:
     assert start.first_step("objects")["s"] > start.seconds_of(start.HELP) > 0
 
@@ -98,6 +106,7 @@ def test_gpu_says_that_there_is_none(run_python: Callable[..., Any]) -> None:
     assert done.stderr == "benchmarks.gpu: torch finds no CUDA GPU here; run it on a machine that has one.\n"
 
 
+@pytest.mark.exhaustive
 def test_gpu_can_be_tried_without_one(measure: Callable[..., Any]) -> None:
     few = ("--device", "cpu", "--case", "tiny", "--rounds", 1, "--steps", 30)
     found = metrics_of(measure("gpu", *few, "--peers", "plain"))

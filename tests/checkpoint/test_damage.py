@@ -170,6 +170,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
     "name", ["manifest.json", "model.safetensors", "optimizer.safetensors", "optimizer.json", "trainer.json"]

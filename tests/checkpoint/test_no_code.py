@@ -179,6 +179,7 @@ def look_with_every_command(folder: Path) -> None:
 FILES = ("model.safetensors", "optimizer.json", "optimizer.safetensors", "lr_scheduler.json", "extra.json")
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("place", [*FILES, "manifest.json", "last_checkpoint"])
@@ -215,6 +216,7 @@ def test_a_checkpoint_runs_nothing(place: str, payload: str, signed: bool, tmp_p
     look_with_every_command(folder)
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("name", ["weights.pt", "weights.pth", "weights.safetensors", "weights.bin", "weights.pkl"])
 def test_a_file_of_weights_runs_nothing(name: str, payload: str, tmp_path: Path, canary: Path) -> None:
@@ -226,6 +228,7 @@ def test_a_file_of_weights_runs_nothing(name: str, payload: str, tmp_path: Path,
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("place", [*FILES, "trainer.json", "trainer.safetensors", "manifest.json"])
 def test_a_run_that_resumes_runs_nothing(
@@ -302,6 +305,7 @@ def test_a_malformed_header_is_refused(header: str, tmp_path: Path) -> None:
     assert torch.equal(model.weight, before)
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_malformed_header_with_a_fitting_manifest_is_refused_and_named(
     header: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -437,6 +441,7 @@ def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("evil", [*TAGS, *CALLS])
 def test_a_config_yaml_runs_nothing(
@@ -486,6 +491,7 @@ TRICKS = (
 )
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("trick", TRICKS)
 @pytest.mark.parametrize("door", ["yaml", "override", "training_config"])
 def test_an_interpolation_reads_other_keys_and_no_more(
@@ -540,6 +546,7 @@ def test_an_override_is_parsed_and_never_run(override: str, canary: Path) -> Non
     assert plain["train"]["seed"] == 1
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("target", CALLS)
 @pytest.mark.parametrize("place", ["model", "dataloader.train", "optim"])
 def test_an_override_may_not_name_what_runs_things(

@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_code_is_classified_far_better_than_by_the_commonest_class(run_python: Callable, tmp_path: Path) -> None:
     program = REPOSITORY / "examples" / "tasks" / "classify_text.py"
     done = run_python("-W", "error", program, "--quick", cwd=tmp_path)

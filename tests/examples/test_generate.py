@@ -10,7 +10,7 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "examples" / "tasks" / "generate_text.py"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_names_are_read_better_than_by_the_nearest_known_name(run_python: Callable, tmp_path: Path) -> None:
     done = run_python("-W", "error", PROGRAM, "--quick", cwd=tmp_path)
     for metric in ("rougeL", "bleu"):

@@ -12,7 +12,7 @@ import pytest
 TASKS = Path(__file__).parents[2] / "examples" / "tasks"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_spans_are_found_far_better_than_by_each_tokens_commonest_label(run_python: Callable, tmp_path: Path) -> None:
     done = run_python("-W", "error", TASKS / "label_tokens.py", "--quick", cwd=tmp_path)
     f1, commonest = map(float, re.search(r"^f1: (\S+) \(.*: (\S+)\)", done.stdout, flags=re.MULTILINE).groups())

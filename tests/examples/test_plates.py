@@ -36,20 +36,20 @@ def cer(folder: Path, split: str) -> float:
     return float(jiwer.cer([row["label"] for row in rows(folder, split)], [out["text"] for out in read]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_saved_model_reads_its_training_plates_without_a_mistake_and_new_ones_with_few(folder: Path) -> None:
     assert cer(folder, "train") == 0
     assert cer(folder, "test") <= 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_new_plate_was_trained_on(folder: Path) -> None:
     train, test = ([row["label"] for row in rows(folder, split)] for split in ("train", "test"))
     assert (len(train), len(test)) == (256, 64)
     assert len({*train, *test}) == 256 + 64
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_prints_the_rates_of_the_model_that_it_saves(folder: Path) -> None:
     printed = (folder / "printed.txt").read_text(encoding="utf-8")
     rates = [float(rate) for rate in re.findall(r"CER ([\d.]+)", printed)]

@@ -39,7 +39,7 @@ def rates(folder: Path, split: str) -> tuple[float, float]:
     return float(jiwer.cer(said, heard)), float(jiwer.wer(said, heard))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_saved_model_knows_its_training_sounds_and_hears_new_ones_with_few_mistakes(folder: Path) -> None:
     assert rates(folder, "train") == (0, 0)
     cer, wer = rates(folder, "test")
@@ -47,14 +47,14 @@ def test_the_saved_model_knows_its_training_sounds_and_hears_new_ones_with_few_m
     assert wer <= 0.15
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_no_new_sound_was_trained_on(folder: Path) -> None:
     train, test = ([row["text"] for row in rows(folder, split)] for split in ("train", "test"))
     assert (len(train), len(test)) == (360, 60)
     assert len({*train, *test}) == 360 + 60
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_it_prints_the_rates_of_the_model_that_it_saves(folder: Path) -> None:
     printed = (folder / "printed.txt").read_text(encoding="utf-8")
     found = [float(rate) for rate in re.findall(r"[CW]ER ([\d.]+)", printed)]

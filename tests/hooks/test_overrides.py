@@ -98,6 +98,7 @@ def ways_of(names: list[str], built_with: tuple[str, ...]) -> list[Any]:
     ]
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
     ("name", "way"),
     ways_of(TRAINER_METHODS, ("create_train_dataloader", "create_eval_dataloader", "build_hooks")),
@@ -130,6 +131,7 @@ def test_a_training_has_its_metrics_with_any_override(
     assert not trainer.model._forward_hooks  # the user's model is as it was
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_an_override_counts_with_graph_mode(way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
@@ -188,6 +190,7 @@ OF_THE_CLASS = [
 ]  # fmt: skip
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
     ("name", "way"),
     ways_of(DEFAULT_METHODS, ("resume_or_load", "build_hooks", "build_writers")),
@@ -216,6 +219,7 @@ def test_every_class_method_of_the_default_trainer(name: str, tmp_path: Path) ->
     assert trainer._trainer.reads_ahead == (name != "get_batch")  # an own one wants what the loader gave
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("amp", [False, True])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", ["run_step", "backward", "update", "write_metrics"])
@@ -232,6 +236,7 @@ def test_every_method_of_the_eager_trainer(name: str, way: Any, amp: bool, monke
     assert len(log.calls) == 3
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", ["before_train", "before_step", "after_step", "after_train"])
 def test_every_moment_of_a_hook(name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +257,7 @@ def test_every_moment_of_a_hook(name: str, way: Any, tmp_path: Path, monkeypatch
 CALLBACK_METHODS = [name for name in dir(Callback) if name.startswith("on_")]
 
 
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", CALLBACK_METHODS)
 def test_every_moment_of_a_callback(name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,7 @@ def test_a_folder_that_cannot_be_used_leaves_the_steps_eager(tmp_path: Path, mon
     assert "torch's compiler cannot be imported (FileExistsError" in told[0]
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 @pytest.mark.parametrize("damage", ["text", "half"])
 def test_a_program_on_disk_that_cannot_be_read_is_made_anew(

@@ -191,6 +191,7 @@ def test_the_steps_of_torchs_optimizers_can_be_in_a_program(name: str, caplog: p
     assert len(captures(caplog)) == 1
 
 
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["samples", "tokens"])
 def test_windows_of_micro_batches(backend: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:

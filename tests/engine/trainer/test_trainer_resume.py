@@ -50,6 +50,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("stop_at", [8, 9, 20])
 def test_interrupted_and_resumed_is_uninterrupted(
@@ -238,6 +239,7 @@ def everything(folder: Path, *, workers: int, stop_at: int, resume: bool) -> tup
     return trainer, counting
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("stops", [[1, 2], [7, 8, 14], [3, 4, 5, 13], [21]])
 def test_everything_that_a_run_remembers_is_bitwise_the_same(stops: list[int], tmp_path: Path, read_rows: Any) -> None:
     """Weights, optimizer, schedule, samples' randomness, smoothing, metrics, the best, early stopping, callbacks."""
