@@ -464,9 +464,8 @@ def test_the_trainer_of_the_objects_door_is_driven_by_the_same_hook(tmp_path: Pa
         def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
             return dict(self.bridge.record(super().train_step(model, inputs)))
 
-        def _set_batches(self) -> None:
-            super()._set_batches()
-            self._batches = self.bridge.train_batches(self._batches)
+        def _counted(self, batches: Any) -> Any:
+            return super()._counted(self.bridge.train_batches(batches))
 
     recorder = Recorder()
     data = TensorDataset(torch.randn(12, 4), torch.randint(2, (12,)))
