@@ -28,7 +28,7 @@ class LRScheduler(HookBase):
     ) -> None:
         self._optimizer = optimizer
         self._scheduler = scheduler
-        self._is_due = condition(period)
+        self._is_due = None if period == 1 else condition(period)  # None: in each iteration
         self._current: Any = None  # the schedule, and
         self._position: int | None = None  # where it is
         self._group = 0
@@ -50,16 +50,16 @@ class LRScheduler(HookBase):
             return
         optimizer = self._optimizer or self.trainer.optimizer
         self.trainer.storage.put_scalar("lr", optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
-        is_stepped = _position_of(scheduler) != self._position
-        if not is_stepped and self._is_due(self.trainer) and not isinstance(scheduler, ReduceLROnPlateau):
+        is_left = isinstance(scheduler, ReduceLROnPlateau) or getattr(scheduler, "last_epoch", None) != self._position
+        if not is_left and (self._is_due is None or self._is_due(self.trainer)):
             scheduler.step()
-        self._position = _position_of(scheduler)
+        self._position = getattr(scheduler, "last_epoch", None)
 
     def _use(self, scheduler: Any) -> None:
         self._current = scheduler
         if scheduler is not None:
             self._group = _representative_group(self._optimizer or self.trainer.optimizer)
-            self._position = _position_of(scheduler)
+            self._position = getattr(scheduler, "last_epoch", None)
 
 
 class ReduceOnPlateau(HookBase):
@@ -77,26 +77,22 @@ class ReduceOnPlateau(HookBase):
         self._seen = self.trainer.last_eval_results
 
     def after_step(self) -> None:
+        scheduler = self.trainer.lr_scheduler
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            return
         if self._has_new_results() if self._is_due is None else self._is_due(self.trainer):
-            self._step()
+            value = self._read_metric()
+            if value is not None:
+                scheduler.step(value)
 
     def after_train(self) -> None:
         # Use the final evaluation, as a longer run would at this point.
-        if self._is_due is None and not has_failed(self.trainer) and self._has_new_results():
-            self._step()
+        if self._is_due is None and not has_failed(self.trainer):
+            self.after_step()
 
     def _has_new_results(self) -> bool:
         seen, self._seen = self._seen, self.trainer.last_eval_results
         return self._seen is not seen
-
-    def _step(self) -> None:
-        scheduler = self.trainer.lr_scheduler
-        if isinstance(scheduler, ReduceLROnPlateau) and (value := self._read_metric()) is not None:
-            scheduler.step(value)
-
-
-def _position_of(scheduler: Any) -> int | None:
-    return getattr(scheduler, "last_epoch", None)
 
 
 def _representative_group(optimizer: Optimizer) -> int:

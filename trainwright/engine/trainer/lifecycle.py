@@ -89,7 +89,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         )
         return [
             IterationTimer(facts=facts_of_objects),
-            ScheduleHook(period=self._schedule_is_due),
+            ScheduleHook(period=self._schedule_is_due if config.lr_scheduler or self._is_given_schedule else 1),
             self._train_metrics,
             save if saves else None,  # before the final evaluation, which may take long
             evaluate if evaluates else None,
@@ -135,9 +135,7 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         )
 
     def _schedule_is_due(self) -> bool:
-        """Whether to step the schedule: lr_scheduler_type after each update, torch's others once an epoch."""
-        if self.config.lr_scheduler is None and not self._is_given_schedule:
-            return True
+        """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
         is_by_updates = isinstance(self.lr_scheduler, FormulaLR)
         every = self.config.lr_scheduling_steps or (None if is_by_updates else self._plan.steps_per_epoch)
         return self.state.has_passed(every) if every else True
@@ -272,7 +270,8 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         precision = config.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
         self._own_step = OwnStep()
-        self.register_hooks([self._own_step, FiniteCheck(self._check_is_due, config.non_finite)])
+        is_due = self._check_is_due if get_world_size() > 1 else self._log_is_due
+        self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
 
     def _build_update(self) -> None:

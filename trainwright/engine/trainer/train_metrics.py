@@ -262,8 +262,8 @@ class MeasuredTrainer(TrainerShared):
         return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
 
     def _check_is_due(self) -> bool:
-        """When values are checked, and computed over all processes: before anything reads them."""
-        return self._log_is_due() or (get_world_size() > 1 and (self._metrics_are_due() or self.state.is_epoch_end()))
+        """When values are checked, and computed over several processes: before anything reads them."""
+        return self._metrics_are_due() or self.state.is_epoch_end()
 
     def _mean_epoch_loss(self) -> float:
         """Mean loss of this epoch over all processes, equal on each of them."""

@@ -228,13 +228,13 @@ class RunCallbacks(HookBase):
         if not self._is_shown and self.trainer.iterations_done > self.trainer.start_iter:
             self._show_storage()
         self.logs.count("global_step", "epoch_step")
-        self.callbacks.on_train_batch_end(_as_tuple(batch), self.logs)
+        self.callbacks.on_train_batch_end(tuple(batch) if isinstance(batch, list) else batch, self.logs)
 
     def _end_eval_batch(self) -> None:
         if not self._eval_batch:
             return
         (batch,), self._eval_batch = self._eval_batch, ()
-        self.callbacks.on_eval_batch_end(_as_tuple(batch), self.logs)
+        self.callbacks.on_eval_batch_end(tuple(batch) if isinstance(batch, list) else batch, self.logs)
         self.logs.count("eval_global_step")
 
     def _epoch_of(self, steps_before: int) -> int:
@@ -299,10 +299,6 @@ class RunCallbacks(HookBase):
     def _save_iteration(self, checkpointer: Checkpointer) -> None:
         iteration = self.trainer.iterations_done - 1
         checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
-
-
-def _as_tuple(batch: Any) -> Any:
-    return tuple(batch) if isinstance(batch, list) else batch
 
 
 class ControlRequests:

@@ -72,7 +72,7 @@ class Logs(MutableMapping[str, Any]):
         self.update(values or {}, **more)
 
     def __getitem__(self, name: str) -> Any:
-        value = self.unread(name)
+        value = self._values[name] if name in self._values else self.unread(name)
         if isinstance(value, Tensor) and value.numel() == 1:
             value = self._values[name] = value.item()
         return value
