@@ -139,3 +139,23 @@ def _weighted_means(ranks: Sequence[Mapping[str, float]], sizes: Sequence[int]) 
     names = [name for name in shares[0][0] if all(name in values for values, _ in shares)]
     total = sum(size for _, size in shares)
     return {name: sum(values[name] * size for values, size in shares) / total for name in names}
+
+
+def named_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluation results under the names that callbacks and ``evaluate(model, logs)`` use."""
+    named = {f"eval_{name}": value for name, value in results.items()}
+    metric = next((name for name in results if name != "loss"), None)
+    if "loss" in results:
+        named["eval_epoch_loss"] = results["loss"]
+    return named if metric is None else named | {"eval_epoch_metric": results[metric]}
+
+
+def results_of_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """The results in the logs that an ``evaluate(model, logs)`` returns: ``loss``, ``metric``, and others by name."""
+    names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
+    results = {name: logs[key] for name, key in names.items() if key in logs}
+    others = {key: value for key, value in logs.items() if key not in (*names.values(), "eval_global_step")}
+    for key, value in others.items():
+        if key.startswith("eval_") and isinstance(value, int | float | Tensor):
+            results.setdefault(key.removeprefix("eval_"), value)
+    return results

@@ -15,12 +15,12 @@ from trainwright.engine.comparison import Comparison, find_comparison, predictio
 from trainwright.engine.loss_fn import losses_of, target_of
 from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
-from trainwright.engine.trainer.eval_results import EvalResults
+from trainwright.engine.trainer.eval_results import EvalResults, named_results, results_of_logs
 from trainwright.evaluation.evaluator import num_samples
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.hooks.overrides import install, is_overridden, uninstall
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import get_rank, get_world_size
+from trainwright.parallel.dist import get_world_size
 
 
 class EvaluatingTrainer(TrainerShared):
@@ -32,8 +32,8 @@ class EvaluatingTrainer(TrainerShared):
         """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
 
         ``dataset`` may be a loader. Training state, modes and random state are unchanged afterwards. ``loss`` is absent
-        if the model returns no loss in evaluation mode. Nothing is logged or written. Every process must call it; they
-        share the samples.
+        if the model returns no loss in evaluation mode. No metric is logged or written. Every process must call it;
+        each evaluates its share of the samples.
 
         ``evaluate(model, logs)`` evaluates ``model``, which may differ from the trainer's, on the evaluation data and
         returns ``logs`` with ``eval_epoch_loss`` and ``eval_epoch_metric`` added.
@@ -61,7 +61,7 @@ class EvaluatingTrainer(TrainerShared):
             return results
         if logs is None:
             logs = {}
-        logs.update(self.named_results(results))
+        logs.update(named_results(results))
         return logs  # type: ignore[return-value]  # the caller's own mapping
 
     def create_eval_dataloader(self, dataset: Any) -> Any:
@@ -130,14 +130,6 @@ class EvaluatingTrainer(TrainerShared):
         """The first metric of ``metrics_handler``; None if there is none."""
         return getattr(self.metrics_handler, "first", None)
 
-    def named_results(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluation results under the names that callbacks and ``evaluate(model, logs)`` use."""
-        named = {f"eval_{name}": value for name, value in results.items()}
-        metric = next((name for name in results if name != "loss"), None)
-        if "loss" in results:
-            named["eval_epoch_loss"] = results["loss"]
-        return named if metric is None else named | {"eval_epoch_metric": results[metric]}
-
     # Implementation.
 
     @contextmanager
@@ -182,7 +174,7 @@ class EvaluatingTrainer(TrainerShared):
         parameters = inspect.signature(self.evaluate).parameters
         needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
         if len(needed) == 2 or ("logs" in parameters and "dataset" not in parameters):
-            return _results_in(self.evaluate(self.model, {"global_step": self.iterations_done}) or {})
+            return results_of_logs(self.evaluate(self.model, {"global_step": self.iterations_done}) or {})
         return self.evaluate(self.eval_dataset) if needed else self.evaluate()
 
     @cached_property
@@ -192,7 +184,7 @@ class EvaluatingTrainer(TrainerShared):
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
         def read_batches() -> Iterable[Any]:
             self._eval_results.reset(self.metrics_handler)
-            batches = map(self.prepare_input_batch, _batches_of_rank(loader))
+            batches = map(self.prepare_input_batch, loaders.batches_of_rank(loader))
             return self._run_callbacks.eval_batches(batches) if self._is_watched else batches
 
         def results() -> dict[str, Any]:
@@ -206,7 +198,7 @@ class EvaluatingTrainer(TrainerShared):
             results,
             device=self.device,
             num_samples=lambda batch: num_samples(batch) * get_world_size(),
-            num_batches=_num_rounds(loader),
+            num_batches=loaders.num_rounds(loader),
             without_batches=(
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
                 " iterator or a generator can be iterated only once: pass a list, a data set or a loader."
@@ -261,38 +253,6 @@ class EvaluatingTrainer(TrainerShared):
 
     def _generates(self) -> bool:
         return bool(self.config.evaluate_with_generate and getattr(self.model, "is_generative", False))
-
-
-def _batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
-    """This rank's batches of an evaluation: every sample is in one batch of one rank."""
-    rank, size = get_rank(), get_world_size()
-    if size == 1 or _is_sharded(loader):
-        return iter(loader)
-    return (batch for number, batch in enumerate(loader) if number % size == rank)
-
-
-def _num_rounds(loader: Any) -> int | None:
-    try:
-        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_world_size()))
-    except (TypeError, NotImplementedError):  # a generator, or a loader over a stream
-        return None
-
-
-def _is_sharded(loader: Any) -> bool:
-    """Whether a loader is one of this library's for several ranks, or has a DistributedSampler of torch."""
-    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
-    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
-
-
-def _results_in(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The results in the logs that an ``evaluate(model, logs)`` returns: ``loss``, ``metric``, and others by name."""
-    names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
-    results = {name: logs[key] for name, key in names.items() if key in logs}
-    others = {key: value for key, value in logs.items() if key not in (*names.values(), "eval_global_step")}
-    for key, value in others.items():
-        if key.startswith("eval_") and isinstance(value, int | float | Tensor):
-            results.setdefault(key.removeprefix("eval_"), value)
-    return results
 
 
 def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Loaders of the Python API: those of a data set, and of streams with or without a length."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.collate import collate
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, get_rank, get_world_size
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -53,6 +54,28 @@ def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list
     rank, size = get_data_parallel_rank(), get_data_parallel_size()
     sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
     return _loader(dataset, sampler, config, collator)
+
+
+def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
+    """This rank's batches of an evaluation: every sample is in one batch of one rank."""
+    rank, size = get_rank(), get_world_size()
+    if size == 1 or _is_sharded(loader):
+        return iter(loader)
+    return (batch for number, batch in enumerate(loader) if number % size == rank)
+
+
+def num_rounds(loader: Any) -> int | None:
+    """The number of batches that the rank with most has in an evaluation, if it is known."""
+    try:
+        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_world_size()))
+    except (TypeError, NotImplementedError):  # a generator, or a loader over a stream
+        return None
+
+
+def _is_sharded(loader: Any) -> bool:
+    """Whether a loader is one of this library's for several ranks, or has a DistributedSampler of torch."""
+    samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
+    return any(getattr(s, name, 1) > 1 for s in samplers for name in ("data_parallel_size", "num_replicas"))
 
 
 def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
