@@ -1,7 +1,7 @@
 """Which tests start programs or compile: found in the code of the test, its fixtures and the helpers they call.
 
-The marks are `subprocess` and `compile`. A test that calls a helper from elsewhere than `tests/` to start a program is
-found when it runs: it fails, and says that it must be marked by hand.
+The marks are `subprocess` and `compile`. A test that starts a program only through code outside `tests/` is marked by
+hand.
 """
 
 import functools

@@ -37,6 +37,7 @@ def metrics_of(measured: dict[str, Any]) -> dict[str, dict[str, Any]]:
 EAGER = ("tiny", "batches", "tensors", "columns", "own_step", "accumulation", "bf16", "gpt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "peer"),
     [(case, peer) for case in EAGER for peer in ("plain", "objects", "config") if peer in CASES[case].peers],

@@ -23,6 +23,8 @@ from trainwright import DefaultTrainer, LazyCall, get_config
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.hooks import CallbackHook
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 14
 
 

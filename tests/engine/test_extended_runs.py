@@ -18,6 +18,8 @@ from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.hooks import Callback, CallbackList, EvalHook, RunCallbacks
 from trainwright.hooks.signals import Interruptions
 
+pytestmark = pytest.mark.slow
+
 INPUTS = torch.randn(32, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(3, (32,), generator=torch.Generator().manual_seed(6))
 DATA = TensorDataset(INPUTS, LABELS)

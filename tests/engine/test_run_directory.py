@@ -289,6 +289,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a process that can be killed at once")
 def test_a_move_that_is_killed_at_any_operation_is_undone_or_completed_by_the_next_start(tmp_path: Path) -> None:
     ends = set()

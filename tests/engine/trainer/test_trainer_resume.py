@@ -16,6 +16,8 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.hooks import Callback
 
+pytestmark = pytest.mark.slow
+
 INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
 LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
 DATA = TensorDataset(INPUTS, LABELS)

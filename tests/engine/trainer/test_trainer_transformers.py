@@ -11,6 +11,8 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import verify
 from trainwright.data import EpochSampler
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 LENGTH, WORDS = 12, 40
 
