@@ -32,7 +32,7 @@ class FakeStream:
         FakeStream.log.append("copy")
         return batch, []
 
-    def hand_over(self, tensors: list[Tensor]) -> None:
+    def wait_for(self, tensors: list[Tensor]) -> None:
         FakeStream.log.append("wait")
 
 

@@ -55,7 +55,7 @@ def test_compose_goes_from_first_to_last_and_shows_its_parts():
 def test_wrong_input_is_answered_by_what_is_wanted():
     with pytest.raises(ConfigTypeError, match="ToTensor: got Tensor; it must be a numpy array"):
         transforms.ToTensor()(torch.zeros(2, 2))
-    with pytest.raises(ConfigError, match=r"shape \(4,\); a picture is \(H, W\)"):
+    with pytest.raises(ConfigError, match=r"shape \(4,\); it must be \(H, W\)"):
         transforms.ToTensor()(np.zeros(4))
     with pytest.raises(ConfigTypeError, match=r"Normalize: got torch.uint8.*Put ToTensor\(\) before it"):
         transforms.Normalize([0.5], [0.5])(torch.zeros(1, 2, 2, dtype=torch.uint8))

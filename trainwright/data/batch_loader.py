@@ -1,7 +1,6 @@
 """BatchLoader: torch's DataLoader whose batches are the same for any number of workers.
 
-Workers are torch's. Without any, the loader takes the way of a batch by itself: from the sampler's indices to the
-reader, with nothing between them.
+Workers are torch's. Without workers, batches are read directly: from the indices of the sampler to the reader.
 """
 
 import functools
@@ -27,89 +26,9 @@ from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices,
 from trainwright.data.seeding import LOADER_STREAM, WORKER_STREAM, mixed_seed, seed_everything
 from trainwright.parallel.dist import get_data_parallel_rank
 
-
-def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
-    """What a loader's worker does first. ``user_init(worker_id)`` comes last."""
-    _outlive_signals()
-    seed_everything(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
-    info = get_worker_info()
-    if info is not None and isinstance(info.dataset, BatchReader):
-        # Worker functions look for their data set here, and the reader is none of theirs. The class is frozen.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
-    if user_init is not None:
-        user_init(worker_id)
-    _end_without_trainer()
-
-
-def _end_without_trainer() -> None:
-    """End if the process that trains was killed while this one began.
-
-    From here on torch's worker ends when it gets another parent. One that has another by now would wait for ever.
-    """
-    parent = multiprocessing.parent_process()
-    is_direct = not type(multiprocessing.current_process()).__name__.startswith("ForkServer")
-    if parent is not None and is_direct and os.getppid() != parent.pid:
-        os._exit(1)
-
-
-def _outlive_signals() -> None:
-    """Ignore signals in a worker: the training process decides when to stop.
-
-    A terminal sends Ctrl-C, and a scheduler SIGTERM, to all processes. The training process continues to the end of
-    its step or evaluation, saves, and needs its workers until then. Torch's workers end when that process ends.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in ("SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):  # not SIG_IGN, which programs that a data set starts would take over
-            signal.signal(getattr(signal, name), _nothing)
-
-
-def _nothing(signum: int, frame: FrameType | None) -> None: ...
-
-
-class _Workers:
-    """The workers that this process has started and that would make its end wait, for they outlive SIGTERM.
-
-    At exit Python sends SIGTERM to what is left of them and waits. They are killed before that.
-    """
-
-    def __init__(self) -> None:
-        self._alive: set[BaseProcess] = set()
-        self._at_exit: Finalize | None = None
-
-    def add(self, workers: set[BaseProcess]) -> None:
-        if self._at_exit is None or not self._at_exit.still_active():  # a forked process begins without finalizers
-            self._alive = set()
-            self._at_exit = Finalize(None, self._kill, exitpriority=0)
-        self._alive = {worker for worker in self._alive if worker.is_alive()} | workers
-
-    def _kill(self) -> None:
-        if not self._alive:
-            return
-        if hasattr(signal, "SIGCHLD"):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise that a worker was killed
-        for worker in self._alive:
-            worker.kill()
-
-
-_workers = _Workers()
-
-
-@contextmanager
-def ended_with_this_process() -> Iterator[None]:
-    """The worker processes that are started inside end at the latest when this process does."""
-    before = set(multiprocessing.active_children())
-    yield
-    started = set(multiprocessing.active_children()) - before
-    for worker in started:
-        # Torch's last resort against a worker that has not ended 5 s after it was asked to.
-        worker.terminate = worker.kill  # type: ignore[method-assign]
-    _workers.add(started)
-
-
 logger = logging.getLogger("trainwright.data")
 
-# What may be passed on to torch's DataLoader. The rest of its arguments are the sampler's business, or set here.
+# Arguments that are passed on to torch's DataLoader. The others are those of the sampler, or are set here.
 _LOADER_OPTIONS = (
     "pin_memory",
     "prefetch_factor",
@@ -122,10 +41,10 @@ _LOADER_OPTIONS = (
 
 
 class BatchLoader(DataLoader[Any]):
-    """torch's DataLoader over batches of indices, with the ``mixup_func`` that is to be applied to each of its batches.
+    """torch's DataLoader over batches of indices, with the ``mixup_func`` for its batches.
 
-    It reads by a `BatchReader`: batches, random ones too, are the same for any ``num_workers``, and iterating draws
-    nothing from the global generators. ``dataset``, ``batch_sampler`` and ``collate_fn`` are what was given.
+    It reads with a `BatchReader`: batches, also random ones, are the same for any ``num_workers``, and iteration draws
+    no numbers from the global generators.
     """
 
     def __init__(
@@ -142,38 +61,38 @@ class BatchLoader(DataLoader[Any]):
         self.seed = seed
         self._options = options
         self._rounds = Rounds(batch_sampler)
-        # Made at the first iteration: collate_fn may be set until then.
+        # Created at the first iteration: collate_fn may be set until then.
         self._reader: BatchReader | None = None
         self._with_workers: DataLoader[Any] | None = None
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names a private class
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class
         if self._reader is None:
             self._reader = BatchReader(self.dataset, self.collate_fn, seed=self.seed)
         self._rounds.round += 1
         if self.num_workers == 0:
             return self._in_this_process(self._reader)
         if self._with_workers is None:
-            options = {**self._options, "collate_fn": _as_it_is}
+            options = {**self._options, "collate_fn": _unchanged}
             reader: Any = self._reader
             self._with_workers = DataLoader(reader, batch_sampler=self._rounds, **options)
         with ended_with_this_process():
-            return _FromWorkers(iter(self._with_workers))
+            return _WorkerBatches(iter(self._with_workers))
 
-    def _in_this_process(self, reader: BatchReader) -> "_FromHere":
+    def _in_this_process(self, reader: BatchReader) -> "_LocalBatches":
         read: Callable[[Any], Any] = reader.__getitems__
         indices: Iterator[Any] = iter(self._rounds)
         if reader.pick is not None and _gives_tensors(self.batch_sampler):
             read, indices = reader.pick, self.batch_sampler.index_tensors()  # type: ignore[union-attr]
         if self.pin_memory and can_pin_memory():
             read = _pinned(read)
-        batches = _FromHere(read, indices)
+        batches = _LocalBatches(read, indices)
         batches.loader = self
         return batches
 
     def close(self) -> None:
-        """End the workers, if there are any; the next iteration starts others.
+        """End the workers, if there are any; the next iteration starts new ones.
 
-        Those of a loader that the garbage collector finds take 5 s each to end: it cuts their wires first.
+        Without it, each worker of a garbage-collected loader takes 5 s to end: its queues are closed first.
         """
         self._reader = self._with_workers = None
 
@@ -185,9 +104,9 @@ class BatchLoader(DataLoader[Any]):
 
 
 class Rounds:
-    """A batch sampler whose plain lists become `SampleIndices`: their epoch is the round, 0 for the first.
+    """A batch sampler whose plain lists become `SampleIndices` with the number of the round as their epoch.
 
-    Lists that know their place already stay as they are.
+    `SampleIndices` stay as they are.
     """
 
     def __init__(self, batch_sampler: Any) -> None:
@@ -207,8 +126,8 @@ class Rounds:
             yield placed
 
 
-class _FromHere(map):  # type: ignore[type-arg]  # its type is the function's affair
-    """The batches that this process reads: a ``map`` of the reader over indices, which knows how many there are."""
+class _LocalBatches(map):  # type: ignore[type-arg]  # the type of its items depends on the function
+    """The batches that this process reads: a ``map`` of the reader over indices, with a length."""
 
     loader: BatchLoader
 
@@ -216,11 +135,11 @@ class _FromHere(map):  # type: ignore[type-arg]  # its type is the function's af
         return len(self.loader)
 
 
-class _FromWorkers(Iterator[Any]):
-    """The batches that workers have read.
+class _WorkerBatches(Iterator[Any]):
+    """The batches that workers read.
 
-    Torch raises a worker's error from a frame that holds it. This circle would keep torch's iterator until the garbage
-    collector comes, which cuts the wires to the workers first: waiting for them to end then takes 5 s each.
+    Torch raises the error of a worker from a frame that holds it. This cycle would keep torch's iterator until garbage
+    collection, which closes the queues of the workers first: waiting for them to end then takes 5 s each.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -236,12 +155,12 @@ class _FromWorkers(Iterator[Any]):
         return len(self._batches)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 def _gives_tensors(batch_sampler: Any) -> bool:
-    """Whether the indices can be slices of the epoch's order as tensors: no other code needs them as lists."""
+    """Whether the indices may be tensors, slices of the order of the epoch: no other code needs lists."""
     is_ours = type(batch_sampler) in (CyclicSampler, EpochSampler, SingleRoundSampler)
     return is_ours and not getattr(batch_sampler.dataset, "supports_prefetch", False)
 
@@ -264,13 +183,15 @@ def make_loader(
     """A loader over ``batch_sampler``'s lists of indices. ``loader_options`` are arguments of torch's DataLoader."""
     for name in loader_options:
         if name not in _LOADER_OPTIONS:
-            raise ConfigTypeError(f"data loader: {name!r} is no argument of it. {did_you_mean(name, _LOADER_OPTIONS)}")
+            raise ConfigTypeError(
+                f"data loader: {name!r} is not one of its arguments. {did_you_mean(name, _LOADER_OPTIONS)}"
+            )
     num_workers = _allowed_workers(num_workers)
     rank = get_data_parallel_rank()
     user_init = loader_options.get("worker_init_fn")
     options: dict[str, Any] = {"pin_memory": can_pin_memory(), "persistent_workers": num_workers > 0, **loader_options}
     options["worker_init_fn"] = functools.partial(init_worker, seed=seed, rank=rank, user_init=user_init)
-    if num_workers == 0:  # torch refuses these without workers; the same config shall run with and without
+    if num_workers == 0:  # torch rejects these without workers; a config must work with and without
         for name in ("prefetch_factor", "timeout", "multiprocessing_context", "persistent_workers"):
             options.pop(name, None)
     return BatchLoader(
@@ -290,15 +211,94 @@ def _allowed_workers(num_workers: int) -> int:
         raise ConfigError(f"num_workers: got {num_workers!r}; it must be a whole number >= 0.")
     available = os.cpu_count() or 1
     if num_workers > available:
-        _say_capped(num_workers, available)
+        _log_limit(num_workers, available)
     return min(num_workers, available)
 
 
-@functools.cache  # once for each pair of numbers
-def _say_capped(asked: int, available: int) -> None:
-    logger.debug("num_workers=%d asked for; this machine has %d CPUs, so %d are used.", asked, available, available)
+@functools.cache  # once per pair of numbers
+def _log_limit(asked: int, available: int) -> None:
+    logger.debug("num_workers=%d: this machine has %d CPUs, so %d are used.", asked, available, available)
 
 
 def can_pin_memory() -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type != "mps"  # torch does not pin for mps
+
+
+def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
+    """Initialize a worker of a loader. ``user_init(worker_id)`` is called last."""
+    _ignore_signals()
+    seed_everything(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, BatchReader):
+        # The user's functions expect their data set here, not the reader. The class is frozen.
+        object.__setattr__(info, "dataset", info.dataset.dataset)
+    if user_init is not None:
+        user_init(worker_id)
+    _end_without_trainer()
+
+
+def _end_without_trainer() -> None:
+    """End if the training process was killed while this worker started.
+
+    From here on torch's worker ends when its parent changes. One whose parent has already changed would wait forever.
+    """
+    parent = multiprocessing.parent_process()
+    is_direct = not type(multiprocessing.current_process()).__name__.startswith("ForkServer")
+    if parent is not None and is_direct and os.getppid() != parent.pid:
+        os._exit(1)
+
+
+def _ignore_signals() -> None:
+    """Ignore signals in a worker: the training process decides when to stop.
+
+    A terminal sends Ctrl-C, and a scheduler SIGTERM, to all processes. The training process continues to the end of
+    its step or evaluation, saves, and needs its workers until then. Torch's workers end when that process ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGTERM", "SIGUSR1"):
+        if hasattr(signal, name):  # not SIG_IGN, which programs started by a data set would inherit
+            signal.signal(getattr(signal, name), _ignore)
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None: ...
+
+
+class _Workers:
+    """The workers that this process has started. They are killed at its exit.
+
+    Without that, Python would send them SIGTERM, which they ignore, and wait for them.
+    """
+
+    def __init__(self) -> None:
+        self._alive: set[BaseProcess] = set()
+        self._at_exit: Finalize | None = None
+
+    def add(self, workers: set[BaseProcess]) -> None:
+        if self._at_exit is None or not self._at_exit.still_active():  # a forked process starts without finalizers
+            self._alive = set()
+            self._at_exit = Finalize(None, self._kill, exitpriority=0)
+        self._alive = {worker for worker in self._alive if worker.is_alive()} | workers
+
+    def _kill(self) -> None:
+        if not self._alive:
+            return
+        if hasattr(signal, "SIGCHLD"):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise that a worker was killed
+        for worker in self._alive:
+            worker.kill()
+
+
+_workers = _Workers()
+
+
+@contextmanager
+def ended_with_this_process() -> Iterator[None]:
+    """Worker processes that are started inside end with this process, at the latest."""
+    before = set(multiprocessing.active_children())
+    yield
+    started = set(multiprocessing.active_children()) - before
+    for worker in started:
+        # Torch calls it for a worker that has not ended within 5 s; SIGTERM would be ignored.
+        worker.terminate = worker.kill  # type: ignore[method-assign]
+    _workers.add(started)

@@ -11,8 +11,7 @@ from trainwright._torch_compat.batch_collate import collate_parts
 from trainwright.data.errors import DataError, difference
 from trainwright.data.instance import DistTensorData, Instance
 
-# Losses want class labels as int64. uint8 is left alone: it is what images come in, and torch's losses take it as
-# labels too.
+# Losses need class labels as int64. uint8 stays: it is the type of images, and torch's losses accept it for labels.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
 
 collate_parts()  # counts the types that torch knows, before the user adds any

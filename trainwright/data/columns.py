@@ -1,4 +1,4 @@
-"""Data sets that are tensors side by side: a batch is picked out of each at once, and no sample is ever made.
+"""Data sets of columns: a batch is selected from each tensor at once, without creating samples.
 
 N samples, B samples of a batch.
 """
@@ -17,20 +17,20 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import collate
 from trainwright.data.errors import DataError
 
-# Torch picks out of a column (N,) of no unsigned type but uint8. Its bits lie in a signed one as well.
+# index_select supports no unsigned type but uint8. A view as a signed type has the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 PickBatch = Callable[[Sequence[int] | Tensor], Any]
 
 
 class ColumnDataset(Dataset[dict[str, Tensor]]):
-    """Named columns of N samples: sample i is ``{name: column[i]}``, and a batch is picked out of each column at once.
+    """Named columns of N samples: sample i is ``{name: column[i]}``, and a batch is selected from each column at once.
 
     The names are those of the parameters of the model's ``forward``. A column is a tensor (N, ...) or a numpy array
     (N, ...) of numbers, ``numpy.memmap`` included, and is not copied. Types stay as they are.
 
     Raises:
-        ConfigTypeError: a column is neither, or an array of a type that torch has not.
+        ConfigTypeError: a column is neither, or an array of a type that torch does not support.
         ConfigError: no column, or columns of unequal length.
 
     >>> data = ColumnDataset(x=torch.zeros(6, 3), labels=np.arange(6))
@@ -57,11 +57,11 @@ class ColumnDataset(Dataset[dict[str, Tensor]]):
 
 
 def batch_picker(dataset: Any, collate_fn: Any) -> PickBatch | None:
-    """What gives the batch of B indices, a list or int64 (B,), of a `ColumnDataset`, a torch TensorDataset, or a
+    """A function from B indices, a list or int64 (B,), to the batch of a `ColumnDataset`, a torch TensorDataset, or a
     Subset of one; None for any other data set.
 
-    Equal to what ``collate`` makes of the samples. A subclass may do anything, so it is none of these; nor is a data
-    set whose batches are made by a ``collate_fn`` of the user's own.
+    The batch equals the result of ``collate`` for the samples. None also for subclasses, which may override anything,
+    and for a ``collate_fn`` of the user.
     """
     subsets = []
     while type(dataset) is Subset:
@@ -73,7 +73,7 @@ def batch_picker(dataset: Any, collate_fn: Any) -> PickBatch | None:
 
 
 def _places(subsets: Sequence[Any]) -> Tensor | None:
-    """Where in the data set the samples of a subset of a subset … lie: int64 (N,); None without any subset.
+    """The indices in the data set of the samples of (nested) subsets: int64 (N,); None without any subset.
 
     Raises:
         TypeError: indices that are no whole numbers, such as those of a mask.
@@ -84,7 +84,7 @@ def _places(subsets: Sequence[Any]) -> Tensor | None:
         if len(inner_N) and (inner_N.dtype == torch.bool or inner_N.is_floating_point() or inner_N.is_complex()):
             raise TypeError(f"indices of {inner_N.dtype}")
         inner_N = inner_N.to(torch.int64)
-        inner_N = torch.where(inner_N < 0, inner_N + len(subset.dataset), inner_N)  # from the end, as lists take them
+        inner_N = torch.where(inner_N < 0, inner_N + len(subset.dataset), inner_N)  # from the end, as for lists
         places_N = inner_N if places_N is None else places_N[inner_N]
     return places_N
 
@@ -117,7 +117,7 @@ def _picker(dataset: Any, subsets: Sequence[Any]) -> PickBatch | None:
                 raise DataError(f"data: {type(dataset).__name__}: batches cannot be picked from its new columns.")
         if renewed is not None:
             return renewed(indices)
-        # By way of numpy: a list of ints becomes an array in a third of the time that it takes to become a tensor.
+        # Through numpy: converting a list of ints to an array takes a third of the time of a tensor.
         chosen_B = indices if type(indices) is Tensor else torch.from_numpy(np.asarray(indices))
         if places_N is not None:
             chosen_B = places_N[chosen_B]
@@ -136,10 +136,8 @@ def _as_column(name: str, column: Any) -> Tensor:
     where = f"ColumnDataset.{name}"
     if isinstance(column, np.ndarray) and column.ndim:
         try:
-            with (
-                warnings.catch_warnings()
-            ):  # that an array is read-only, as a file is that was mapped: nothing is written
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about read-only arrays, such as mapped files: nothing is written
                 return torch.from_numpy(column)
         except (TypeError, ValueError) as error:
             raise ConfigTypeError(

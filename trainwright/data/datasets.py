@@ -21,7 +21,6 @@ from trainwright.data.errors import DataError
 from trainwright.data.seeding import SAMPLE_STREAM, mixed_seed
 
 _GZIP = b"\x1f\x8b"
-
 _UINT8 = 8
 
 
@@ -29,14 +28,13 @@ def read_idx(path: str | os.PathLike[str], *, num_dimensions: int | None = None)
     """The array of an IDX file of uint8, gzipped or not. Writable.
 
     Raises:
-        DataError: the file is no IDX file of uint8, is cut off or too long, or has another number of dimensions than
-        asked for.
+        DataError: not an IDX file of uint8, truncated or too long, or another number of dimensions.
     """
     return parse_idx(Path(path).read_bytes(), str(path), num_dimensions=num_dimensions)
 
 
 def parse_idx(content: bytes, name: str, *, num_dimensions: int | None = None) -> npt.NDArray[np.uint8]:
-    """As `read_idx`, of what is in memory already; ``name`` is for messages."""
+    """As `read_idx`, from bytes; ``name`` is for messages."""
     if content.startswith(_GZIP):
         try:
             content = gzip.decompress(content)
@@ -74,7 +72,7 @@ def parse_idx(content: bytes, name: str, *, num_dimensions: int | None = None) -
 def write_idx(path: str | os.PathLike[str], array: npt.NDArray[np.uint8]) -> None:
     """Write a uint8 array, gzipped where the name ends in ``.gz``.
 
-    The file is complete or not there. Equal arrays give equal bytes.
+    The file is written atomically. Equal arrays give equal bytes.
     """
     if array.dtype != np.uint8:
         raise DataError(
@@ -90,7 +88,7 @@ MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.go
 
 TIMEOUT_S = 30
 
-# Of the gzipped files as published. They guard against a broken mirror, not against an attacker.
+# Of the published gzipped files, against damaged mirrors.
 _MD5 = {
     "train-images-idx3-ubyte": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -100,16 +98,16 @@ _MD5 = {
 
 
 class MNIST(Dataset[tuple[Any, Any]]):
-    """Pairs of a picture, uint8 of shape (H, W), and its digit, an int; each through its transform where there is one.
+    """Pairs of an image, uint8 of shape (H, W), and its digit, an int, after their transforms.
 
-    The files are looked for in ``root/MNIST/raw``, then in ``root``, plain or gzipped. With ``download`` the absent
-    ones, and only they, are fetched into ``root/MNIST/raw``: from ``source_url`` if given (https, or file for a copy
-    on your own disk), else from public mirrors. A picture is a copy: what a transform does to it stays out of the
-    data set. ``data`` and ``targets`` are the arrays of all.
+    The files are searched in ``root/MNIST/raw``, then in ``root``, plain or gzipped. ``download`` downloads missing
+    ones into ``root/MNIST/raw``: from ``source_url`` if given (https, or file for a local copy), otherwise from public
+    mirrors. An image is a copy: transforms do not change the data set. ``data`` and ``targets`` are the arrays of all
+    images and digits.
 
     Raises:
-        MissingFileError: files are absent, and downloading is off or failed; says which files and where they may come
-        from. DataError: a file is damaged, or the numbers of pictures and labels differ.
+        MissingFileError: files are missing, and ``download`` is off or failed; lists files and sources.
+        DataError: a file is damaged, or the numbers of images and labels differ.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ def _checked_url(url: str) -> str:
 
 
 def _download(folder: Path, file_name: str, sources: tuple[str, ...], failures: list[str]) -> Path | None:
-    """The file from the first source that has it whole; what went wrong is added to ``failures``."""
+    """The file from the first source with a valid copy; errors are added to ``failures``."""
     for source in sources:
         url = source + file_name
         try:
@@ -213,10 +211,10 @@ def _check_content(content: bytes, url: str, *, is_published: bool) -> None:
 
 
 class FakeData(Dataset[tuple[Any, Any]]):
-    """Pairs of noise, uint8 of shape (H, W, C) or (H, W) for one channel, and a class in ``[0, num_classes)``.
+    """Pairs of a random image, uint8 of shape (H, W, C) or (H, W) for one channel, and a class in ``[0, num_classes)``.
 
-    A sample is a function of ``index + random_offset`` alone, the same on every machine and in every worker; the
-    global generators are left alone. ``image_size`` is (C, H, W), as after ``ToTensor``.
+    A sample is a function of ``index + random_offset``, the same on every machine and in every worker; the global
+    generators are not used. ``image_size`` is (C, H, W), as after ``ToTensor``.
     """
 
     def __init__(

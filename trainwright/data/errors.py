@@ -20,7 +20,7 @@ _SUGGESTION = (
 
 
 def difference(values: Sequence[Any], name: str = "") -> str | None:
-    """A sentence about the first of ``values`` that does not match ``values[0]``, with a suggestion; None if all match.
+    """Describe the first of ``values`` that does not match ``values[0]``, with a suggestion; None if all match.
 
     ``name`` is the path of the field; it grows by ``.key`` and ``[index]`` inside dictionaries and tuples.
     """

@@ -1,5 +1,4 @@
-"""Instance: one sample (or one batch) as named fields. The names are those of the parameters of the model's "
-"``forward``."""
+"""Instance: a sample or a batch as named fields, the arguments of the model's ``forward``."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,17 +7,18 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
+from trainwright._torch_compat.batch_collate import pin_memory
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.errors import DataError, difference
 
 
 @dataclass(slots=True)
 class DistTensorData:
-    """A tensor and where its parts belong when a model is spread over devices.
+    """A tensor and its placement for a model that is distributed over devices.
 
-    ``sbp_list`` names, for the data-parallel and the model-parallel direction, whether the tensor is split along a
-    dimension or held by all; ``placement_idx`` is the pipeline stage that needs it, -1 the last one (labels). One
-    device ignores both; they are kept with the tensor, and all samples of a batch must agree on them.
+    ``sbp_list`` says, for data and model parallelism, whether the tensor is split along a dimension or broadcast;
+    ``placement_idx`` is the pipeline stage that needs it, -1 the last one (labels). One device ignores both; they
+    are kept with the tensor, and must be equal for all samples of a batch.
     """
 
     tensor: torch.Tensor
@@ -34,9 +34,7 @@ class DistTensorData:
 
     @staticmethod
     def stack(samples: Sequence["DistTensorData"]) -> "DistTensorData":
-        """One batch with a new first dimension. Always a copy: a data set may hold on to its tensors, and a batch
-        may be changed.
-        """
+        """One batch with a new first dimension. Always a copy: the data set may keep its tensors."""
         first = samples[0]
         for index, sample in enumerate(samples):
             if not isinstance(sample, DistTensorData):
@@ -54,7 +52,7 @@ class DistTensorData:
         return DistTensorData(stack_tensors([sample.tensor for sample in samples]), first.sbp_list, first.placement_idx)
 
     def pin_memory(self, device: object = None) -> "DistTensorData":
-        """The same in page-locked memory. Called by the loader; ``device`` is what older loaders pass along."""
+        """A copy in page-locked memory. Called by the loader; older loaders pass ``device``."""
         return DistTensorData(self.tensor.pin_memory(), self.sbp_list, self.placement_idx)
 
 
@@ -94,10 +92,10 @@ class Instance:
 
     @staticmethod
     def stack(samples: Sequence["Instance"]) -> "Instance":
-        """One batch out of samples with equal fields.
+        """One batch from samples with equal fields.
 
-        Tensors and `DistTensorData` get a new first dimension, lists and strings become a list of them, what has a
-        ``stack`` of its own is given to that, anything else is batched as ``torch.utils.data.default_collate`` does.
+        Tensors and `DistTensorData` get a new first dimension, lists and strings become a list of them, objects with
+        a ``stack`` method use it, and ``torch.utils.data.default_collate`` collates anything else.
 
         Raises:
             DataError: the samples' fields, shapes or types differ.
@@ -113,8 +111,9 @@ class Instance:
         return Instance(**{name: _stack_field(name, [sample.__dict__[name] for sample in samples]) for name in names})
 
     def pin_memory(self, device: object = None) -> "Instance":
-        """The same in page-locked memory, from where a copy to an accelerator need not wait. Called by the loader."""
-        return Instance(**{name: _pinned(value) for name, value in self.__dict__.items()})
+        """A copy in page-locked memory, for asynchronous copies to an accelerator. Called by the loader."""
+        pin = pin_memory()
+        return Instance(**{name: pin(value) for name, value in self.__dict__.items()})
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -125,7 +124,7 @@ class Instance:
         return len(self.__dict__)
 
     def __bool__(self) -> bool:
-        return True  # an Instance is a value, not a container that counts as false when it is empty
+        return True  # without this, an Instance without fields would be false
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError("An Instance cannot be iterated. Use its get_fields().items().")
@@ -135,14 +134,12 @@ class Instance:
 
 
 def stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack equal shapes and types; in a worker process straight into memory that the trainer's process can read."""
+    """Stack tensors of equal shapes and types; in a worker process directly into shared memory."""
     try:
         batch: torch.Tensor = default_collate(list(tensors))
     except (RuntimeError, TypeError) as error:
         raise DataError(difference(tensors) or str(error)) from error
-    if (
-        batch.dtype != tensors[0].dtype
-    ):  # torch would promote int to float silently, but only outside of worker processes
+    if batch.dtype != tensors[0].dtype:  # torch promotes int to float, but only outside of worker processes
         raise DataError(difference(tensors) or "the types differ")
     return batch
 
@@ -161,11 +158,3 @@ def _stack_field(name: str, values: list[Any]) -> Any:
         raise DataError(f"data: field {name!r}: {error}") from error
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise DataError(f"data: {difference(values, name) or f'field {name!r} cannot be batched: {error}'}") from error
-
-
-def _pinned(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _pinned(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_pinned(item) for item in value]
-    return value.pin_memory() if hasattr(value, "pin_memory") else value

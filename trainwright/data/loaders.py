@@ -1,15 +1,15 @@
-"""Loaders: a data set, a sampler and a way to batch, as one iterable of batches.
+"""Builders of loaders from data sets, samplers and collate functions; splits of data sets.
 
-The builders for images and for text are the same but for their arguments. A builder's ``dataset`` is one map-style
-data set or a list of them, joined by ``dataset_mixer``. Its ``sampler`` is one of
+The builders for images and for text differ only in their arguments. ``dataset`` is one map-style data set or a list of
+them, joined by ``dataset_mixer``. ``sampler`` is one of
 
-* None: the sampler that the builder names;
+* None: the default sampler of the builder;
 * a class or function, or a lazy node with ``_target_``: called with ``dataset, micro_batch_size, data_parallel_rank,
   data_parallel_size, seed`` (and ``consumed_samples`` for training) as keyword arguments;
-* an object that yields lists of indices, taken as it is.
+* an object that yields lists of indices.
 
-Where a builder is instantiated from a config without recursion, the data sets, ``collate_fn`` and ``mixup_func`` may
-be lazy nodes too.
+Data sets, ``collate_fn`` and ``mixup_func`` may be lazy nodes, too: builders in a config are instantiated without
+recursion.
 """
 
 import functools
@@ -65,9 +65,9 @@ def build_image_train_loader(
 ) -> tuple[BatchLoader, None, None]:
     """An infinite loader of this rank's shuffled micro-batches, as ``(loader, None, None)``.
 
-    The second and third place are those of a validation and a test loader, which this builder does not make.
-    ``train_batch_size`` is the micro-batch of one rank. ``test_batch_size`` is taken because configs give one size to
-    all builders; this one has no use for it. The default sampler is ``CyclicSampler(shuffle=True)``.
+    The second and third place are for a validation and a test loader, which this builder does not create.
+    ``train_batch_size`` is the micro-batch of one rank. ``test_batch_size`` is ignored: configs pass both sizes to all
+    builders. The default sampler is ``CyclicSampler(shuffle=True)``.
     """
     return (
         _train_loader(
@@ -167,15 +167,15 @@ def build_nlp_train_val_test_loader(
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     **loader_options: Any,
 ) -> tuple[BatchLoader | None, BatchLoader | None, BatchLoader | None]:
-    """Train, validation and test loader over one cut through each data set; None where a part has no samples.
+    """Train, validation and test loader over contiguous parts of each data set; None for a part without samples.
 
-    ``splits`` has a row of three proportions for each data set, or one row for all: ``[[949, 50, 1]]``. A data set's
-    index range is cut into three contiguous, disjoint ranges in these proportions, which together are the whole.
+    ``splits`` has a row of three proportions for each data set, or one row for all: ``[[949, 50, 1]]``. The
+    indices of a data set are split into three contiguous, disjoint ranges in these proportions.
 
-    ``train_val_test_num_samples`` says how many samples each part shall have. Data set i gives a share of them by
-    ``weights[i]`` (by the length of its range where there are no weights): the first ones of its range, or, for
-    training only, the range over and over where it is too short. Validation and test never hold a sample twice, so
-    they may be smaller than asked. None, in a place or as a whole, takes every sample of the ranges once.
+    ``train_val_test_num_samples`` is the number of samples of each part. Data set i gives a share of them by
+    ``weights[i]`` (by the length of its range without weights): the first samples of its range; for training, a range
+    that is too short is repeated. Validation and test never repeat a sample, so they may be smaller. None, for a part
+    or for all, means each sample of the ranges once.
     """
     given = _dataset_list(dataset)
     train, validation, test = train_val_test_datasets(given, splits, weights, train_val_test_num_samples, dataset_mixer)
@@ -244,7 +244,7 @@ def _make_sampler(sampler: Any, **given: Any) -> Any:
             raise ConfigError(
                 f"sampler: the loader itself sets {', '.join(taken)}; leave that out of the sampler's node."
             )
-        # A seed in the node is the user's own and stays.
+        # A seed in the node is the user's and stays.
         return _instantiated(sampler, **{name: value for name, value in given.items() if name not in sampler})
     if not callable(sampler):
         if not hasattr(sampler, "__iter__"):
@@ -325,7 +325,7 @@ class DatasetPart(Dataset[Any]):
 
 
 def split_ranges(length: int, proportions: Sequence[float]) -> list[range]:
-    """Contiguous, disjoint index ranges in these proportions; all together are ``range(length)``.
+    """Contiguous, disjoint index ranges in these proportions; together they are ``range(length)``.
 
     >>> split_ranges(1000, [949, 50, 1])
     [range(0, 949), range(949, 999), range(999, 1000)]
@@ -336,7 +336,7 @@ def split_ranges(length: int, proportions: Sequence[float]) -> list[range]:
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """``total`` in whole numbers by weight, none of it lost: largest remainders first.
+    """``total`` as whole numbers by weight, with the same sum: largest remainders first.
 
     >>> shares(10, [1, 1, 1])
     [4, 3, 3]
@@ -379,7 +379,7 @@ def _counts(lengths: list[int], weights: Sequence[float] | None, total: int | No
         return lengths
     shown = [weight if length else 0.0 for length, weight in zip(lengths, weights or lengths, strict=True)]
     counts = shares(total, shown) if any(shown) else [0] * len(lengths)
-    # Only training may see a sample twice: a metric counts each once.
+    # Only training may repeat a sample: a metric counts each once.
     return counts if repeat else [min(count, length) for count, length in zip(counts, lengths, strict=True)]
 
 
@@ -406,7 +406,7 @@ def _check(
         faults.append(f"weights: got {list(weights)}; they must be >= 0 and not all 0.")
     if num_datasets > 1 and weights is not None and num_samples is None:
         faults.append(
-            "weights: they say how many of train_val_test_num_samples each data set gives; give that as well, or "
+            "weights: they are the shares of the data sets in train_val_test_num_samples; set that as well, or "
             "no weights."
         )
     if num_samples is not None and (len(num_samples) != NUM_PARTS or any(n is not None and n < 0 for n in num_samples)):

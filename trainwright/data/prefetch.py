@@ -19,24 +19,24 @@ from trainwright.data.instance import DistTensorData, Instance
 _WITH_STREAMS = ("cuda", "xpu")
 
 
-class Side(Protocol):
-    """Where batches are copied beside the step."""
+class Copier(Protocol):
+    """Copies batches to the device in the background."""
 
     def copied(self, batch: Any) -> tuple[Any, list[Tensor]]:
-        """Begin to copy: the batch on the device, and those of its tensors that are on their way."""
+        """Start the copy: the batch on the device, and its tensors that are still being copied."""
         ...
 
-    def hand_over(self, tensors: list[Tensor]) -> None:
-        """Let what is computed from now on wait for these tensors."""
+    def wait_for(self, tensors: list[Tensor]) -> None:
+        """Make all later computations wait for these tensors."""
         ...
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """``batches`` with their tensors on ``device``, each read and copied while the step before is computed.
+    """``batches`` with their tensors on ``device``, each read and copied while the previous step is computed.
 
-    Types, and the kinds of containers, stay. Tensors in pinned memory, as our loaders give them, are copied without
-    the host waiting. What is in no dictionary, list, tuple or `Instance` is left where it is. On a device without
-    streams, such as the CPU, the batches are given as they are, and none is read ahead.
+    Types of tensors and containers stay. Tensors in pinned memory, as our loaders give them, are copied
+    asynchronously. Values outside of dictionaries, lists, tuples and `Instance` are not copied. On a device without
+    streams, such as the CPU, the batches are returned unchanged, and none is prefetched.
     """
     return _one_ahead(batches, SideStream(device)) if device.type in _WITH_STREAMS else iter(batches)
 
@@ -46,27 +46,27 @@ class _Begun(NamedTuple):
     tensors: list[Tensor]
 
 
-def _one_ahead(batches: Iterable[Any], side: Side) -> Iterator[Any]:
+def _one_ahead(batches: Iterable[Any], copier: Copier) -> Iterator[Any]:
     reading = iter(batches)
-    begun = _begin(reading, side)
+    begun = _begin(reading, copier)
     while isinstance(begun, _Begun):
         batch, tensors = begun
-        side.hand_over(tensors)
-        begun = _begin(reading, side)
+        copier.wait_for(tensors)
+        begun = _begin(reading, copier)
         yield batch
     if begun is not None:
         try:
             raise begun
         finally:
-            del begun  # whose traceback holds this frame
+            del begun  # its traceback holds this frame
 
 
-def _begin(reading: Iterator[Any], side: Side) -> _Begun | Exception | None:
-    """The next batch, on its way; None at the end. An error is kept until that batch is asked for: those before it
-    are trained on first, as without reading ahead.
+def _begin(reading: Iterator[Any], copier: Copier) -> _Begun | Exception | None:
+    """The next batch, whose copy has started; None at the end. An error is raised with its own batch: those before it
+    are trained on first, as without prefetching.
     """
     try:
-        return _Begun(*side.copied(next(reading)))
+        return _Begun(*copier.copied(next(reading)))
     except StopIteration:
         return None
     except Exception as error:
@@ -74,7 +74,7 @@ def _begin(reading: Iterator[Any], side: Side) -> _Begun | Exception | None:
 
 
 class SideStream:
-    """A stream of the device for copies. Batches are read on the stream of the step: they may lie on the device."""
+    """A stream of the device for copies. Batches are read on the stream of the step: some are on the device already."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -85,19 +85,19 @@ class SideStream:
         with self._stream:
             return _on(self._device, batch, tensors), tensors
 
-    def hand_over(self, tensors: list[Tensor]) -> None:
+    def wait_for(self, tensors: list[Tensor]) -> None:
         if tensors:
             current = torch.accelerator.current_stream(self._device)
             current.wait_stream(self._stream)
             for tensor in tensors:
-                tensor.record_stream(current)  # else its memory could be given to the next copy while a step reads it
+                tensor.record_stream(current)  # its memory must not be reused for the next copy while a step reads it
 
 
 def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
     """``value`` on the device. Tensors that had to be copied are added to ``moved``."""
     kind = type(value)
     if isinstance(value, Tensor):
-        if value.device.type == device.type:  # made there, by the stream of the step
+        if value.device.type == device.type:  # created there, on the stream of the step
             return value
         moved.append(value.to(device, non_blocking=value.is_pinned()))
         return moved[-1]

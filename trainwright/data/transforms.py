@@ -1,4 +1,4 @@
-"""From pictures to the tensors that models take. Enough for a start; torchvision's transforms take the same pictures.
+"""Transforms from images to tensors. The transforms of torchvision accept the same images.
 
 C channels, H height, W width.
 """
@@ -13,7 +13,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 
 
 class Compose:
-    """One transform after the other."""
+    """Apply transforms in order."""
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
         self.transforms = list(transforms)
@@ -28,7 +28,7 @@ class Compose:
 
 
 class ToTensor:
-    """A picture (H, W) or (H, W, C), array or PIL image, as a tensor (C, H, W).
+    """Convert an image (H, W) or (H, W, C), array or PIL image, to a tensor (C, H, W).
 
     uint8 becomes float32 in [0, 1]; any other type keeps its type and values.
 
@@ -39,12 +39,12 @@ class ToTensor:
     def __call__(self, image: Any) -> torch.Tensor:
         array = image if isinstance(image, np.ndarray) else self._from_pil(image)
         if array.ndim not in (2, 3):
-            raise ConfigError(f"ToTensor: got an array of shape {array.shape}; a picture is (H, W) or (H, W, C).")
+            raise ConfigError(f"ToTensor: got an array of shape {array.shape}; it must be (H, W) or (H, W, C).")
         pixels_HWC = torch.from_numpy(array)
         pixels_CHW = pixels_HWC[None] if array.ndim == 2 else pixels_HWC.permute(2, 0, 1)
         if pixels_CHW.dtype == torch.uint8:
             return pixels_CHW.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
-        return pixels_CHW.clone(memory_format=torch.contiguous_format)  # not the caller's memory under another name
+        return pixels_CHW.clone(memory_format=torch.contiguous_format)  # not a view of the caller's memory
 
     @staticmethod
     def _from_pil(image: Any) -> Any:

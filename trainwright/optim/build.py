@@ -34,12 +34,12 @@ def get_default_optimizer_params(
     """The trainable parameters of ``model``, in as few groups as their settings allow.
 
     A value of None leaves the optimizer's own default. ``weight_decay_norm`` is for the parameters of norm layers,
-    ``weight_decay_bias`` for every parameter called ``bias`` (it wins over the norm rule). ``overrides`` gives settings
-    by the last part of a parameter's name, ``{"pos_embed": {"weight_decay": 0.0}}``, and wins over both. Frozen
-    parameters are left out; a shared one is in one group, by the first name that the model gives it.
+    ``weight_decay_bias`` for each parameter named ``bias``, also in norm layers. ``overrides`` gives settings by the
+    last part of a parameter's name, ``{"pos_embed": {"weight_decay": 0.0}}``, and has precedence over both. Frozen
+    parameters are left out; a shared parameter is in one group, by its first name in the model.
 
     With ``clip_grad_max_norm`` each group carries the clipping settings that :func:`gradient_clipper` reads; the norm
-    type is 2 where none is given.
+    type is 2 by default.
 
     Raises:
         ConfigKeyError: an override names no parameter of the model.
@@ -52,7 +52,7 @@ def get_default_optimizer_params(
         if "bias" in by_name:
             raise ConfigError(
                 f"weight_decay_bias={weight_decay_bias} and overrides['bias']={by_name['bias']}: both are settings of"
-                " the biases. Give all of them in overrides['bias'], and weight_decay_bias=None."
+                " the biases. Set all of them in overrides['bias'], and weight_decay_bias=None."
             )
         by_name["bias"] = {"weight_decay": weight_decay_bias}
 
@@ -69,11 +69,10 @@ def get_default_optimizer_params(
 
 
 def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[ParamGroup]:
-    """Merge the settings of each parameter, and then groups with equal settings: fewer groups are quicker to update.
+    """Merge the settings of each parameter, and then groups with equal settings: fewer groups are faster to update.
 
-    A parameter in several groups has the settings of all of them; where two set the same thing, the later one wins.
-    The order of groups, and of parameters in a group, is that of their first appearance. The given groups stay as
-    they are.
+    A parameter in several groups has the settings of all of them; the later group has precedence. Groups, and
+    parameters in a group, are in the order of their first appearance. The given groups are not changed.
     """
     merged: dict[int, tuple[Any, ParamGroup]] = {}
     for group in groups:
@@ -124,17 +123,16 @@ def _check_override_names(model: nn.Module, overrides: Iterable[str]) -> None:
 
 @without_compiler()
 def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Optimizer:
-    """The optimizer that ``cfg`` describes, over the parameters of ``model``; one that is built already is given back.
+    """The optimizer of ``cfg`` for the parameters of ``model``; an optimizer is returned unchanged.
 
-    ``cfg.params`` may be a lazy node, which gets ``model`` if its target takes it, or parameters or groups, which are
-    used as they are; without it the groups are those of :func:`get_default_optimizer_params`. Nothing is written
-    into ``cfg``.
+    ``cfg.params`` may be a lazy node, which gets ``model`` if its target takes it, or parameters or groups; without it
+    the groups are those of :func:`get_default_optimizer_params`. ``cfg`` is not changed.
 
-    ``do_bias_correction=True``, which torch's optimizers always do and have no name for, is left out.
+    ``do_bias_correction=True`` is ignored: torch's optimizers always correct the bias.
 
     Raises:
-        ConfigError: there is nothing to train, ``do_bias_correction`` is False for an optimizer without that choice, or
-            ``cfg`` builds something else than an optimizer.
+        ConfigError: there is nothing to train, ``do_bias_correction=False`` is not supported by the optimizer, or
+            ``cfg`` does not build an optimizer.
     """
     if isinstance(cfg, Optimizer):
         return cfg
@@ -158,7 +156,7 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
 
 
 def build_lr_scheduler(cfg: Mapping[str, Any] | LRScheduler, optimizer: Optimizer) -> LRScheduler:
-    """The schedule that ``cfg`` describes, of ``optimizer``; one that is built already is given back."""
+    """The schedule of ``cfg`` for ``optimizer``; a schedule is returned unchanged."""
     if isinstance(cfg, LRScheduler):
         return cfg
     _check_is_lazy(cfg, "train.scheduler", "a schedule")
@@ -189,7 +187,7 @@ def _check_is_lazy(cfg: object, where: str, what: str) -> None:
 def _params(params: Any, model: nn.Module) -> list[Any]:
     if params is None:
         return list(get_default_optimizer_params(model))
-    if isinstance(params, Mapping) and "_target_" not in params:  # settings of the groups alone
+    if isinstance(params, Mapping) and "_target_" not in params:  # only settings of the groups
         return list(get_default_optimizer_params(model, **{str(name): params[name] for name in params}))
     if isinstance(params, Mapping):
         params = instantiate(params, model=model) if _takes(locate_target(params), "model") else instantiate(params)
@@ -206,18 +204,18 @@ def _nothing_to_train(model: nn.Module) -> ConfigError:
     trainable = sum(parameter.requires_grad for parameter in parameters)
     return ConfigError(
         f"optim.params: there is nothing to train ({type(model).__name__} has {len(parameters)} parameters, "
-        f"{trainable} of them trainable). Set requires_grad on those that should learn, and give them to the optimizer."
+        f"{trainable} of them trainable). Set requires_grad on those to be trained, and pass them to the optimizer."
     )
 
 
 def _without_bias_correction(cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``cfg`` less an option of other frameworks' optimizers, unless its target takes it."""
+    """``cfg`` without an option of other frameworks' optimizers, unless its target takes it."""
     if "do_bias_correction" not in cfg or _takes(locate_target(cfg), "do_bias_correction"):
         return cfg
     if not cfg["do_bias_correction"]:
         raise ConfigError(
             f"optim.do_bias_correction: got {cfg['do_bias_correction']}; "
-            f"{locate_target(cfg).__name__} has no such choice. Leave it out, or give an optimizer that takes it."
+            f"{locate_target(cfg).__name__} does not have this option. Remove it, or use an optimizer that has it."
         )
     if not isinstance(cfg, DictConfig):
         return {key: value for key, value in cfg.items() if key != "do_bias_correction"}

@@ -1,4 +1,4 @@
-"""Gradient clipping by the norm of all gradients together, as the parameter groups ask for it."""
+"""Gradient clipping by the common norm of all gradients, as set in the parameter groups."""
 
 from collections.abc import Callable
 
@@ -8,22 +8,19 @@ from torch.optim import Optimizer
 
 
 def gradient_clipper(optimizer: Optimizer, max_norm: float | None = None) -> Callable[[], Tensor] | None:
-    """What to call between backward and the optimizer's step, or None if no group asks for clipping.
+    """A function that clips the gradients, to be called after backward; None if no group is clipped.
 
-    A group asks by carrying both ``clip_grad_max_norm`` and ``clip_grad_norm_type``; ``max_norm`` asks for the groups
-    that do not, with the 2-norm. All groups with the same two
-    values are clipped by their one common norm: a norm per group would change the direction of the update. The groups
-    are read now, so one added later is not clipped.
+    A group is clipped if it has ``clip_grad_max_norm`` and ``clip_grad_norm_type``; ``max_norm`` clips the others by
+    the 2-norm. All groups with the same two values are clipped by their common norm: a norm per group would change the
+    direction of the update. The groups are read once, so a group that is added later is not clipped.
 
-    The call gives the norm before clipping as a tensor on the device, and never waits for it. With groups of several
-    settings it is the norm over all clipped gradients (of the first setting's type).
+    The function returns the norm before clipping as a tensor on the device, without synchronization. For groups with
+    different settings it is the norm over all clipped gradients (of the first setting's type).
     """
     by_setting: dict[tuple[float, float], list[Tensor]] = {}
     for group in optimizer.param_groups:
-        limit, norm_type = (
-            group.get("clip_grad_max_norm", max_norm),
-            group.get("clip_grad_norm_type", _norm_type(max_norm)),
-        )
+        limit = group.get("clip_grad_max_norm", max_norm)
+        norm_type = group.get("clip_grad_norm_type", None if max_norm is None else 2.0)
         if limit is not None and norm_type is not None:
             by_setting.setdefault((float(limit), float(norm_type)), []).extend(group["params"])
     if not by_setting:
@@ -37,14 +34,13 @@ def gradient_clipper(optimizer: Optimizer, max_norm: float | None = None) -> Cal
 
 
 def gradient_norm(optimizer: Optimizer, max_norm: float | None = None) -> Callable[[], Tensor]:
-    """What to call between backward and the optimizer's step for the norm of all gradients, on the device.
+    """A function that clips as :func:`gradient_clipper` and returns the norm of all gradients, on the device.
 
-    They are clipped as :func:`gradient_clipper` says. Where that looks at all of them the norm is its own, else the
-    2-norm is computed beside: NaN or infinity in any gradient shows in it.
+    If only some gradients are clipped, it is the 2-norm of all: NaN or infinity in any gradient shows in it.
     """
     clip = gradient_clipper(optimizer, max_norm)
-    asks = [group.get("clip_grad_max_norm", max_norm) is not None for group in optimizer.param_groups]
-    if clip is not None and all(asks):
+    is_clipped = [group.get("clip_grad_max_norm", max_norm) is not None for group in optimizer.param_groups]
+    if clip is not None and all(is_clipped):
         return clip
 
     def norm_and_clip() -> Tensor:
@@ -55,10 +51,6 @@ def gradient_norm(optimizer: Optimizer, max_norm: float | None = None) -> Callab
         return norm
 
     return norm_and_clip
-
-
-def _norm_type(max_norm: float | None) -> float | None:
-    return None if max_norm is None else 2.0
 
 
 def _clip_each(settings: list[tuple[list[Tensor], float, float]]) -> Tensor:

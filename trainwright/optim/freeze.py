@@ -1,7 +1,7 @@
 """Freezing: parameters that get no gradient, and normalization layers whose running statistics stay.
 
-Nothing is added to a step and no module is wrapped: a frozen parameter has ``requires_grad`` False, a normalization
-layer is held in evaluation mode by what stands for its ``train`` method. So the names in a state dict stay the same.
+A step gets no extra work and no module is wrapped: a frozen parameter has ``requires_grad`` False, and the ``train``
+method of a frozen normalization layer keeps it in evaluation mode. The names in a state dict stay the same.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,12 +23,12 @@ class LayerFreezer:
     """Freeze layers of ``model``, or unfreeze them with ``freeze=False``.
 
     A frozen layer's parameters get no gradient, so no optimizer changes them, not by weight decay or momentum either.
-    The running statistics of normalization layers in it stay, also after ``model.train()``. Its dropout stays active. A
-    parameter or a layer that stands in two places is one: the last call decides.
+    The running statistics of its normalization layers stay, also after ``model.train()``. Its dropout stays active.
+    For a parameter or a layer that is used in two places, the last call decides.
 
     The layers are those of ``model.named_children()`` as they are at each call, of the model inside DataParallel,
-    DistributedDataParallel and ``torch.compile``. A call that raises has changed nothing. What is frozen is no part of
-    a checkpoint: freeze again before going on from one.
+    DistributedDataParallel and ``torch.compile``. A call that raises changes nothing. Checkpoints do not record
+    what is frozen: freeze again before resuming.
 
     Attributes:
         model: the model, without such wrappers.
@@ -69,7 +69,7 @@ class LayerFreezer:
         return len(self.layer_names)
 
     def status(self, layer: str | int) -> list[str]:
-        """``"frozen"`` or ``"unfrozen"`` for each parameter of a layer, by name or index; printed, too."""
+        """``"frozen"`` or ``"unfrozen"`` for each parameter of a layer, by name or index. Also prints them."""
         found = self._by_indices([layer]) if isinstance(layer, int) else self._by_names([layer], "status")
         statuses = ["unfrozen" if parameter.requires_grad else "frozen" for parameter in _parameters(found)]
         print(f"layer {layer}: {', '.join(statuses) or 'no parameters'}")
@@ -84,7 +84,7 @@ class LayerFreezer:
         ]
 
     def by_names(self, names: Iterable[str], freeze: bool = True) -> None:
-        """Freeze layers by name. Names of inner layers (``"blocks.0.attn"``) and of parameters are taken as well.
+        """Freeze layers by name. Names of inner layers (``"blocks.0.attn"``) and of parameters are accepted, too.
 
         Raises:
             ConfigKeyError: the model has no such layer.
@@ -100,11 +100,11 @@ class LayerFreezer:
         self._set(self._by_indices([idx] if isinstance(idx, int) else idx), freeze)
 
     def set_all(self, freeze: bool = True) -> None:
-        """Freeze the whole model, its parameters outside of any layer included."""
+        """Freeze the complete model, including parameters outside of any layer."""
         self._set([self.model], freeze)
 
     def set_slice(self, slice_num: int, freeze: bool = True) -> None:
-        """Freeze the first ``slice_num`` layers; a negative number leaves as many at the end as they are.
+        """Freeze the first ``slice_num`` layers; a negative number leaves this many at the end.
 
         Raises:
             ConfigError: that is none of the layers.
@@ -154,7 +154,7 @@ class LayerFreezer:
         self._check_exchange(len(changing), freeze)
         for parameter in changing:
             parameter.requires_grad = not freeze
-            parameter.grad = None  # a gradient that is there already would still be used
+            parameter.grad = None  # an existing gradient would still be used
         for layer in _layers_of(parts, RUNNING_NORMS):
             _hold(layer, "layer") if freeze else _release(layer, "layer", mode=self.model.training)
 
@@ -187,14 +187,14 @@ def freeze_bn(model: nn.Module, freeze: bool = True) -> int:
 
 
 class _StaysInEvaluation:
-    """Stands for ``layer.train``: whatever mode is asked for, the layer itself stays in evaluation mode.
+    """Replaces ``layer.train``: the layer itself stays in evaluation mode.
 
-    A class at module level, so that a model that has it can be copied and pickled.
+    A class at module level, so that the model can be copied and pickled.
     """
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
-        self.reasons: set[str] = set()  # a layer frozen by two is let go when both have
+        self.reasons: set[str] = set()  # a layer that is frozen for two reasons stays so until both are released
 
     def __call__(self, mode: bool = True) -> nn.Module:
         type(self._layer).train(self._layer, mode)  # layers inside it, as some activations are, follow the mode

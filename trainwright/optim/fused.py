@@ -1,8 +1,8 @@
 """torch's fused optimizers, one kernel for all parameters, where they are equivalent to the plain ones.
 
-torch uses them only on request; by default it steps parameter by parameter on CPUs. On one thread the fused step of
-Adam takes 0.4 of the plain one for a tiny network and 0.2 for 3 M parameters. It rounds differently in the last bits,
-so a run that started with one kind keeps it: a checkpoint's ``fused`` overrides the built optimizer.
+torch uses them only if requested; by default it updates each parameter separately on CPUs. On one thread the fused
+step of Adam takes 0.4 of the plain one for a tiny network and 0.2 for 3 M parameters. It rounds differently in the
+last bits, so a run that started with one kind keeps it: a checkpoint's ``fused`` overrides the built optimizer.
 """
 
 import inspect
@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 logger = logging.getLogger("trainwright.optim")
 
 _CLASSES = ("Adam", "AdamW", "SGD", "Adagrad")
-_CHOICES = ("fused", "foreach", "capturable", "differentiable")  # one of these given: the user has chosen
-# What torch's constructors put where these were not given.
+_CHOICES = ("fused", "foreach", "capturable", "differentiable")  # if one is set, the user has chosen
+# The values of torch's constructors if these were not set.
 _NOT_CHOSEN = {"fused": (None,), "foreach": (None,), "capturable": (None, False), "differentiable": (None, False)}
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DEVICES = ("cpu", "cuda")
@@ -34,7 +34,7 @@ def fused_arguments(
     is_torchs = any(optimizer_class is getattr(torch.optim, name) for name in _CLASSES)
     if not is_torchs or any(name in arguments for name in _CHOICES):
         return {}
-    if not _listed(params):  # a generator can be looked at only once
+    if not _listed(params):  # a generator can be read only once
         return {}
     groups = [entry for entry in _listed(params) if isinstance(entry, Mapping)]
     if any(name in group for group in groups for name in _CHOICES):
@@ -49,7 +49,11 @@ def fused_arguments(
 def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
     """Make a user-built optimizer step fused if it may and the user has not set it. Logs a line."""
     kind, defaults = type(optimizer), optimizer.defaults
-    if kind not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):  # Adagrad has states from the first
+    if kind not in (
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.SGD,
+    ):  # Adagrad has state from the start
         return
     groups = [defaults, *optimizer.param_groups]
     if optimizer.state or any(group.get(name) not in _NOT_CHOSEN[name] for group in groups for name in _CHOICES):
@@ -60,7 +64,7 @@ def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
     for group in groups:
         group["fused"] = True
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # as torch's own constructor does
-    logger.info("%s runs fused; give fused=False where it is made for torch's default.", kind.__name__)
+    logger.info("%s runs fused; create it with fused=False for torch's default.", kind.__name__)
 
 
 def _listed(params: Any) -> list[Any]:
@@ -73,7 +77,7 @@ def _parameters(params: Any) -> Iterable[Tensor]:
             inner = entry.get("params", [])
             yield from [inner] if isinstance(inner, Tensor) else inner
         else:
-            yield entry[1] if isinstance(entry, tuple) else entry  # torch takes names with them, too
+            yield entry[1] if isinstance(entry, tuple) else entry  # torch accepts pairs with names, too
 
 
 def _is_plain(parameter: Tensor) -> bool:

@@ -39,7 +39,7 @@ class FormulaLR(LambdaLR):
 
     def __init__(self, optimizer: Optimizer, formula: Formula) -> None:
         for group in optimizer.param_groups:
-            # As a float, once: a formula of a tensor would wait for the device at every step.
+            # As a float, once: with a tensor each step would synchronize with the device.
             group["initial_lr"] = float(group.get("initial_lr", group["lr"]))
         super().__init__(optimizer, [_factor(formula, group["initial_lr"]) for group in optimizer.param_groups])
 
@@ -71,7 +71,7 @@ WARMUP_METHODS = ("linear", "constant")
 def warmed_up(
     decay: Formula, max_iter: int, warmup_factor: float, warmup_iter: int, warmup_method: str, *faults: str
 ) -> Formula:
-    """``decay`` with its first ``warmup_iter`` steps replaced by the warm-up; the caller's ``faults`` join ours."""
+    """``decay`` with its first ``warmup_iter`` steps replaced by the warm-up; ``faults`` are raised with its own."""
     found = [*faults]
     if max_iter < 1:
         found.append(f"max_iter: got {max_iter}; it must be a whole number >= 1.")

@@ -32,7 +32,7 @@ class ScaledStep:
         mark_stepped(self._optimizer)  # a skipped step counts, and torch would warn of the schedule that follows
 
     def _step_on_host(self) -> None:
-        self._optimizer._step_supports_amp_scaling = False  # what the scaler asks for
+        self._optimizer._step_supports_amp_scaling = False  # the attribute that the scaler reads
         try:
             self._grad_scaler.step(self._optimizer)
         finally:
@@ -46,12 +46,12 @@ class ScaledStep:
 
 
 class SkipNonFinite:
-    """A step of ``optimizer`` that changes nothing where the loss or the norm of the gradients is not finite.
+    """A step of ``optimizer`` that changes nothing if the loss or the norm of the gradients is not finite.
 
     Weights, optimizer state and those of ``buffers`` that hold floats (running statistics, which the forward pass has
     changed by then) stay as they were before the update. An optimizer that takes a flag for it (torch's own with
-    ``fused=True``) is waited for until its first step only; with any other one the host waits for the device once in
-    each update.
+    ``fused=True``) is synchronized with only until its first step; any other one is synchronized with once per
+    update.
 
     For each update: ``begin``, ``record_loss`` for its losses, which may be several, then ``step``. Without ``begin``
     buffers stay as the forward pass leaves them.
@@ -60,10 +60,10 @@ class SkipNonFinite:
     def __init__(
         self, optimizer: Optimizer, buffers: Iterable[Tensor] = (), *, grad_scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        """With a ``grad_scaler`` only the loss is looked at: the scaler leaves out what gradients call for."""
+        """With a ``grad_scaler`` only the loss is checked: the scaler itself skips non-finite gradients."""
         self._optimizer = optimizer
         self._buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
-        self._kept: list[Tensor] = []  # what they were before this update, if its `begin` was called
+        self._kept: list[Tensor] = []  # the buffers before this update, if `begin` was called
         self._grad_scaler = grad_scaler
         self._scaled_step = None if grad_scaler is None else ScaledStep(grad_scaler, optimizer)
         self._loss: Tensor | None = None
@@ -82,18 +82,18 @@ class SkipNonFinite:
 
     @torch.no_grad()
     def step(self, norm: Tensor | None) -> Tensor | None:
-        """Step, unless ``norm`` (of the gradients) or a noted loss is not finite.
+        """Step, unless ``norm`` (of the gradients) or a recorded loss is not finite.
 
-        Returns whether the update was left out, on the device; None if there was nothing to judge by.
+        Returns whether the update was skipped, on the device; None if there was nothing to check.
         """
-        judged = [value for value in (self._loss, None if self._grad_scaler else norm) if value is not None]
+        checked = [value for value in (self._loss, None if self._grad_scaler else norm) if value is not None]
         self._loss = None
         kept, self._kept = self._kept, []
-        if not judged:
+        if not checked:
             self._plain_step()
             return None
-        is_bad = ~torch.stack([value.isfinite().reshape(()).to(judged[0].device) for value in judged]).all()
-        # torch's fused SGD keeps memory as it finds it for a momentum, if the first step of all is left out.
+        is_bad = ~torch.stack([value.isfinite().reshape(()).to(checked[0].device) for value in checked]).all()
+        # torch's fused SGD leaves its momentum uninitialized if the very first step is skipped.
         if self._takes_flag and self._has_stepped:
             self._step_with_flag(is_bad, kept)
         else:
@@ -118,7 +118,7 @@ class SkipNonFinite:
 
     def _step_or_wait(self, is_bad: Tensor, kept: list[Tensor]) -> None:
         if is_bad.item():
-            # Without gradients a step is none; made nevertheless, since schedules and scalers count the calls.
+            # Without gradients a step changes nothing; it is made because schedules and scalers count the calls.
             self._optimizer.zero_grad()
             for buffer, before in zip(self._buffers, kept, strict=False):
                 buffer.copy_(before)
