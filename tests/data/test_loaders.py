@@ -166,7 +166,8 @@ def test_options_of_torchs_loader_are_passed_on_with_workers_and_dropped_without
 
 
 def test_an_unknown_option_is_answered_by_the_nearest():
-    with pytest.raises(ConfigTypeError, match=r"'prefetch_facter' is not one of its arguments.*Did you mean 'prefetch_factor'"):
+    match = r"'prefetch_facter' is not one of its arguments.*Did you mean 'prefetch_factor'"
+    with pytest.raises(ConfigTypeError, match=match):
         build_image_train_loader(Numbers(), 4, prefetch_facter=2)
 
 
