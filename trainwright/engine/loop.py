@@ -129,6 +129,7 @@ class TrainerBase:
                 self._stepper, run_step = self._bind_run_step()
                 yield run_step
                 # From here on self.iter == self.max_iter, which shows after_train that no step failed.
+                self.storage.reduce()
                 self.storage.is_over = True
                 self.storage.iter = self._stepper.iter = self.iter
             except BaseException as error:

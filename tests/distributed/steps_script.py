@@ -1,0 +1,160 @@
+"""Steps of both APIs on several processes; rank 0 writes what the tests compare to ``sys.argv[1]``."""
+
+import copy
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import build_image_train_loader
+from trainwright.engine import EagerTrainer
+from trainwright.parallel.dist import all_gather_object, get_rank
+from trainwright.parallel.launch import setup_dist_util
+
+SIZES = [(3, 1), (2, 4), (1, 5), (4, 4)]  # samples of the two processes in each micro-batch
+FOLDER = Path(sys.argv[1])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(3, 2)
+        self.never_used = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.used(inputs), labels)}
+
+
+class Points(torch.utils.data.Dataset[Any]):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"inputs": torch.arange(3.0) * 0.1 * (index % 5) - 0.2, "labels": index % 2}
+
+    def __len__(self) -> int:
+        return 32
+
+
+def make_net() -> Net:
+    torch.manual_seed(3)
+    return Net()
+
+
+def make_batches() -> list[list[dict[str, Tensor]]]:
+    """Of both processes, for each micro-batch."""
+    draw = torch.Generator().manual_seed(5)
+    return [
+        [
+            {"inputs": torch.randn(n, 3, generator=draw), "labels": torch.randint(0, 2, (n,), generator=draw)}
+            for n in pair
+        ]
+        for pair in SIZES
+    ]
+
+
+def by_hand(accumulation: int = 1, weigh: Callable[[int, int], float] | None = None) -> Net:
+    """One process: the loss of an update is the mean over all samples of both, or weighted by ``weigh(n, total)``."""
+    model, both = make_net(), make_batches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for start in range(0, len(both), accumulation):
+        batches = [batch for pair in both[start : start + accumulation] for batch in pair]
+        total = sum(len(batch["labels"]) for batch in batches)
+        for batch in batches:
+            n = len(batch["labels"])
+            (model(**batch)["loss"] * (n / total if weigh is None else weigh(n, total))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def config_files(accumulation: int = 1, kind: Any = EagerTrainer) -> tuple[Net, Any]:
+    model = make_net()
+    loader = [pair[get_rank()] for pair in make_batches()]
+    trainer = kind(model, loader, torch.optim.SGD(model.parameters(), lr=0.5), accumulation)
+    trainer.train(0, len(loader) // accumulation)
+    return model, trainer
+
+
+def python_api(accumulation: int = 1) -> tuple[Net, Any]:
+    model = make_net()
+    loader = [pair[get_rank()] for pair in make_batches()]
+    name = f"python-{accumulation}"
+    config = TrainingConfig(
+        output_dir=str(FOLDER / name), num_epochs=1, gradient_accumulation_steps=accumulation, progress_bar=False, metrics=[],
+        device_str="cpu", lr_scheduler_type=None, save_enabled=False,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    trainer = Trainer(model, config, train_dataloader=loader, optimizer=optimizer)
+    trainer.train()
+    return model, trainer
+
+
+class OwnStep(EagerTrainer):
+    """As on the page: torch's own calls."""
+
+    def run_step(self) -> None:
+        losses = self.model(**next(self._data_loader_iter))
+        losses["loss"].backward()
+        self.write_metrics(losses, 0.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def logged() -> dict[str, Any]:
+    """A run of config files, the collective calls of its logged losses, and the losses."""
+    calls: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def count(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        if tensor.dim() == 2 and tensor.shape[1] == 2:
+            calls.append(len(tensor))
+        return all_reduce(tensor, *arguments, **named)
+
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Net)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+    cfg.train.update({"output_dir": str(FOLDER / "logged"), "train_iter": 10, "train_micro_batch_size": 2})
+    cfg.train.update({"log_period": 5})
+    trainer = DefaultTrainer(cfg)
+    own = copy.deepcopy(trainer.model)
+    dist.all_reduce = count
+    try:
+        trainer.train()
+    finally:
+        dist.all_reduce = all_reduce
+    batch = trainer.get_batch(next(iter(trainer.build_train_loader(trainer.cfg)[0])), "cpu")
+    first = all_gather_object(own(**batch)["loss"].item())
+    losses = [value for value, _ in trainer.storage.history("total_loss").values()]
+    return {"calls": calls, "losses": losses, "first": sum(first) / len(first)}
+
+
+def main() -> None:
+    setup_dist_util({"device_type": "cpu"})
+    found: dict[str, Any] = {}
+
+    def compare(name: str, model: Net, reference: Net) -> None:
+        mine = torch.cat([p.detach().flatten() for p in model.parameters()])
+        theirs = torch.cat([p.detach().flatten() for p in reference.parameters()])
+        of_all = all_gather_object(mine.tolist())
+        found[name] = {"equal_on_all": of_all[0] == of_all[1], "difference": (mine - theirs).abs().max().item()}
+
+    for accumulation in (1, 2):
+        for name, api in (("config files", config_files), ("python", python_api)):
+            model, trainer = api(accumulation)
+            compare(f"{name} {accumulation}", model, by_hand(accumulation))
+            if accumulation == 1:
+                found[f"{name} losses"] = [v for v, _ in trainer.storage.history("total_loss").values()]
+    model, _ = config_files(kind=OwnStep)
+    compare("own run_step", model, by_hand(weigh=lambda n, total: 0.5))
+    found["logged"] = logged()
+    if get_rank() == 0:
+        (FOLDER / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

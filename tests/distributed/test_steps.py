@@ -1,0 +1,49 @@
+"""Both APIs on two processes: one step, with the numbers of a hand-written loop in one process."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("steps")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command += ["--master-port", str(port), str(Path(__file__).parent / "steps_script.py"), str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return result
+
+
+@pytest.mark.parametrize("case", ["config files 1", "config files 2", "python 1", "python 2"])
+def test_uneven_batches_count_by_samples_and_unused_parameters_are_found(found: dict[str, Any], case: str) -> None:
+    assert found[case]["equal_on_all"]
+    assert found[case]["difference"] < 1e-6
+
+
+def test_both_apis_log_the_same_losses(found: dict[str, Any]) -> None:
+    assert len(found["python losses"]) == 4
+    assert found["config files losses"] == pytest.approx(found["python losses"], abs=1e-6)
+
+
+def test_a_users_own_optimizer_step_has_averaged_gradients(found: dict[str, Any]) -> None:
+    assert found["own run_step"]["equal_on_all"]
+    assert found["own run_step"]["difference"] < 1e-6
+
+
+def test_logged_losses_are_exchanged_once_per_log_line_and_checkpoint(found: dict[str, Any]) -> None:
+    logged = found["logged"]
+    assert logged["calls"] == [1, 4, 5]  # the first with the state that prepares the memory of checkpoints
+    assert len(logged["losses"]) == 10
+    assert logged["losses"][0] == pytest.approx(logged["first"], abs=1e-6)  # of both processes
