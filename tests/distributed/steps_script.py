@@ -85,9 +85,15 @@ def python_api(accumulation: int = 1) -> tuple[Net, Any]:
     loader = [pair[get_rank()] for pair in make_batches()]
     name = f"python-{accumulation}"
     config = TrainingConfig(
-        output_dir=str(FOLDER / name), num_epochs=1, gradient_accumulation_steps=accumulation, progress_bar=False, metrics=[],
-        device_str="cpu", lr_scheduler_type=None, save_enabled=False,
-    )  # fmt: skip
+        output_dir=str(FOLDER / name),
+        num_epochs=1,
+        gradient_accumulation_steps=accumulation,
+        metrics=[],
+        device_str="cpu",
+        lr_scheduler_type=None,
+        save_enabled=False,
+        progress_bar=False,
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     trainer = Trainer(model, config, train_dataloader=loader, optimizer=optimizer)
     trainer.train()

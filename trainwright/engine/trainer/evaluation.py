@@ -18,7 +18,7 @@ from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.engine.trainer.eval_results import EvalResults, named_results, results_of_logs
 from trainwright.evaluation.evaluator import num_samples
 from trainwright.evaluation.loop import run_evaluation
-from trainwright.hooks.overrides import install, is_overridden, uninstall
+from trainwright.hooks.overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import get_world_size
 
@@ -141,8 +141,6 @@ class EvaluatingTrainer(TrainerShared):
             return
         replaced = ("model", "_step_model", "_contract", "_criterion", "_own_loss", "_records_outputs")
         own = {name: vars(self)[name] for name in replaced if name in vars(self)}
-        is_bound = "compute_loss" in vars(self).get("_installed", {})
-        uninstall(self, "compute_loss")
         place = next((parameter.device for parameter in model.parameters()), self.device)
         self.model = self._step_model = model.to(self.device)
         self._contract, self._records_outputs = None, False
@@ -154,8 +152,6 @@ class EvaluatingTrainer(TrainerShared):
         finally:
             vars(self).pop("_records_outputs")
             vars(self).update(own)
-            if is_bound:
-                install(self, "compute_loss", own["_contract"].compute_loss)
             model.to(place)
 
     def _evaluate_in_training(self) -> dict[str, Any]:

@@ -201,22 +201,6 @@ class RankedTrainer(TrainerShared):
         elif has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
 
-    def _settings_of_update(self) -> dict[str, Any]:
-        """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
-        is_own = loaders.is_own_loader(self.train_dataloader)
-        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
-        if self._replica is not None:
-            settings["replica"] = self._replica
-            settings["count_all"] = self._samples_of_window if is_own else _not_known
-        if self.accelerator is not None:
-            settings["differentiate"] = self._differentiate
-        return settings
-
-    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        # The accelerator divides by this number itself; the shares of a window are weighted already.
-        loss = loss * self.accelerator.gradient_accumulation_steps
-        self.accelerator.backward(loss, retain_graph=retain_graph)
-
     def _warn_unsharded_loader(self) -> None:
         sampler = getattr(self.train_dataloader, "sampler", None)
         is_whole = isinstance(sampler, RandomSampler | SequentialSampler)
@@ -231,22 +215,3 @@ class RankedTrainer(TrainerShared):
         self._step_model = model
         if self._step is not None:
             self._step.model = model
-
-    def _samples_of_step(self, batch: Any) -> int:
-        """This process's samples in the latest batch."""
-        step = self.state.global_step - 1
-        if self._replica is not None:
-            return int(self.train_dataloader.batch_sampler.num_samples(step))
-        return self._plan.samples(step + 1) - self._plan.samples(step)
-
-    def _samples_of_window(self) -> int:
-        """All processes' samples in the update that starts."""
-        return self._plan.samples(self._plan.steps(self.iter + 1)) - self._plan.samples(self.state.global_step)
-
-    def _is_padding_batch(self) -> bool:
-        """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
-        return loaders.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
-
-
-def _not_known() -> int:
-    return 0

@@ -1,21 +1,21 @@
 """Metrics of training batches, computed from the outputs of the training step: no second forward pass."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.errors import ConfigError
 from trainwright.engine.comparison import Comparison, predictions_of
 from trainwright.engine.loss_fn import target_of
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.engine.update import Update
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.overrides import install, is_overridden, uninstall
+from trainwright.hooks.overrides import is_overridden
 from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -222,25 +222,6 @@ class MeasuredTrainer(TrainerShared):
             return None if metrics is None else metrics.add
         return partial(_show_and_add, show, _nothing if metrics is None else metrics.add)
 
-    def _check_first_step(self) -> None:
-        """Check the first result of a user's step, because a wrong one causes an unclear error later."""
-        checks = {"compute_loss": _check_loss, "training_step": _check_step, "train_step": _check_logs}
-        for name, check in checks.items():
-            if is_overridden(self, name):
-                install(self, name, partial(self._checked, name, check))
-
-    def _checked(self, name: str, check: Any, *arguments: Any) -> Any:
-        uninstall(self, name)  # later calls go directly to the method
-        result = getattr(self, name)(*arguments)
-        check(f"{type(self).__name__}.{name}", result)
-        return result
-
-    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
-        self.storage.put_scalar("data_time", data_time)
-        losses = [loss for loss in losses if loss is not None]
-        if losses:
-            self._update.put_mean("total_loss", losses)
-
     def _call_update_metrics(self, step_logs: dict[str, Any], inputs: Any) -> None:
         """Call a user's ``update_metrics``."""
         loss, metric = self.update_metrics(self.model, inputs, step_logs.get("step_loss"))
@@ -273,39 +254,6 @@ class MeasuredTrainer(TrainerShared):
     def _latest(self, name: str) -> float | None:
         value, _ = self.storage.latest().get(name, (None, 0))
         return value
-
-
-def call_all(recorders: list[Any]) -> Any:
-    """One call that makes all calls that are not None; None if there are none."""
-    there = [record for record in recorders if record is not None]
-    if len(there) < 2:
-        return there[0] if there else None
-
-    def record_all(outputs: Any) -> None:
-        for record in there:
-            record(outputs)
-
-    return record_all
-
-
-def _check_loss(name: str, loss: Any) -> None:
-    if not isinstance(loss, Tensor):
-        raise ConfigTypeError(
-            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number."
-        )
-
-
-def _check_step(name: str, result: Any) -> None:
-    loss = result.get("loss") if isinstance(result, Mapping) else result
-    if not isinstance(loss, Tensor | float | int):
-        raise ConfigTypeError(
-            f'{name} returned {type(result).__name__}; it must return its loss, or a dict with "loss" in it.'
-        )
-
-
-def _check_logs(name: str, logs: Any) -> None:
-    if not isinstance(logs, Mapping):
-        raise ConfigTypeError(f'{name} returned {type(logs).__name__}; it must return a dict with "step_loss" in it.')
 
 
 def _show_and_add(show: Any, add: Any, step_logs: dict[str, Any], inputs: Any) -> None:

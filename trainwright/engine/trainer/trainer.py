@@ -19,8 +19,8 @@ from trainwright.data.collate import to_batch
 from trainwright.engine.console import log_to_console
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.trainer import checks, loaders, optim, parts
-from trainwright.engine.trainer.lifecycle import TrainerLifecycle
 from trainwright.engine.trainer.processes import check_launch, join
+from trainwright.engine.trainer.setup import TrainerSetup
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
 from trainwright.hooks.overrides import is_overridden, overridable
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @overridable
-class Trainer(TrainerLifecycle):
+class Trainer(TrainerSetup):
     """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
 
     Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
@@ -271,7 +271,7 @@ class Trainer(TrainerLifecycle):
 
     def training_step(self, batch: Any) -> Any:
         """Forward and backward of one micro-batch; returns its detached loss. Does not change weights."""
-        loss = self._compute_loss(self._step_model, batch)
+        loss = (self._compute_loss or self.compute_loss)(self._step_model, batch)
         start = time.perf_counter()
         self._update.backward(loss, batch)
         seconds, phases = time.perf_counter() - start, self.phases

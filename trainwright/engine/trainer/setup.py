@@ -1,12 +1,10 @@
-"""Setup of a run of the Python API: its plan, its hooks and its batches."""
+"""Setup of a run of the Python API: its plan, its state and its hooks; what precedes and follows its steps."""
 
 import logging
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -14,17 +12,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
-from trainwright.data.collate import add_batch_note
-from trainwright.data.prefetch import ahead
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
-from trainwright.engine.loss_fn import Contract, contract_for
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_summary import facts_of_objects, training_info
-from trainwright.engine.schedule_plan import batches_from, make_plan
+from trainwright.engine.schedule_plan import make_plan
 from trainwright.engine.state import TrainerState
-from trainwright.engine.step import Step
-from trainwright.engine.trainer import loaders, optim, parts
+from trainwright.engine.trainer import optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.best_metric import (
     check_best_metric,
@@ -36,9 +30,7 @@ from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
 from trainwright.engine.trainer.loaders import with_length
 from trainwright.engine.trainer.own_step import OwnStep
-from trainwright.engine.trainer.processes import RankedTrainer
-from trainwright.engine.trainer.train_metrics import MeasuredTrainer, call_all
-from trainwright.engine.update import Update, optimizer_calls
+from trainwright.engine.trainer.steps import SteppingTrainer
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
     BestCheckpointer,
@@ -56,7 +48,7 @@ from trainwright.hooks import (
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress
-from trainwright.hooks.overrides import install, is_overridden, uninstall
+from trainwright.hooks.overrides import uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.schedules import FormulaLR
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
@@ -65,7 +57,7 @@ from trainwright.terminal import is_terminal
 logger = logging.getLogger("trainwright.engine")
 
 
-class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, MeasuredTrainer):
+class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     """Built before the first step, and called before and after the steps."""
 
     def build_hooks(self) -> list[HookBase | None]:
@@ -274,38 +266,6 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite)])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
 
-    def _build_update(self) -> None:
-        """Build the update from the configuration."""
-        config = self.config
-        self._contract = None
-        self._loss_of_model = getattr(self.model, "compute_loss", None)
-        self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
-        self._update = Update(
-            self.optimizer,
-            self.model,
-            *optimizer_calls(self.optimizer, self.accelerator),
-            accumulates=config.gradient_accumulation_steps > 1,
-            max_norm=config.max_grad_norm,
-            skip_non_finite=config.non_finite == "skip",
-            grad_scaler=self._grad_scaler,
-            **self._settings_of_update(),
-        )
-        if self._step is not None:
-            self._choose_step(self._step, self._update.batch)
-
-    def _choose_step(self, step: Step, inputs: Any) -> None:
-        """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
-        step.update, step.train = self._update, self.train_step
-        is_own = any(is_overridden(self, name) for name in STEP_METHODS)  # these compute the loss
-        self._compute_loss = self.compute_loss if is_own else self._resolve_contract(inputs).compute_loss
-        if self.config.graph:
-            from trainwright.engine.compiled.train_step import compile_steps
-
-            record = None if self._train_metrics is None else self._train_metrics.record
-            compile_steps(self, step, self._criterion, self._own_loss, record)
-
-    # Batches, and the metrics of a step.
-
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
             seed_everything(self.config.seed + get_rank())
@@ -319,70 +279,6 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
             self._build_update()  # the model's compute_loss has been replaced
         self._build_step()
 
-    def _build_step(self) -> None:
-        """Start the stream of batches at the current step, and choose the step with its first batch."""
-        done = self.state.global_step
-        if loaders.is_own_loader(self.train_dataloader):
-            sampler = self.train_dataloader.batch_sampler
-            sampler.set_batches_done(done)
-            sampler.infinite = True
-            batches: Iterator[Any] = iter(self.train_dataloader)
-        else:
-            batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
-            if done % self._plan.steps_per_epoch:
-                logger.warning("The passed loader continues within an epoch; if it shuffles, the order differs.")
-        if not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
-            batches = ahead(batches, self.device)
-        prepared = map(self.prepare_input_batch, batches)
-        first = next(prepared)
-        if is_overridden(self, "optimization_step") and self._update.needs_preparation:
-            install(self, "optimization_step", partial(self._prepared, self.optimization_step))
-        if any(is_overridden(self, name) for name in STEP_METHODS):
-            self._check_first_step()
-            if self._train_metrics is not None:
-                self._train_metrics.watch(self.model)
-        step = Step(
-            self._update,
-            self._counted(self._run_callbacks.train_batches(chain([first], prepared))),
-            self._step_model,
-            self.train_step,
-            begin_window=self._begin_window,
-            end_window=self._put_metrics,
-            phases=self.phases,
-            keep=_loss_in,
-            explain=add_batch_note,
-        )
-        step.after_batch = self._choose_after_batch()  # all callbacks are registered now
-        self._choose_step(step, first)
-        self._step = step
-
-    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
-        assert self._step is not None, "built before the first step"
-        return self, self.run_step if is_overridden(self, "run_step") else self._step.run
-
-    def _begin_window(self) -> int:
-        """Called before the first batch of an update; returns the number of its batches."""
-        state = self.state
-        state.step_before = state.global_step
-        return self._plan.steps(self.iter + 1) - state.global_step
-
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """``batches``, each counted and announced before its step."""
-        state, replica, accelerator = self.state, self._replica, self.accelerator
-        for batch in batches:
-            state.global_step += 1
-            if replica is not None:
-                replica.before_batch(is_last=self._update.is_window_end)
-            if accelerator is not None:
-                accelerator.sync_gradients = self._update.is_window_end
-            yield batch
-
-    def _prepared(self, optimization_step: Callable[[], None]) -> None:
-        """Call a user's ``optimization_step`` with unscaled gradients, averaged over all processes."""
-        self._update.prepare()
-        optimization_step()
-        self._update.release()
-
     def _close_loaders(self) -> None:
         # They refer to the trainer.
         self._step = None
@@ -392,16 +288,6 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
         for loader in (self.train_dataloader, self.eval_dataloader):
             if isinstance(loader, BatchLoader):
                 loader.close()
-
-    def _resolve_contract(self, inputs: Any) -> Contract:
-        if self._contract is None:
-            recorders = (
-                [self._update.record, self._train_metrics and self._train_metrics.record]
-                if self._records_outputs
-                else []
-            )
-            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, call_all(recorders))
-        return self._contract
 
     def _run_own_epochs(self) -> None:
         """Epochs of a user's ``inner_training_loop``."""
@@ -429,10 +315,6 @@ class TrainerLifecycle(EvaluatingTrainer, SavingTrainer, RankedTrainer, Measured
 
     def _is_end_pending(self) -> bool:
         return self.state.is_end_pending
-
-
-def _loss_in(step_logs: Mapping[str, Any]) -> Any:
-    return step_logs.get("step_loss")
 
 
 def _length(dataset: Any) -> int | None:

@@ -1,0 +1,228 @@
+"""What a step of the Python API consists of: its batches, its loss, its update and what it records."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from trainwright.config.errors import ConfigTypeError
+from trainwright.data.collate import add_batch_note
+from trainwright.data.prefetch import ahead
+from trainwright.engine.loss_fn import Contract, contract_for
+from trainwright.engine.schedule_plan import batches_from
+from trainwright.engine.step import Step
+from trainwright.engine.trainer import loaders, optim
+from trainwright.engine.trainer.base import STEP_METHODS
+from trainwright.engine.trainer.processes import RankedTrainer
+from trainwright.engine.trainer.train_metrics import MeasuredTrainer
+from trainwright.engine.update import Update, optimizer_calls
+from trainwright.hooks.overrides import install, is_overridden, uninstall
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class SteppingTrainer(RankedTrainer, MeasuredTrainer):
+    """Builds the step before the first one, and again for another optimizer or loss."""
+
+    def _build_update(self) -> None:
+        """Build the update from the configuration."""
+        config = self.config
+        self._contract = None
+        self._loss_of_model = getattr(self.model, "compute_loss", None)
+        self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
+        self._update = Update(
+            self.optimizer,
+            self.model,
+            *optimizer_calls(self.optimizer, self.accelerator),
+            accumulates=config.gradient_accumulation_steps > 1,
+            max_norm=config.max_grad_norm,
+            skip_non_finite=config.non_finite == "skip",
+            grad_scaler=self._grad_scaler,
+            **self._settings_of_update(),
+        )
+        if self._step is not None:
+            self._choose_step(self._step, self._step.update.batch)
+
+    def _choose_step(self, step: Step, inputs: Any) -> None:
+        """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
+        step.update, step.train = self._update, self.train_step
+        is_own = any(is_overridden(self, name) for name in STEP_METHODS)  # these compute the loss
+        self._compute_loss = self.compute_loss if is_own else self._resolve_contract(inputs).compute_loss
+        if self.config.graph:
+            from trainwright.engine.compiled.train_step import compile_steps
+
+            record = None if self._train_metrics is None else self._train_metrics.record
+            compile_steps(self, step, self._criterion, self._own_loss, record)
+
+    def _settings_of_update(self) -> dict[str, Any]:
+        """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
+        is_own = loaders.is_own_loader(self.train_dataloader)
+        settings: dict[str, Any] = {"count": self._samples_of_step if is_own else None}
+        if self._replica is not None:
+            settings["replica"] = self._replica
+            settings["count_all"] = self._samples_of_window if is_own else None
+        if self.accelerator is not None:
+            settings["differentiate"] = self._differentiate
+        return settings
+
+    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+        # The accelerator divides by this number itself; the shares of a window are weighted already.
+        loss = loss * self.accelerator.gradient_accumulation_steps
+        self.accelerator.backward(loss, retain_graph=retain_graph)
+
+    def _build_step(self) -> None:
+        """Start the stream of batches at the current step, and choose the step with its first batch."""
+        done = self.state.global_step
+        if loaders.is_own_loader(self.train_dataloader):
+            sampler = self.train_dataloader.batch_sampler
+            sampler.set_batches_done(done)
+            sampler.infinite = True
+            batches: Iterator[Any] = iter(self.train_dataloader)
+        else:
+            batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
+            if done % self._plan.steps_per_epoch:
+                logger.warning("The passed loader continues within an epoch; if it shuffles, the order differs.")
+        if not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
+            batches = ahead(batches, self.device)
+        prepared = map(self.prepare_input_batch, batches)
+        first = next(prepared)
+        if is_overridden(self, "optimization_step") and self._update.needs_preparation:
+            install(self, "optimization_step", partial(self._prepared, self.optimization_step))
+        step = Step(
+            self._update,
+            self._counted(self._run_callbacks.train_batches(chain([first], prepared))),
+            self._step_model,
+            self.train_step,
+            begin_window=self._begin_window,
+            end_window=self._put_metrics,
+            phases=self.phases,
+            keep=_loss_in,
+            explain=add_batch_note,
+        )
+        step.after_batch = self._choose_after_batch()  # all callbacks are registered now
+        self._choose_step(step, first)
+        if any(is_overridden(self, name) for name in STEP_METHODS):
+            self._check_first_results(step)
+            if self._train_metrics is not None:
+                self._train_metrics.watch(self.model)
+        self._step = step
+
+    def _check_first_results(self, step: Step) -> None:
+        """Check the first result of each override, because a wrong one causes an unclear error later."""
+        if is_overridden(self, "train_step"):
+            step.train = self._checked("train_step", _check_logs, partial(setattr, step, "train"))
+        if is_overridden(self, "compute_loss"):
+            self._compute_loss = self._checked("compute_loss", _check_loss, partial(setattr, self, "_compute_loss"))
+        if is_overridden(self, "training_step"):
+            checked = self._checked("training_step", _check_step, lambda method: uninstall(self, "training_step"))
+            install(self, "training_step", checked)
+
+    def _checked(self, name: str, check: Callable[[str, Any], None], use: Callable[[Any], object]) -> Any:
+        """The method ``name``, whose first result is checked; ``use`` receives the method for the later calls."""
+        method = getattr(self, name)
+
+        def call(*arguments: Any) -> Any:
+            use(method)
+            result = method(*arguments)
+            check(f"{type(self).__name__}.{name}", result)
+            return result
+
+        return call
+
+    def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
+        assert self._step is not None, "built before the first step"
+        return self, self.run_step if is_overridden(self, "run_step") else self._step.run
+
+    def _begin_window(self) -> int:
+        """Called before the first batch of an update; returns the number of its batches."""
+        state = self.state
+        state.step_before = state.global_step
+        return self._plan.steps(self.iter + 1) - state.global_step
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, each counted and announced before its step."""
+        state, replica, accelerator = self.state, self._replica, self.accelerator
+        for batch in batches:
+            state.global_step += 1
+            if replica is not None:
+                replica.before_batch(is_last=self._update.is_window_end)
+            if accelerator is not None:
+                accelerator.sync_gradients = self._update.is_window_end
+            yield batch
+
+    def _prepared(self, optimization_step: Callable[[], None]) -> None:
+        """Call a user's ``optimization_step`` with unscaled gradients, averaged over all processes."""
+        self._update.prepare()
+        optimization_step()
+        self._update.release()
+
+    def _resolve_contract(self, inputs: Any) -> Contract:
+        if self._contract is None:
+            recorders = (
+                [self._update.record, self._train_metrics and self._train_metrics.record]
+                if self._records_outputs
+                else []
+            )
+            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, call_all(recorders))
+        return self._contract
+
+    def _samples_of_step(self, batch: Any) -> int:
+        """This process's samples in the latest batch."""
+        step = self.state.global_step - 1
+        if self._replica is not None:
+            return int(self.train_dataloader.batch_sampler.num_samples(step))
+        return self._plan.samples(step + 1) - self._plan.samples(step)
+
+    def _samples_of_window(self) -> int:
+        """All processes' samples in the update that starts."""
+        return self._plan.samples(self._plan.steps(self.iter + 1)) - self._plan.samples(self.state.global_step)
+
+    def _is_padding_batch(self) -> bool:
+        """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
+        return loaders.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
+
+    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
+        self.storage.put_scalar("data_time", data_time)
+        losses = [loss for loss in losses if loss is not None]
+        if losses:
+            self._update.put_mean("total_loss", losses)
+
+
+def _loss_in(step_logs: Mapping[str, Any]) -> Any:
+    return step_logs.get("step_loss")
+
+
+def call_all(recorders: list[Any]) -> Any:
+    """One call that makes all calls that are not None; None if there are none."""
+    there = [record for record in recorders if record is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+
+    def record_all(outputs: Any) -> None:
+        for record in there:
+            record(outputs)
+
+    return record_all
+
+
+def _check_loss(name: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise ConfigTypeError(
+            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number."
+        )
+
+
+def _check_step(name: str, result: Any) -> None:
+    loss = result.get("loss") if isinstance(result, Mapping) else result
+    if not isinstance(loss, Tensor | float | int):
+        raise ConfigTypeError(
+            f'{name} returned {type(result).__name__}; it must return its loss, or a dict with "loss" in it.'
+        )
+
+
+def _check_logs(name: str, logs: Any) -> None:
+    if not isinstance(logs, Mapping):
+        raise ConfigTypeError(f'{name} returned {type(logs).__name__}; it must return a dict with "step_loss" in it.')
