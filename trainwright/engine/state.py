@@ -1,7 +1,6 @@
 """The training state of a run, and what its checkpoints store of it."""
 
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,24 +33,33 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class TrainingProgress:
+class TrainingState:
     """The trainer's position, every rank's random state, the state of hooks and the metrics' windows, as one state.
 
     Loading sets ``trainer.start_iter`` at once. Random state, hooks and metrics are set by :meth:`restore`, which the
     trainer calls right before the first step, since building its parts draws random numbers.
     """
 
-    def __init__(self, trainer: TrainerBase, parts: Mapping[str, object], **settings: float | None) -> None:
-        """``parts``: the other parts of the checkpoints, by name. A resume requires the same classes.
+    def __init__(self, trainer: TrainerBase, **settings: float | None) -> None:
+        """``settings``: the run's ``lr``, ``seed`` and ``num_samples``, as far as known.
 
-        ``settings``: the run's ``lr``, ``seed`` and ``num_samples``, as far as known. A resume with other values warns
-        about the effect.
+        A resume with other values warns about the effect.
         """
         self._trainer = trainer
         self._settings = settings
-        self._classes = {name: type(part).__name__ for name, part in parts.items() if part is not None}
+        self._classes: dict[str, str] = {}
         self._loaded: dict[str, Any] | None = None
         self._outside: dict[str, Any] | None = None  # loaded, but not copied yet
+
+    def with_parts(self, optimizer: Any, lr_scheduler: Any, grad_scaler: Any) -> dict[str, Any]:
+        """What a checkpoint holds beside the model, by name; parts that are None are left out.
+
+        A resume requires the same classes. The training state is first: it decides whether the others can be restored.
+        """
+        parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler, "grad_scaler": grad_scaler}
+        there = {name: part for name, part in parts.items() if part is not None}
+        self._classes = {name: type(part).__name__ for name, part in there.items()}
+        return {"trainer": self, **there}
 
     def state_dict(self) -> dict[str, Any]:
         for hook in self._trainer._hooks:
@@ -161,24 +169,18 @@ class TrainingProgress:
             )  # fmt: skip
 
 
-class TrainerState(TrainingProgress):
+class TrainerState(TrainingState):
     """The run's position in steps: ``global_step`` of the run, ``epoch`` (from 1), ``epoch_step`` in the epoch.
 
     A running step is already counted. A checkpoint also stores the state of the base class.
     """
 
-    def __init__(
-        self, trainer: TrainerBase, plan: StepPlan, parts: Mapping[str, object], **settings: float | None
-    ) -> None:
-        super().__init__(trainer, parts, **settings)
+    def __init__(self, trainer: TrainerBase, plan: StepPlan, **settings: float | None) -> None:
+        super().__init__(trainer, **settings)
         self._plan = plan
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
         self.step_before = 0  # global_step before the latest update
-
-    def set_parts(self, parts: Mapping[str, object]) -> None:
-        """Set the other parts of the checkpoints, by name."""
-        self._classes = {name: type(part).__name__ for name, part in parts.items()}
 
     def mean_loss(self) -> float:
         """The mean of the updates' losses since the run started; NaN before the first."""

@@ -11,7 +11,7 @@ from torch import nn
 from trainwright.checkpoint import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.state import TrainingProgress
+from trainwright.engine.state import TrainingState
 from trainwright.hooks import Callback, CallbackList, EvalHook, Logs, RunCallbacks, TrainerControl
 
 METHODS = [name for name in vars(Callback) if name.startswith("on_")]
@@ -32,7 +32,7 @@ class SmallTrainer(TrainerBase):
         self.window = window
         self.scores = how.pop("scores", None)
         self.num_evaluations = 0
-        progress = TrainingProgress(self, {})
+        progress = TrainingState(self)
         self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=progress)
         self._progress = progress
         self.callbacks = callbacks if isinstance(callbacks, CallbackList) else CallbackList(callbacks)

@@ -15,7 +15,7 @@ from trainwright import hooks
 from trainwright.checkpoint import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.state import TrainingProgress
+from trainwright.engine.state import TrainingState
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks import (
     CallbackList,
@@ -44,7 +44,7 @@ class Trainer(TrainerBase):
         self.fails_at = fails_at
         self.model = nn.Linear(1, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
-        self.progress = TrainingProgress(self, {})
+        self.progress = TrainingState(self)
         self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=self.progress)
         self.bridge = RunCallbacks(CallbackList(callbacks), steps_per_epoch=STEPS)
         evaluate = self.bridge.evaluating(self.evaluate)

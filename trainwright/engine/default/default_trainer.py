@@ -38,7 +38,7 @@ from trainwright.engine.gradient_sync import share_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed
-from trainwright.engine.state import TrainingProgress
+from trainwright.engine.state import TrainingState
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders
 from trainwright.events.writers import EventWriter, default_writers
@@ -107,12 +107,9 @@ class DefaultTrainer(TrainerBase):
 
         self._trainer: Any = self._build_stepper(cfg, grad_scaler)
         self._built_stepper = self._trainer
-        states: dict[str, Any] = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler}
-        if grad_scaler is not None:
-            states["grad_scaler"] = grad_scaler
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
-        self._progress = TrainingProgress(self, states, lr=lr, seed=seed, num_samples=self._num_samples())
-        states = {"trainer": self._progress, **states}  # first: it decides whether the others can be restored
+        self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
+        states = self._state.with_parts(self.optimizer, self.lr_scheduler, grad_scaler)
         saving = {"save_to_disk": is_main_process(), "asynchronous": cfg.train.checkpointer.asynchronous}
         self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
         self.samples_per_iter = cfg.train.global_batch_size
@@ -315,10 +312,10 @@ class DefaultTrainer(TrainerBase):
         return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
     def _is_end_pending(self) -> bool:
-        return self._progress.is_end_pending
+        return self._state.is_end_pending
 
     def _before_first_step(self) -> None:
-        self._progress.restore()
+        self._state.restore()
         log_untrained(self.model, self.optimizer)
 
     def before_train(self) -> None:

@@ -217,14 +217,14 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     def _build_state(self) -> None:
         """Build the training state, the checkpointer and the hooks that other parts call."""
         config = self.config
-        self.state = TrainerState(self, self._plan, {}, lr=config.learning_rate, seed=config.seed)
+        self.state = TrainerState(self, self._plan, lr=config.learning_rate, seed=config.seed)
         self.checkpointer = Checkpointer(
             self.model,
             self.output_dir / config.checkpoints_dir,
             attachments=self._attachments,
             trainer=self.state,  # first: it decides whether the others can be restored
         )
-        self._prepare_parts()
+        self._set_checkpoint_parts()
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
             self.callbacks,
@@ -248,12 +248,9 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         if is_main_process():
             self._on_request["log"].write()
 
-    def _prepare_parts(self) -> None:
-        """Set the parts of a checkpoint: optimizer, schedule and scaler."""
-        made = {"optimizer": self.optimizer, "lr_scheduler": self.lr_scheduler, "grad_scaler": self._grad_scaler}
-        there = {name: part for name, part in made.items() if part is not None}
-        self.state.set_parts(there)
-        self.checkpointer.checkpointables = {"trainer": self.state, **there}
+    def _set_checkpoint_parts(self) -> None:
+        parts = self.state.with_parts(self.optimizer, self.lr_scheduler, self._grad_scaler)
+        self.checkpointer.checkpointables = parts
 
     def _register_hooks(self) -> None:
         config = self.config

@@ -189,7 +189,7 @@ class Trainer(TrainerSetup):
         self.optimizer = optimizer
         left = self._plan.num_updates - self.state.updates_done
         self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
-        self._prepare_parts()
+        self._set_checkpoint_parts()
         self._build_update()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
