@@ -17,7 +17,7 @@ from trainwright.engine.accumulation import AllGroups, RankMean, WindowMean, par
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import Replica, SkipTogether
 from trainwright.events.media import wide_dtype
-from trainwright.events.storage import get_event_storage, has_event_storage
+from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
@@ -107,33 +107,33 @@ class Update:
         """Whether ``prepare`` changes the gradients."""
         return self._replica is not None or self._grad_scaler is not None
 
-    def put_mean(self, name: str, losses: Sequence[Any]) -> None:
+    def put_mean(self, storage: EventStorage, name: str, losses: Sequence[Any]) -> None:
         """Store the mean of this window's losses over its micro-batches and all processes, by samples or tokens.
 
         Other processes take part at the next log line (``EventStorage.reduce``). Does not synchronize with the device.
         """
         weights, device = self.mean.weights, self._device
         if device is not None:
-            get_event_storage().put_mean(name, part_of_mean(losses, weights, device), dist.all_reduce)
+            storage.put_mean(name, part_of_mean(losses, weights, device), dist.all_reduce)
         else:
             is_single = len(losses) == 1 and not weights
-            get_event_storage().put_scalar(name, losses[0] if is_single else weighted_mean(losses, weights))
+            storage.put_scalar(name, losses[0] if is_single else weighted_mean(losses, weights))
 
-    def put(self, name: str, mean: Any, weight: Any = 1) -> None:
+    def put(self, storage: EventStorage, name: str, mean: Any, weight: Any = 1) -> None:
         """Store this process's mean, which has ``weight`` among the means of all processes."""
         if self._device is None or not isinstance(mean, Tensor):
-            get_event_storage().put_scalar(name, mean)
+            storage.put_scalar(name, mean)
         else:
-            get_event_storage().put_mean(name, part_of_mean([mean], [weight], self._device), dist.all_reduce)
+            storage.put_mean(name, part_of_mean([mean], [weight], self._device), dist.all_reduce)
 
-    def put_sum(self, name: str, value: Any) -> None:
+    def put_sum(self, storage: EventStorage, name: str, value: Any) -> None:
         """Store the sum of all processes' values."""
         if self._device is None:
-            get_event_storage().put_scalar(name, value)
+            storage.put_scalar(name, value)
         else:
             value = torch.as_tensor(value, device=self._device).detach().reshape(())
             part = torch.stack([value, torch.ones_like(value) / get_world_size()]).to(wide_dtype(self._device))
-            get_event_storage().put_mean(name, part, dist.all_reduce)
+            storage.put_mean(name, part, dist.all_reduce)
 
     @property
     def weight(self) -> Any:

@@ -193,7 +193,7 @@ def test_five_frames_stand_between_train_and_the_model(contract: str, tmp_path: 
     frames_of_forward(model, seen)
     Trainer(model, config(tmp_path, num_epochs=1), train_dataset=data).train()
     assert len(seen) == 7
-    assert all(frames == ["train", "run_step", "train_step", "training_step", "compute_loss"] for frames in seen)
+    assert all(frames == ["train", "run", "train_step", "training_step", "compute_loss"] for frames in seen)
 
 
 def test_every_override_point_is_called_where_the_document_says(tmp_path: Path) -> None:

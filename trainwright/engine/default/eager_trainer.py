@@ -152,13 +152,13 @@ class EagerTrainer(TrainerBase):
         if update.record_loss is not None:
             update.record_loss(total_loss)
         weight = scalars.get(TOKENS, update.weight)
-        update.put(f"{prefix}total_loss", total_loss, weight)
+        update.put(storage, f"{prefix}total_loss", total_loss, weight)
         if len(scalars) > 1:
             for name, value in scalars.items():
                 if name == TOKENS:
-                    update.put_sum(prefix + name, value)
+                    update.put_sum(storage, prefix + name, value)
                 else:
-                    update.put(prefix + name, value, weight)
+                    update.put(storage, prefix + name, value, weight)
 
     # Implementation.
 

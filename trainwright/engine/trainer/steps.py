@@ -186,9 +186,10 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _put_metrics(self, losses: list[Any], data_time: float) -> None:
         self.storage.put_scalar("data_time", data_time)
-        losses = [loss for loss in losses if loss is not None]
+        if None in losses:  # a train_step may return none
+            losses = [loss for loss in losses if loss is not None]
         if losses:
-            self._update.put_mean("total_loss", losses)
+            self._update.put_mean(self.storage, "total_loss", losses)
 
 
 def _loss_in(step_logs: Mapping[str, Any]) -> Any:
