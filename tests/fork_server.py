@@ -46,7 +46,7 @@ PRELOADED = (
     "trainwright.data",
 )
 # Variables that are read at an import, or when the interpreter starts.
-READ_EARLY = ("PYTHON", "OMP_", "MKL_", "KMP_", "LD_", "TORCHINDUCTOR", "TORCHDYNAMO", "TORCH_LOGS")
+READ_EARLY = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCHDYNAMO", "TORCH_LOGS")
 READ_LATE = {"PYTHONPATH", "PYTHON_EXEC"}
 
 CLIENT = """#!{python} -IS
