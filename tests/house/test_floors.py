@@ -22,7 +22,7 @@ OPEN_TO_ALL = {
     "trainwright.parallel.dist",
     "trainwright.checkpoint.files",
     "trainwright.config.errors",
-    "trainwright.names",
+    "trainwright.lazy_names",
     "trainwright.terminal",
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "defaults" not in p.parts and p.parent != PACKAGE)

@@ -79,7 +79,7 @@ class TestNames:
     def test_the_collector_is_as_it_was_after_an_import(self) -> None:
         for before in ("enable", "disable"):
             loaded_after(
-                f"import gc, trainwright.names as names\ngc.{before}()\nfrom trainwright import LazyCall\n"
+                f"import gc, trainwright.lazy_names as names\ngc.{before}()\nfrom trainwright import LazyCall\n"
                 "try:\n    names.on_first_use('trainwright', {'nowhere': 'Nothing'})('Nothing')\n"
                 "except ModuleNotFoundError as error:\n    assert error.name == 'trainwright.nowhere'\n"
                 f"else:\n    assert False\nassert gc.isenabled() == {before == 'enable'}"

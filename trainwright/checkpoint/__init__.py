@@ -6,7 +6,7 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.hub import local_folder, upload_folder
 from trainwright.checkpoint.retention import keep_newest
 from trainwright.checkpoint.verify import verify
-from trainwright.names import on_first_use
+from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.checkpoint.checkpointer import Checkpointer

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from trainwright.data.collate import collate, to_batch
-from trainwright.names import on_first_use
+from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.data import datasets as datasets

@@ -1,8 +1,7 @@
 """Gradient accumulation: the loss of an update is the mean over the samples, or tokens, of its micro-batches.
 
-Each micro-batch has a mean loss. If all have the same size, the mean of these means is exact, and each is divided by
-their number. This module handles the other cases: a shorter batch at the end of an epoch, and models that return the
-number of tokens of their loss.
+Each micro-batch has a mean loss, which contributes its share: with equal sizes the loss divided by their number, else
+weighted by samples or tokens. ``step_plan`` says which micro-batches form an update, ``step`` runs them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -11,7 +11,7 @@ from trainwright.config.errors import ConfigTypeError, UserError
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import is_overridden, overridable
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -8,7 +8,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.engine.extra_parameters import extra_state, load_extra_state, load_outside_state, outside_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.randomness import random_state, set_random_state
-from trainwright.engine.schedule_plan import StepPlan
+from trainwright.engine.step_plan import StepPlan
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.hooks.nan_check import FiniteCheck
 from trainwright.hooks.writers import PeriodicWriter

@@ -1,4 +1,4 @@
-"""One update of the weights: read, forward and loss, backward for each micro-batch of its window; update; record."""
+"""The step of both APIs: read each micro-batch of a window and train on it, update the weights, record."""
 
 import time
 from collections.abc import Callable, Iterator

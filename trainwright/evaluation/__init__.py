@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.names import on_first_use
+from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.evaluation.evaluator import DatasetEvaluator as DatasetEvaluator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trainwright.evaluation.handlers.tasks import TextGenerationMetricsHandler as TextGenerationMetricsHandler
     from trainwright.evaluation.handlers.tasks import metrics_handler_for as metrics_handler_for
     from trainwright.evaluation.loop import inference_on_dataset as inference_on_dataset
-    from trainwright.evaluation.metrics.building import build_metric as build_metric
+    from trainwright.evaluation.metrics.build_metric import build_metric as build_metric
     from trainwright.evaluation.metrics.metric import Metric as Metric
     from trainwright.evaluation.metrics.tm_metrics import TMMetrics as TMMetrics
     from trainwright.evaluation.metrics.tm_metrics import get_metric_by_name as get_metric_by_name
@@ -46,7 +46,7 @@ _NAMES_OF = {
         "TextGenerationMetricsHandler"
     ),
     "loop": "inference_on_dataset",
-    "metrics.building": "build_metric",
+    "metrics.build_metric": "build_metric",
     "metrics.metric": "Metric",
     "metrics.tm_metrics": "TMMetrics get_metric_by_name show_avaliable_metrics",
     "objective": "objective_of",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from trainwright.hooks.overrides import overridable
+from trainwright.hooks.method_overrides import overridable
 
 Period: TypeAlias = int | Callable[[], bool]
 """When a hook acts: every n iterations (0: never), or after an iteration for which the function returns True, such as

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.names import on_first_use
+from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.models import vit as vit

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.names import on_first_use
+from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.optim.build import build_lr_scheduler as build_lr_scheduler

@@ -16,7 +16,7 @@ from trainwright.engine.compiled.update import CompiledUpdate
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.storage import get_event_storage, has_event_storage
-from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_world_size
 

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from trainwright._torch_compat.compile_graph import refusal_of_compiler
 from trainwright.engine.accumulation import TOKENS
-from trainwright.engine.comparison import predictions_of
 from trainwright.engine.compiled.batch import batch_size_of
 from trainwright.engine.compiled.graph_trainer import outputs_of, put_metrics, refusal_of_run, usable_backend
 from trainwright.engine.compiled.update import CompiledUpdate, log_refusal
+from trainwright.engine.label_alignment import predictions_of
 from trainwright.engine.loss_fn import contract_for, fields_of
 from trainwright.engine.step import Step
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.engine.trainer.processes import has_all_gpus
-from trainwright.hooks.overrides import is_overridden
+from trainwright.hooks.method_overrides import is_overridden
 
 _STEP_METHODS = ("train_step", "training_step", "optimization_step", "run_step")
 _SCORES = "scores"

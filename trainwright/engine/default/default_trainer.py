@@ -54,7 +54,7 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
-from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process

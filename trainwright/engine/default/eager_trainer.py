@@ -19,7 +19,7 @@ from trainwright.engine.loss_fn import explain_forward, sum_losses
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
-from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_world_size
 

@@ -31,7 +31,7 @@ from trainwright.engine.console import log_to_console
 from trainwright.engine.run_directory import RunFolder
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
-from trainwright.hooks.overrides import is_overridden
+from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.dist import get_data_parallel_size, is_main_process
 from trainwright.parallel.launch import setup_dist_util
 

@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.engine.comparison import Comparison
+from trainwright.engine.label_alignment import Comparison
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import Contract
 from trainwright.engine.run_directory import RunFolder
-from trainwright.engine.schedule_plan import StepPlan
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
+from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
 from trainwright.engine.update import Update

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.evaluation.objective import find_objective, objective_by_user
-from trainwright.hooks.overrides import is_overridden
+from trainwright.hooks.method_overrides import is_overridden
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainwright.engine.comparison import Comparison, predictions_of
+from trainwright.engine.label_alignment import Comparison, predictions_of
 from trainwright.engine.loss_fn import target_of
 from trainwright.evaluation.evaluator import num_samples
 from trainwright.parallel.dist import all_gather_object

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
-from trainwright.engine.comparison import Comparison, find_comparison, predictions_of
+from trainwright.engine.label_alignment import Comparison, find_comparison, predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of
 from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.engine.trainer.eval_results import EvalResults, named_results, results_of_logs
 from trainwright.evaluation.evaluator import num_samples
 from trainwright.evaluation.loop import run_evaluation
-from trainwright.hooks.overrides import is_overridden
+from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import get_world_size
 

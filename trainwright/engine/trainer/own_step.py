@@ -19,7 +19,7 @@ from trainwright.engine.accumulation import scale_gradients
 from trainwright.engine.gradient_sync import SkipTogether, average_before_own_steps, average_gradients
 from trainwright.engine.update import recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.overrides import is_overridden
+from trainwright.hooks.method_overrides import is_overridden
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size

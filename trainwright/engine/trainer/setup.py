@@ -16,8 +16,8 @@ from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_summary import facts_of_objects, training_info
-from trainwright.engine.schedule_plan import make_plan
 from trainwright.engine.state import TrainerState
+from trainwright.engine.step_plan import make_plan
 from trainwright.engine.trainer import optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.best_metric import (
@@ -26,11 +26,11 @@ from trainwright.engine.trainer.best_metric import (
     raise_missing,
     storage_key_of_best,
 )
+from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer
 from trainwright.engine.trainer.loaders import with_length
 from trainwright.engine.trainer.own_step import OwnStep
-from trainwright.engine.trainer.steps import SteppingTrainer
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
     BestCheckpointer,
@@ -48,7 +48,7 @@ from trainwright.hooks import (
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress
-from trainwright.hooks.overrides import uninstall
+from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.optim.schedules import FormulaLR
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process

@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.comparison import Comparison, predictions_of
+from trainwright.engine.label_alignment import Comparison, predictions_of
 from trainwright.engine.loss_fn import target_of
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.engine.update import Update
 from trainwright.hooks.base import HookBase
-from trainwright.hooks.overrides import is_overridden
+from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
 
 logger = logging.getLogger("trainwright.engine")

@@ -23,7 +23,7 @@ from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.setup import TrainerSetup
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
-from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.schedules import FormulaLR
 

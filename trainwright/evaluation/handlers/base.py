@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.building import (
+from trainwright.evaluation.metrics.build_metric import (
     METRICS,
     MetricEntry,
     MetricSettings,

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.config.errors import ConfigKeyError, ConfigTypeError
 from trainwright.hooks.callbacks.logs import Logs
-from trainwright.hooks.overrides import is_overridden, overridable
+from trainwright.hooks.method_overrides import is_overridden, overridable
 
 logger = logging.getLogger("trainwright.hooks")
 

@@ -12,14 +12,14 @@ from trainwright.config.errors import ConfigTypeError
 from trainwright.data.collate import add_batch_note
 from trainwright.data.prefetch import ahead
 from trainwright.engine.loss_fn import Contract, contract_for
-from trainwright.engine.schedule_plan import batches_from
 from trainwright.engine.step import Step
+from trainwright.engine.step_plan import batches_from
 from trainwright.engine.trainer import loaders, optim
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.processes import RankedTrainer
 from trainwright.engine.trainer.train_metrics import MeasuredTrainer
 from trainwright.engine.update import Update, optimizer_calls
-from trainwright.hooks.overrides import install, is_overridden, uninstall
+from trainwright.hooks.method_overrides import install, is_overridden, uninstall
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any  # torchmetrics' classes, loaded when they are used
 
 from trainwright.config.errors import ConfigError, did_you_mean
-from trainwright.evaluation.metrics.names import find_metric, higher_is_better
+from trainwright.evaluation.metrics.torchmetrics_names import find_metric, higher_is_better
 
 IGNORED_LABEL = -100
 _SIZE_OF_TASK = {"multiclass": "num_classes", "multilabel": "num_labels"}
