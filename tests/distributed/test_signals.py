@@ -6,12 +6,11 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-
-from tests.fork_server import python
 
 HERE = Path(__file__).parent
 TRAIN_NET = HERE.parents[1] / "tools" / "train_net.py"
@@ -22,7 +21,8 @@ def launch(folder: Path) -> "subprocess.Popen[str]":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    # Fresh interpreters: the ranks are found by the environment they were started with.
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     seen = folder.parent / "seen"
     seen.mkdir(exist_ok=True)
