@@ -278,3 +278,25 @@ def test_an_optimizer_may_step_twice_in_an_update(tmp_path: Path) -> None:
 
     twice = trained(Twice, tmp_path / "fp16", mixed_precision="fp16", num_epochs=1)
     assert twice._grad_scaler.state_dict()["_growth_tracker"] == 2 * twice.max_iter
+
+
+def test_a_training_step_without_a_backward_pass_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class WithoutBackward(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            return self.compute_loss(self.model, batch)
+
+    trainer = WithoutBackward(make(), config(tmp_path), train_dataset=PAIRS)
+    trainer.train()
+    assert "WithoutBackward.training_step has left no gradient in the first update" in caplog.text
+
+
+def test_a_step_that_never_steps_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class WithoutStep(Trainer):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            loss = self.compute_loss(model, inputs)
+            self.backward(loss)
+            return {"step_loss": loss.detach()}
+
+    trainer = WithoutStep(make(), config(tmp_path, num_epochs=20), train_dataset=PAIRS)
+    trainer.train()
+    assert caplog.text.count("has made no optimizer step in 20 iterations") == 1

@@ -301,8 +301,19 @@ class DefaultTrainer(TrainerBase):
         is_own = is_overridden(self, "run_step")
         has_own = is_own or has_own_batch or is_overridden(self._built_stepper, "run_step")
         self._built_stepper.reads_ahead = not has_own  # an override may draw random numbers
+        self._warn_of_settings_without_effect()
         step = self._step_of_stepper()
         return self._trainer, self.run_step if is_own else step
+
+    def _warn_of_settings_without_effect(self) -> None:
+        """Settings that ``self._trainer``, replaced by the user, was not built with."""
+        steps, own_steps = self.cfg.train.num_accumulation_steps, getattr(self._trainer, "grad_acc_steps", None)
+        if own_steps not in (None, steps):
+            logger.warning(
+                "train.num_accumulation_steps=%d has no effect: trainer._trainer, a %s, was built with"
+                " grad_acc_steps=%d. Pass cfg.train.num_accumulation_steps to it.",
+                steps, type(self._trainer).__name__, own_steps,
+            )  # fmt: skip
 
     def _step_of_stepper(self) -> Callable[[], None]:
         """The call that makes a step of ``self._trainer``, perhaps the user's own."""

@@ -26,6 +26,7 @@ from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
+_MANY_WITHOUT_STEP = 20
 _STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
 
 
@@ -109,6 +110,8 @@ class OwnStep(HookBase):
         if self._first is not None and self._first.is_over():
             self._first.warn()
             self._stop_watching()
+        elif self._first is not None:
+            self._first.count_without_step()
 
     # Implementation.
 
@@ -245,7 +248,8 @@ class _FirstWindow:
     def __init__(self, trainer: Any, own: list[str]) -> None:
         self._trainer, self._own = trainer, own
         self.used: set[str] = set()
-        self.is_ours = self._has_raw_step = self._has_lost_gradients = False
+        self.is_ours = self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
+        self._num_without_step = 0
         self._has_early_step = "run_step" in own  # a step within an accumulation window
         self._update = update = trainer._update
         self._calls = update.backward, update.finish
@@ -257,6 +261,7 @@ class _FirstWindow:
 
         def finish(call: Callable[[], None] = update.finish) -> None:
             self.used.add("step")
+            self._lacks_gradients |= not self._has_gradients()
             with self.ours():
                 call()
 
@@ -278,12 +283,31 @@ class _FirstWindow:
     def see_gradients(self) -> None:
         """Check that the gradients of the window's earlier batches are still present."""
         state = self._trainer.state
+        self._has_lost_gradients |= state.global_step > state.step_before + 1 and not self._has_gradients()
+
+    def _has_gradients(self) -> bool:
         groups = self._update.groups.param_groups
-        has_gradients = any(parameter.grad is not None for group in groups for parameter in group["params"])
-        self._has_lost_gradients |= state.global_step > state.step_before + 1 and not has_gradients
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
+    def count_without_step(self) -> None:
+        """Warn of a step that never steps an optimizer; some do so in some iterations only."""
+        self._num_without_step += 1
+        if self._num_without_step == _MANY_WITHOUT_STEP:
+            logger.warning(
+                "%s.%s has made no optimizer step in %d iterations: no parameter has changed. Call"
+                " self.backward(loss) and self.step(optimizer).",
+                self._trainer.__class__.__name__, " and ".join(self._own), _MANY_WITHOUT_STEP,
+            )  # fmt: skip
 
     def warn(self) -> None:
         config = self._trainer.config
+        if self._lacks_gradients and "backward" not in self.used:
+            logger.warning(
+                "%s.%s has left no gradient in the first update: no parameter changes. It must call"
+                " self.backward(loss), also where it returns the loss.",
+                self._trainer.__class__.__name__, " and ".join(self._own),
+            )  # fmt: skip
+            return
         if self._has_lost_gradients:
             logger.warning(
                 "%s.%s sets gradients to None within an accumulation window (gradient_accumulation_steps=%d): only"
