@@ -320,7 +320,7 @@ def test_verify_for_programs(checkpoint: Command, run: Path) -> None:
         (["show", "output"], ["output: not a checkpoint.", "such as output/model_"]),
         (["list", "output/model_best"], ["is one checkpoint", "trainwright checkpoint show output/model_best"]),
         (["show", "output/model_best/model.safetensors"], ["is a file", "output/model_best."]),
-        (["verify", "empty"], ["holds no checkpoint"]),
+        (["verify", "empty"], ["contains no checkpoint"]),
         (["verify", "output", "--dep"], ["'--dep'", "Did you mean '--deep'?"]),
         (["verify"], ["PATH"]),
         (["show", "output", "model_best"], ["model_best"]),
