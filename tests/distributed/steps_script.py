@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import build_image_train_loader
-from trainwright.engine import EagerTrainer
+from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.parallel.dist import all_gather_object, get_rank
 from trainwright.parallel.launch import setup_dist_util
 
@@ -111,6 +111,21 @@ class OwnStep(EagerTrainer):
         self.optimizer.zero_grad()
 
 
+class OwnUpdate(EagerTrainer):
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def graph_mode() -> Net:
+    """Several processes: all steps are eager."""
+    model = make_net()
+    loader = [pair[get_rank()] for pair in make_batches()]
+    graph = GraphBase(model, torch.optim.SGD(model.parameters(), lr=0.5), backend="aot_eager")
+    GraphTrainer(graph, loader).train(0, len(loader))
+    return model
+
+
 def logged() -> dict[str, Any]:
     """A run of config files, the collective calls of its logged losses, and the losses."""
     calls: list[int] = []
@@ -157,6 +172,9 @@ def main() -> None:
                 found[f"{name} losses"] = [v for v, _ in trainer.storage.history("total_loss").values()]
     model, _ = config_files(kind=OwnStep)
     compare("own run_step", model, by_hand(weigh=lambda n, total: 0.5))
+    model, _ = config_files(kind=OwnUpdate)
+    compare("own update", model, by_hand())
+    compare("graph mode", graph_mode(), by_hand())
     found["logged"] = logged()
     if get_rank() == 0:
         (FOLDER / "found.json").write_text(json.dumps(found))

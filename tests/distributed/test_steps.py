@@ -26,7 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("case", ["config files 1", "config files 2", "python 1", "python 2"])
+@pytest.mark.parametrize("case", ["config files 1", "config files 2", "python 1", "python 2", "graph mode"])
 def test_uneven_batches_count_by_samples_and_unused_parameters_are_found(found: dict[str, Any], case: str) -> None:
     assert found[case]["equal_on_all"]
     assert found[case]["difference"] < 1e-6
@@ -37,9 +37,10 @@ def test_both_apis_log_the_same_losses(found: dict[str, Any]) -> None:
     assert found["config files losses"] == pytest.approx(found["python losses"], abs=1e-6)
 
 
-def test_a_users_own_optimizer_step_has_averaged_gradients(found: dict[str, Any]) -> None:
-    assert found["own run_step"]["equal_on_all"]
-    assert found["own run_step"]["difference"] < 1e-6
+@pytest.mark.parametrize("case", ["own run_step", "own update"])
+def test_a_users_own_optimizer_step_has_averaged_gradients(found: dict[str, Any], case: str) -> None:
+    assert found[case]["equal_on_all"]
+    assert found[case]["difference"] < 1e-6
 
 
 def test_logged_losses_are_exchanged_once_per_log_line_and_checkpoint(found: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """The types of settings: what pydantic checks, with the words in which a message states what is allowed."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
@@ -14,7 +15,22 @@ _AtLeastOne = Annotated[int, Field(ge=1)]
 _AtLeastZero = Annotated[int, Field(ge=0)]
 _Fraction = Annotated[float, Field(gt=0, le=1)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_Name = Annotated[str, Field(min_length=1)]
+
+
+def _check_replaced(value: Any, check: Callable[[Any], Any]) -> Any:
+    """pydantic refuses text that is not UTF-8, which a path may be: its other characters are checked."""
+    try:
+        str.encode(value)
+    except UnicodeEncodeError:
+        check(str.encode(value, errors="replace").decode())
+        return value
+    except TypeError:  # no text
+        pass
+    return check(value)
+
+
+_AnyText = WrapValidator(_check_replaced)
+_Name = Annotated[str, Field(min_length=1), _AnyText]
 
 
 def _check_whole(value: float) -> float:
@@ -35,9 +51,9 @@ def _profile_of_bool(value: Any) -> Any:
 
 
 Anything = Annotated[Any, Allowed("anything")]
-Text = Annotated[str, Allowed("text")]
-TextOrNone = Annotated[str | None, Allowed("text, or None")]
-Words = Annotated[str, Field(pattern=r"\S"), Allowed("text that is not empty")]
+Text = Annotated[str, _AnyText, Allowed("text")]
+TextOrNone = Annotated[Annotated[str, _AnyText] | None, Allowed("text, or None")]
+Words = Annotated[str, Field(pattern=r"\S"), _AnyText, Allowed("text that is not empty")]
 Key = Annotated[_Name, Allowed("a name")]
 Folder = Annotated[_Name, Allowed("a path")]
 PathOrNone = Annotated[_Name | None, Allowed("a path, or None")]

@@ -71,6 +71,11 @@ class WindowMean:
         self._is_by_tokens = False
         self.weights = []
 
+    def continue_window(self, other: "WindowMean") -> None:
+        """Continue where another one of the same run is in its window."""
+        names = ("_length", "_is_by_tokens", "_num_tokens", "weights", "_total", "_is_over")
+        vars(self).update({name: value for name, value in vars(other).items() if name in names})
+
     def loss_share(self, outputs: Any, batch: Any) -> Tensor:
         """The share of a micro-batch in the loss of the update, from the model's ``outputs``."""
         loss = sum_losses(outputs)
@@ -198,14 +203,19 @@ class RankMean(WindowMean):
 
 
 def _count_or_one(batch: Any) -> int:
-    return count_samples(batch) or 1
+    sizes = _sizes(batch)
+    return sizes.pop() if len(sizes) == 1 else 1  # an empty batch has 0
 
 
 def count_samples(batch: Any) -> int:
     """The number of samples of a batch: the first dimension of its tensors; 0 if they differ."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
-    sizes = {len(value) for value in values if isinstance(value, Tensor) and value.dim() > 0}
+    sizes = _sizes(batch)
     return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _sizes(batch: Any) -> set[int]:
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
+    return {len(value) for value in values if isinstance(value, Tensor) and value.dim() > 0}
 
 
 def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:

@@ -109,11 +109,17 @@ class Replica:
             self._is_averaged = bool(self._wrapped.require_backward_grad_sync)
 
 
-def average_before_own_steps(optimizer: Optimizer, is_ours: Callable[[], bool]) -> RemovableHandle:
-    """Average the gradients before each step of ``optimizer`` that a user's code makes itself."""
+def average_before_own_steps(
+    optimizer: Optimizer, is_ours: Callable[[], bool], finish_window: Callable[[], None]
+) -> RemovableHandle:
+    """Average the gradients before each step of ``optimizer`` that a user's code makes itself.
+
+    ``finish_window`` completes the weights of the window's micro-batches.
+    """
 
     def average(optimizer: Optimizer, *_: Any) -> None:
         if not is_ours():
+            finish_window()
             average_gradients([parameter for group in optimizer.param_groups for parameter in group["params"]])
 
     return optimizer.register_step_pre_hook(average)

@@ -49,15 +49,15 @@ class Step:
 
     def run(self) -> None:
         """One update of the weights."""
-        update, phases, clock = self.update, self._phases, time.perf_counter
+        phases, clock = self._phases, time.perf_counter
         length = self._begin_window()
-        if update.begin is not None:
-            update.begin(length)
+        if self.update.begin is not None:
+            self.update.begin(length)
         kept, data_time = [], 0.0
         for left in range(length - 1, -1, -1):
-            update.is_window_end = left == 0
+            self.update.is_window_end = left == 0
             start = clock()
-            update.batch = batch = next(self._batches)
+            self.update.batch = batch = next(self._batches)
             fetched = clock()
             data_time += fetched - start
 

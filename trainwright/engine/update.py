@@ -150,6 +150,11 @@ class Update:
             for do in self._preparations:
                 do()
 
+    def continue_window(self, other: "Update") -> None:
+        """Continue the window of another update, whose optimizer was replaced."""
+        self.is_window_end, self.batch = other.is_window_end, other.batch
+        self.mean.continue_window(other.mean)
+
     def release(self) -> None:
         """After ``prepare`` and a step of the user's own instead of ``finish``: the next update is prepared again."""
         if self.is_prepared:

@@ -102,7 +102,12 @@ class EvaluatorOnRanks:
         """The results over the batches of all ranks. Every rank must call this."""
         ranks = None
         if get_world_size() > 1 and self._local:
-            ranks = gather_values([vars(evaluator) for evaluator in self._local])
+            names = ", ".join(type(evaluator).__name__ for evaluator in self._local)
+            try:
+                ranks = gather_values([_state_of(evaluator) for evaluator in self._local])
+            except Exception as error:
+                error.add_note(f"While the attributes of {names} were sent to rank 0, for merge_state.")
+                raise
         with raised_on_all_ranks():
             if ranks:
                 for evaluator, _, *states in zip(self._local, *ranks, strict=True):
@@ -134,8 +139,19 @@ def _own_names(evaluator: DatasetEvaluator, base: type) -> set[str]:
 
 def _with_state(evaluator: DatasetEvaluator, state: dict[str, Any]) -> DatasetEvaluator:
     other = copy(evaluator)
-    vars(other).update(state)
+    for name, value in state.items():
+        setattr(other, name, value)
     return other
+
+
+def _state_of(evaluator: DatasetEvaluator) -> dict[str, Any]:
+    """The attributes of an evaluator, including those in slots."""
+    slots = [getattr(kind, "__slots__", ()) for kind in type(evaluator).__mro__]
+    names = {name for some in slots for name in ([some] if isinstance(some, str) else some)} - {
+        "__dict__",
+        "__weakref__",
+    }
+    return {name: getattr(evaluator, name) for name in sorted(names) if hasattr(evaluator, name)} | vars(evaluator)
 
 
 @cache
@@ -168,10 +184,11 @@ def gather_values(value: Any, error: Exception | None = None) -> list[Any] | Non
     sent = torch.cat([part.to(device) for part in (*parts, torch.zeros(padding, dtype=torch.uint8))])
     received = [torch.empty_like(sent) for _ in ranks] if is_main_process() else None
     dist.gather(sent, received, dst=0)
-    return [
-        value if rank == 0 else _unpack(torch.split(buffer[: sum(sizes)], sizes), kinds)
-        for rank, (buffer, (_, sizes, kinds)) in enumerate(zip(received or (), ranks, strict=False))
-    ]
+    with raised_on_all_ranks():  # not every value that can be pickled can be read
+        return [
+            value if rank == 0 else _unpack(torch.split(buffer[: sum(sizes)], sizes), kinds)
+            for rank, (buffer, (_, sizes, kinds)) in enumerate(zip(received or (), ranks, strict=False))
+        ]
 
 
 _Kind = tuple[torch.dtype, torch.Size, str]  # of a tensor; the last is its device's type

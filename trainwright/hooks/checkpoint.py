@@ -241,6 +241,8 @@ class BestCheckpointer(HookBase):
         # The final evaluation counts as iteration max_iter, one more than the last completed iteration. A training
         # metric belongs to that one.
         last = min(self.trainer.iter, self.trainer.max_iter - 1)
+        if self.trainer.storage.first_local_iteration(self._metric) <= last:
+            self.trainer.storage.reduce()  # all processes decide by the same value
         value, put_at = self.trainer.storage.latest().get(self._metric, (math.nan, -1))
         if put_at < last:
             self._warn_missing()

@@ -38,7 +38,6 @@ class EvalHook(HookBase):
 
     def evaluate(self) -> None:
         """Evaluate now."""
-        self.trainer.storage.reduce()  # writers write a row for the evaluation
         with self.trainer.phases.counting("evaluation"):
             results = self._eval_function()
         if not results:

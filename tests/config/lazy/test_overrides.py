@@ -1,5 +1,7 @@
 """Changes from the command line."""
 
+import sys
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -172,5 +174,10 @@ def test_a_path_with_bytes_that_are_no_utf_8_needs_no_quotes(cfg, value):
     "text", ["a" + ".a" * 5000 + "=1", "x=" + "[" * 5000 + "]" * 5000, "x=" + "{a:" * 150 + "1" + "}" * 150]
 )
 def test_an_override_that_nests_too_deeply_is_refused(cfg, text):
-    with pytest.raises(ConfigError, match="override"):
-        LazyConfig.apply_overrides(cfg, [text])
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # Python's default, which other libraries raise
+    try:
+        with pytest.raises(ConfigError, match="override"):
+            LazyConfig.apply_overrides(cfg, [text])
+    finally:
+        sys.setrecursionlimit(limit)

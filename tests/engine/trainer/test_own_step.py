@@ -1,5 +1,6 @@
 """A step of the user's own keeps the settings of the run by the trainer's backward, clip_gradients and step."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.config import ConfigError
+from trainwright.hooks import Callback
 
 # B batch, F features, C classes.
 INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
@@ -300,3 +302,53 @@ def test_a_step_that_never_steps_is_a_warning(tmp_path: Path, caplog: pytest.Log
     trainer = WithoutStep(make(), config(tmp_path, num_epochs=20), train_dataset=PAIRS)
     trainer.train()
     assert caplog.text.count("has made no optimizer step in 20 iterations") == 1
+
+
+class AtBatch(Callback):
+    """Calls ``do(trainer)`` after a number of batches."""
+
+    def __init__(self, number: int, do: Callable[[Any], object]) -> None:
+        self.number, self.do = number, do
+        self.trainer: Any = None
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        if self.trainer.state.global_step == self.number:
+            self.do(self.trainer)
+
+
+def train_with(folder: Path, number: int, do: Callable[[Any], object], **settings: Any) -> Trainer:
+    callback = AtBatch(number, do)
+    trainer = Trainer(make(), config(folder, batch_size=10, **settings), train_dataset=PAIRS, callbacks=[callback])
+    callback.trainer = trainer
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "train_step"])
+def test_a_method_that_a_callback_assigns_is_used_from_the_next_update_on(tmp_path: Path, name: str) -> None:
+    calls: list[int] = []
+
+    def assign(trainer: Any) -> None:
+        method = getattr(trainer, name)
+        setattr(trainer, name, lambda *arguments: (calls.append(trainer.state.global_step), method(*arguments))[1])
+
+    train_with(tmp_path, 3, assign)
+    assert calls == [4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda trainer: trainer.set_loss(nn.CrossEntropyLoss()),
+        lambda trainer: trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.05)),
+    ],
+    ids=["loss", "optimizer"],
+)
+def test_a_loss_or_optimizer_may_be_replaced_within_a_window(tmp_path: Path, replace: Callable[[Any], object]) -> None:
+    """Both are replaced by their equals, so the weights are those of a run without."""
+    runs = [
+        train_with(tmp_path / str(number), number, replace, gradient_accumulation_steps=4, loss="CrossEntropyLoss")
+        for number in (2, -1)
+    ]
+    for left, right in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        torch.testing.assert_close(left, right)

@@ -17,7 +17,6 @@ from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.hooks.method_overrides import is_overridden, overridable
-from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -109,8 +108,8 @@ class GraphTrainer(EagerTrainer):
         return super().bind_step(get_batch, device)
 
     @property
-    def _plain_model(self) -> nn.Module:
-        return unwrap_model(self.graph.model)
+    def _called_model(self) -> nn.Module:
+        return self.graph.model
 
     def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """A program, or eager where there is none for this batch; returns the logged outputs."""

@@ -354,6 +354,7 @@ class DefaultTrainer(TrainerBase):
         )
 
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
+        self.storage.reduce()  # writers write a row for the evaluation
         return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.data.collate import to_batch
 from trainwright.data.prefetch import ahead, cycle
@@ -72,7 +73,7 @@ class EagerTrainer(TrainerBase):
                 self._plain_model,
                 self._device,
                 self._use_wrapped,
-                prepared=model if model is not self._plain_model else None,
+                prepared=self._called_model if isinstance(self._called_model, DistributedDataParallel) else None,
                 find_unused_parameters=find_unused_parameters,
             )
         samples = None if self._replica is None else _batch_size_of(data_loader)
@@ -166,11 +167,12 @@ class EagerTrainer(TrainerBase):
         return self, self.run_step if self.has_own_run_step() else self.bind_step()
 
     def has_own_run_step(self) -> bool:
-        """Whether ``run_step`` is the user's. Then gradients are averaged before each step of the optimizer."""
+        """Whether ``run_step`` is the user's. Gradients are averaged before each step that the user's code makes."""
         is_own = is_overridden(self, "run_step")
-        if is_own and self._replica is not None and not self._has_own_steps_averaged:
+        may_step = is_own or is_overridden(self, "update")
+        if may_step and self._replica is not None and not self._has_own_steps_averaged:
             self._has_own_steps_averaged, update = True, self._update
-            average_before_own_steps(self.optimizer, lambda: update.is_stepping)
+            average_before_own_steps(self.optimizer, lambda: update.is_stepping, update.mean.finish)
         return is_own
 
     def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,9 +197,14 @@ class EagerTrainer(TrainerBase):
         self.model = model
 
     @property
+    def _called_model(self) -> nn.Module:
+        """The model as the user passed it, perhaps wrapped."""
+        return self.model
+
+    @property
     def _plain_model(self) -> nn.Module:
         """The user's model, unwrapped."""
-        return unwrap_model(self.model)
+        return unwrap_model(self._called_model)
 
     @cached_property
     def _device(self) -> torch.device:

@@ -69,6 +69,7 @@ class TrainerShared(TrainerBase):
     _folder: RunFolder
     _update: Update
     _step: Step | None = None  # during training
+    _methods_of_step: tuple[Any, Any] = (None, None)  # attributes of the trainer that the step was chosen with
     _compute_loss: Any = None  # during training: the loss of a batch, by the contract or the user's override
     _evaluated_step: int | None = None  # state.global_step at the last evaluation
     _run_callbacks: RunCallbacks

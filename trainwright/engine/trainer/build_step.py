@@ -27,12 +27,18 @@ logger = logging.getLogger("trainwright.engine")
 class SteppingTrainer(RankedTrainer, MeasuredTrainer):
     """Builds the step before the first one, and again for another optimizer or loss."""
 
-    def _build_update(self) -> None:
-        """Build the update from the configuration."""
-        config = self.config
+    def _build_loss(self) -> None:
+        """Choose the loss of the model or the configuration."""
         self._contract = None
         self._loss_of_model = getattr(self.model, "compute_loss", None)
         self._criterion, self._own_loss = optim.losses(self.loss, self._loss_of_model, self._autocast)
+        if self._step is not None:
+            self._choose_step(self._step, self._update.batch)
+
+    def _build_update(self) -> None:
+        """Build the update from the configuration."""
+        config, before = self.config, self._update if self._step is not None else None
+        self._contract = None
         self._update = Update(
             self.optimizer,
             self.model,
@@ -43,12 +49,15 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),
         )
+        if before is not None:
+            self._update.continue_window(before)
         if self._step is not None:
-            self._choose_step(self._step, self._step.update.batch)
+            self._choose_step(self._step, self._update.batch)
 
     def _choose_step(self, step: Step, inputs: Any) -> None:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
         step.update, step.train = self._update, self.train_step
+        self._methods_of_step = self._assigned_methods()
         is_own = any(is_overridden(self, name) for name in STEP_METHODS)  # these compute the loss
         self._compute_loss = self.compute_loss if is_own else self._resolve_contract(inputs).compute_loss
         if self.config.graph:
@@ -138,9 +147,15 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _begin_window(self) -> int:
         """Called before the first batch of an update; returns the number of its batches."""
-        state = self.state
+        state, step = self.state, self._step
         state.step_before = state.global_step
+        if step is not None and self._assigned_methods() != self._methods_of_step:  # by a callback or hook
+            self._choose_step(step, step.update.batch)
         return self._plan.steps(self.iter + 1) - state.global_step
+
+    def _assigned_methods(self) -> tuple[Any, Any]:
+        own = vars(self)
+        return own.get("train_step"), own.get("compute_loss")
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """``batches``, each counted and announced before its step."""

@@ -156,6 +156,7 @@ class EvaluatingTrainer(TrainerShared):
 
     def _evaluate_in_training(self) -> dict[str, Any]:
         """Evaluate with callbacks seeing each batch."""
+        self.storage.reduce()  # writers write a row for the evaluation
         self._is_watched = True
         try:
             self._evaluated_step = self.state.global_step

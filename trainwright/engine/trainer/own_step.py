@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from trainwright.engine.accumulation import scale_gradients
+from trainwright.engine.extra_parameters import extra_optimizers
 from trainwright.engine.gradient_sync import SkipTogether, average_before_own_steps, average_gradients
 from trainwright.engine.update import recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
@@ -41,7 +43,7 @@ class OwnStep(HookBase):
         self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
         self._weighed_step = -1  # the last micro-batch whose share of the window is computed
         self._first: _FirstWindow | None = None
-        self._removable: Any = None
+        self._averaged: list[RemovableHandle] = []
 
     # Called by the trainer's public methods.
 
@@ -90,15 +92,27 @@ class OwnStep(HookBase):
         if not own:
             return
         self._first = _FirstWindow(trainer, own)
-        if get_world_size() > 1:  # a user's step may call optimizer.step() itself
-            self._removable = average_before_own_steps(trainer.optimizer, self._is_ours)
+        self.watch_optimizers()
 
     def after_train(self) -> None:
         self._stop_watching()
-        if self._removable is not None:
-            self._removable.remove()
-            self._removable = None
+        self._forget_optimizers()
         self._parts.clear()
+
+    def watch_optimizers(self) -> None:
+        """With several processes: average the gradients before each step that the user's code makes itself."""
+        self._forget_optimizers()
+        trainer = self.trainer
+        if get_world_size() == 1 or not any(is_overridden(trainer, name) for name in _STEP_METHODS):
+            return
+        others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
+        finish = lambda: trainer._update.mean.finish()  # noqa: E731  # of the current update
+        self._averaged = [average_before_own_steps(one, self._is_ours, finish) for one in (trainer.optimizer, *others)]
+
+    def _forget_optimizers(self) -> None:
+        for handle in self._averaged:
+            handle.remove()
+        self._averaged = []
 
     def before_step(self) -> None:
         for part in self._parts.values():

@@ -273,7 +273,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         with without_compiler():
             self.optimizer.zero_grad()
         if getattr(self.model, "compute_loss", None) != self._loss_of_model:
-            self._build_update()  # the model's compute_loss has been replaced
+            self._build_loss()  # the model's compute_loss has been replaced
         self._build_step()
 
     def _close_loaders(self) -> None:

@@ -127,6 +127,7 @@ class Trainer(TrainerSetup):
             self.metrics_handler = parts.build_metrics_handler(config, self)
         self.storage = EventStorage()
         self._build_state()
+        self._build_loss()
         self._build_update()
 
         self._folder = TrainerFolder(self.output_dir, config)
@@ -191,6 +192,7 @@ class Trainer(TrainerSetup):
         self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
         self._set_checkpoint_parts()
         self._build_update()
+        self._own_step.watch_optimizers()
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
@@ -200,7 +202,7 @@ class Trainer(TrainerSetup):
             )
         self.config = self.config.copy_with(loss=GivenName(loss_name or CUSTOM))
         self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
-        self._build_update()
+        self._build_loss()
 
     def set_train_mode(self, model: nn.Module | None = None) -> None:
         """Training mode, with batch normalization in evaluation mode if ``config.freeze_bn``."""
