@@ -8,8 +8,19 @@ from typing_extensions import TypedDict
 
 from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.errors import error_of
-from trainwright.config.types import Amount, Count, Lazy, ProfileOrNone, StepsOrFraction, Words, YesNo
-from trainwright.config.validation import Allowed, faults_of, section_faults, type_fault
+from trainwright.config.validation import (
+    Allowed,
+    Amount,
+    Count,
+    Lazy,
+    ProfileOrNone,
+    StepsOrFraction,
+    Words,
+    YesNo,
+    faults_of,
+    section_faults,
+    type_fault,
+)
 
 
 class Inner(TypedDict, total=False):

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from trainwright.data.seeding import seed_everything
-from trainwright.engine.randomness import random_state, set_random_state
+from trainwright.engine.state import random_state, set_random_state
 
 
 def draw() -> tuple[float, float, float, float]:

@@ -5,7 +5,7 @@ import pytest
 from trainwright.config.errors import ConfigError
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import TextGenerationMetricsHandler, TorchMetricsHandler, build_metric, objective_of
-from trainwright.evaluation.metrics.torchmetrics_names import key_of, metric_classes
+from trainwright.evaluation.metrics.torchmetrics_factory import key_of, metric_classes
 
 # What only the class can tell, not its name.
 BY_THE_CLASS_ONLY = {

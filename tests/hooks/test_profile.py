@@ -15,8 +15,7 @@ from torch import nn
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.config import ConfigError, LazyCall, get_config
 from trainwright.config.schema.keys import Run
-from trainwright.config.types import Profile
-from trainwright.config.validation import section_faults
+from trainwright.config.validation import Profile, section_faults
 from trainwright.data import build_image_train_loader
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.hooks import CallbackHook, ProfileHook

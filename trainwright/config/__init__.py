@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainwright.config.errors import UserError as UserError
     from trainwright.config.lazy.configurables import configurable as configurable
     from trainwright.config.lazy.instantiation import instantiate as instantiate
-    from trainwright.config.lazy.lazy_call import LazyCall as LazyCall
+    from trainwright.config.lazy.lazy_config import LazyCall as LazyCall
     from trainwright.config.lazy.lazy_config import LazyConfig as LazyConfig
     from trainwright.config.lazy.lazy_config import get_config as get_config
     from trainwright.config.lazy.lazy_config import try_get_key as try_get_key
@@ -38,8 +38,7 @@ _NAMES_OF = {
     ),
     "lazy.configurables": "configurable",
     "lazy.instantiation": "instantiate",
-    "lazy.lazy_call": "LazyCall",
-    "lazy.lazy_config": "LazyConfig get_config try_get_key",
+    "lazy.lazy_config": "LazyCall LazyConfig get_config try_get_key",
     "training.metric_config": "MetricConfig",
     "training.reference": "dump_default_yaml get_config_help",
     "training.training_config": "TrainerConfig TrainingConfig",

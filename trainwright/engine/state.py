@@ -1,13 +1,16 @@
 """The training state of a run, and what its checkpoints store of it."""
 
 import logging
+import random
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.extra_parameters import extra_state, load_extra_state, load_outside_state, outside_state
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.randomness import random_state, set_random_state
 from trainwright.engine.step_plan import StepPlan
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.hooks.nan_check import FiniteCheck
@@ -245,3 +248,28 @@ class TrainerState(TrainingState):
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.global_step = step
+
+
+def random_state() -> dict[str, Any]:
+    """The state of all generators of this process: numbers and tensors."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    state: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore a state from :func:`random_state`."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

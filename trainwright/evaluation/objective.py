@@ -48,7 +48,7 @@ def objective_of_name(key: str) -> str | None:
 @cache
 def _objectives_of_torchmetrics() -> dict[str, str]:
     """The objectives of the classes of torchmetrics, by the names of their results."""
-    from trainwright.evaluation.metrics.torchmetrics_names import higher_is_better, key_of, metric_classes
+    from trainwright.evaluation.metrics.torchmetrics_factory import higher_is_better, key_of, metric_classes
 
     known = {key_of(name): higher_is_better(kind) for name, kind in metric_classes().items()}
     return {key: "maximize" if better else "minimize" for key, better in known.items() if better is not None}

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.engine.compiled.test_graph_trainer import Event, Net, Run, adamw, batches, captures, has_compiler, refusals
-from trainwright.engine.compiled.batch import layout_of
+from trainwright.engine.compiled.capture import layout_of
 
 Optimizer = torch.optim.Optimizer
 CHANGE_AT, UPDATES = 10, 24

@@ -12,7 +12,7 @@ from rouge_score import rouge_scorer
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import EvaluationError, Metric, build_metric
-from trainwright.evaluation.metrics.texts import Words
+from trainwright.evaluation.metrics.build_metric import Words
 
 RNG = np.random.default_rng(0)
 TRUE, FOUND = RNG.integers(6, size=200), RNG.integers(8, size=200)

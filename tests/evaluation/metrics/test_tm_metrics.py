@@ -14,7 +14,7 @@ from trainwright.checkpoint.state_files import decode_state, encode_state
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation import EvaluationError, TMMetrics
 from trainwright.evaluation.metrics.tm_metrics import MAX_BATCHES
-from trainwright.evaluation.metrics.torchmetrics_names import metric_classes
+from trainwright.evaluation.metrics.torchmetrics_factory import metric_classes
 
 CUTS = (0, 1, 8, 24, 25, 57, 90)  # uneven batches of 90 samples
 N, C, L = CUTS[-1], 5, 4

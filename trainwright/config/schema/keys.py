@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from trainwright.config.types import (
+from trainwright.config.validation import (
+    Allowed,
     Amount,
     Anything,
     Count,
@@ -22,7 +23,6 @@ from trainwright.config.types import (
     Words,
     YesNo,
 )
-from trainwright.config.validation import Allowed
 
 
 def _check_off(value: bool) -> bool:

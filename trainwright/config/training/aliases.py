@@ -6,7 +6,7 @@ from typing import Any
 
 from trainwright.config.enums import MISSPELLED
 from trainwright.config.training.metric_config import MetricConfig, plain
-from trainwright.config.types import WARMUP_SCHEDULES
+from trainwright.config.validation import WARMUP_SCHEDULES
 
 UNSPECIFIED = object()  # the value of an alias that does not determine its field
 

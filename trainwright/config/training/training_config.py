@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from trainwright.config import types
+from trainwright.config import validation as types
 from trainwright.config.torch_names import find_device
 from trainwright.config.training.aliases import ALIASES
 from trainwright.config.training.checked_config import CheckedConfig, setting, with_default

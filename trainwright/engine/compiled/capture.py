@@ -6,19 +6,179 @@ Python, so the guards are checked before each step.
 """
 
 import itertools
+import linecache
 import operator
 import re
 import sys
+import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainwright._torch_compat import batch_tree
 from trainwright._torch_compat.graph_capture import argument_sources, guard_check, run_captured, written_sources
-from trainwright.engine.compiled.batch import Layout
-from trainwright.engine.compiled.errors import NotCapturable, reason
+
+
+class NotCapturable(Exception):  # noqa: N818  # not a user's error: the run continues eagerly
+    """The step stays eager. The text names the operation and the reason, without a final period."""
+
+
+class NotReady(Exception):  # noqa: N818
+    """The optimizer has not created its state yet: the next step must be eager."""
+
+
+def reason(error: BaseException) -> str:
+    """A compiler's error in one line: the reason, and the place in the user's code."""
+    if isinstance(error, NotCapturable):
+        return str(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    for line in lines[1:]:
+        if line.startswith("Explanation:"):
+            text = f"{text}: {line.removeprefix('Explanation:').strip()}"
+            break
+    frames = [
+        frame for frame in getattr(error, "real_stack", None) or () if "/trainwright/engine/" not in frame.filename
+    ]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    if not where and isinstance(error, _UNEXPLAINED):
+        return f"the forward pass {_trace_failure(error, text)}"
+    return f"{text.rstrip('.')}{where}"[:400]
+
+
+def trace_reason(error: BaseException) -> str:
+    """Why the operations of an update could not be traced: which operation, and where torch failed."""
+    text = str(error) if isinstance(error, _UNEXPLAINED) else reason(error)
+    return f"{_operation(error)} {_trace_failure(error, text)}"
+
+
+# Errors without an explanation, possibly of torch: the text alone is not informative.
+_UNEXPLAINED = (AssertionError, AttributeError, LookupError, NameError, TypeError)
+
+
+def _trace_failure(error: BaseException, text: str) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+    return f"could not be traced ({where}{(text or type(error).__name__).rstrip('.')})"[:400]
+
+
+def _operation(error: BaseException) -> str:
+    """The operation of the forward pass that raised an error, or the later part of the update."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in frames:
+        if frame.filename.startswith("<eval_with_key>"):  # the code of TorchDynamo's graph
+            called = re.search(r"=\s*([\w.]+)\(", linecache.getline(frame.filename, frame.lineno or 0))
+            return called[1].rpartition(".")[2] if called else "an operation of the forward pass"
+    if any(Path(frame.filename).match("torch/autograd/__init__.py") for frame in frames):
+        return "the backward pass"
+    return "the update"
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Layout:
+    """How a batch is taken apart, and rebuilt inside a program.
+
+    ``take(batch)`` returns its tensors, or None for a batch of another structure; ``rebuild(tensors)`` is the inverse.
+    """
+
+    def __init__(self, take: Callable[[Any], Sequence[Any] | None], rebuild: Callable[[Sequence[Tensor]], Any]) -> None:
+        self.take = take
+        self.rebuild = rebuild
+
+
+def layout_of(batch: Any, names: Iterable[str] | None = None) -> Layout:
+    """The layout of batches like this one.
+
+    ``names``: the fields that are read; of others only tensors are included. None: all.
+
+    Raises:
+        NotCapturable: it holds a value that is not a tensor, plain number, text or None.
+    """
+    if type(batch) in (tuple, list) and all(isinstance(value, Tensor) for value in batch):
+        return _listed(type(batch), len(batch))
+    if isinstance(batch, Mapping) and all(isinstance(key, str) for key in batch):
+        wanted = batch if names is None else {*names}
+        fields = {name: value for name, value in batch.items() if name in wanted or isinstance(value, Tensor)}
+        if all(isinstance(value, Tensor) for value in fields.values()):
+            return _named(tuple(fields), {*batch}, is_all=len(fields) == len(batch))
+        return _tree(fields, tuple(fields), {*batch})
+    return _tree(batch, None, set())
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """The number of samples of a full batch of the loader; None if it is unknown."""
+    for holder in (getattr(loader, "batch_sampler", None), loader):
+        for name in ("micro_batch_size", "batch_size"):
+            size = getattr(holder, name, None)
+            if isinstance(size, int):
+                return size
+    return None
+
+
+def shapes_of(tensors: Iterable[Any]) -> tuple[Any, ...]:
+    """The properties that decide whether a program accepts these tensors."""
+    return tuple((value.shape, value.dtype, value.device) if isinstance(value, Tensor) else None for value in tensors)
+
+
+def _listed(kind: type[Any], length: int) -> Layout:
+    def take(batch: Any) -> Sequence[Any] | None:
+        return [*batch] if batch.__class__ is kind and len(batch) == length else None
+
+    return Layout(take, tuple if kind is tuple else list)
+
+
+def _named(names: tuple[str, ...], known: Set[str], *, is_all: bool) -> Layout:
+    """``known``: the fields that a batch may have, if it may have others than ``names``."""
+
+    def take_all(batch: Any) -> Sequence[Any] | None:
+        return [*batch.values()] if isinstance(batch, Mapping) and tuple(batch) == names else None
+
+    def take(batch: Any) -> Sequence[Any] | None:
+        if not isinstance(batch, Mapping) or not batch.keys() <= known:  # a new field may be read
+            return None
+        try:
+            return [batch[name] for name in names]
+        except KeyError:
+            return None
+
+    def rebuild(tensors: Sequence[Tensor]) -> Any:
+        return dict(zip(names, tensors, strict=True))
+
+    return Layout(take_all if is_all else take, rebuild)
+
+
+def _tree(batch: Any, names: tuple[str, ...] | None, known: Set[str]) -> Layout:
+    leaves, spec = batch_tree.flatten(batch)
+    is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+    constants = [leaf for leaf, is_one in zip(leaves, is_tensor, strict=True) if not is_one]
+    kinds = [*map(type, constants)]
+    for constant in constants:
+        if not isinstance(constant, _PLAIN):
+            kind = type(constant).__name__
+            raise NotCapturable(f"the batch holds a {kind}; a program takes tensors, and plain numbers and texts")
+
+    def take(batch: Any) -> Sequence[Any] | None:
+        if names is not None:
+            if not isinstance(batch, Mapping) or not (batch.keys() <= known and all(name in batch for name in names)):
+                return None
+            batch = {name: batch[name] for name in names}
+        leaves, found = batch_tree.flatten(batch)
+        fixed = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        if found != spec or constants != fixed or kinds != [*map(type, fixed)]:  # 1 == True, but they differ
+            return None
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def rebuild(tensors: Sequence[Tensor]) -> Any:
+        parts, fixed = iter(tensors), iter(constants)
+        return batch_tree.unflatten([next(parts) if is_one else next(fixed) for is_one in is_tensor], spec)
+
+    return Layout(take, rebuild)
 
 
 class Effects:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainwright._torch_compat.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.engine.accumulation import mean_outputs
-from trainwright.engine.compiled.batch import batch_size_of
+from trainwright.engine.compiled.capture import batch_size_of
 from trainwright.engine.compiled.update import CompiledUpdate
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.loss_fn import sum_losses

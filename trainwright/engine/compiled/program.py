@@ -20,8 +20,7 @@ from trainwright._torch_compat import compile_graph
 from trainwright._torch_compat.ahead_of_time import ahead_of_time
 from trainwright._torch_compat.grad_mode import grad_switch
 from trainwright.engine.accumulation import TOKENS
-from trainwright.engine.compiled.capture import Capture
-from trainwright.engine.compiled.errors import NotCapturable, NotReady, reason, trace_reason
+from trainwright.engine.compiled.capture import Capture, NotCapturable, NotReady, reason, trace_reason
 from trainwright.engine.compiled.optimizer import OptimizerInputs, clipping_groups, trace_step
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 

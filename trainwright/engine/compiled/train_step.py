@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainwright._torch_compat.compile_graph import refusal_of_compiler
 from trainwright.engine.accumulation import TOKENS
-from trainwright.engine.compiled.batch import batch_size_of
+from trainwright.engine.compiled.capture import batch_size_of
 from trainwright.engine.compiled.graph_trainer import outputs_of, put_metrics, refusal_of_run, usable_backend
 from trainwright.engine.compiled.update import CompiledUpdate, log_refusal
 from trainwright.engine.label_alignment import predictions_of

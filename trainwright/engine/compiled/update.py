@@ -19,9 +19,16 @@ from torch.optim import Optimizer
 from trainwright._torch_compat import graph_capture, traced_step
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.engine.accumulation import TOKENS, WindowMean, count_samples
-from trainwright.engine.compiled.batch import Layout, layout_of, shapes_of
-from trainwright.engine.compiled.capture import Capture, LossOf
-from trainwright.engine.compiled.errors import NotCapturable, NotReady, reason
+from trainwright.engine.compiled.capture import (
+    Capture,
+    Layout,
+    LossOf,
+    NotCapturable,
+    NotReady,
+    layout_of,
+    reason,
+    shapes_of,
+)
 from trainwright.engine.compiled.optimizer import OptimizerInputs, has_state, refusal
 from trainwright.engine.compiled.program import Part, Program
 from trainwright.optim.clip import gradient_clipper

@@ -20,7 +20,6 @@ from trainwright.data.collate import to_batch
 from trainwright.data.loaders import set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
-from trainwright.engine.console import log_to_console
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
     bind_arguments,
@@ -37,7 +36,7 @@ from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.gradient_sync import share_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
-from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed
+from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed, log_to_console
 from trainwright.engine.state import TrainingState
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders

@@ -27,8 +27,8 @@ from trainwright.config.schema.sections import (
     warmup_iterations,
 )
 from trainwright.config.secrets import remember_secrets
-from trainwright.engine.console import log_to_console
 from trainwright.engine.run_directory import RunFolder
+from trainwright.engine.run_summary import log_to_console
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.method_overrides import is_overridden

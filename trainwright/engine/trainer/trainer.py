@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
-from trainwright.engine.console import log_to_console
 from trainwright.engine.run_directory import TrainerFolder
+from trainwright.engine.run_summary import log_to_console
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.setup import TrainerSetup

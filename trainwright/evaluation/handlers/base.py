@@ -20,12 +20,12 @@ from trainwright.evaluation.metrics.build_metric import (
     METRICS,
     MetricEntry,
     MetricSettings,
+    as_array,
     build_metric,
     nearest,
     numbers_of,
     split_entry,
 )
-from trainwright.evaluation.metrics.classification import as_array
 from trainwright.evaluation.metrics.metric import Metric
 from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics

@@ -1,18 +1,276 @@
 """Metrics by name: our own, and any of torchmetrics over a complete data set."""
 
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.classification import F1, Accuracy, Precision, Recall, Seqeval
-from trainwright.evaluation.metrics.metric import Metric
-from trainwright.evaluation.metrics.texts import Bleu, CharacterErrorRate, Rouge, WordErrorRate
+from trainwright.evaluation.metrics.metric import Metric, load_package
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
+
+
+class _ErrorRate(Metric):
+    """Insertions, deletions and substitutions over the complete data set, divided by the units of all references.
+
+    It may be larger than 1. Empty references have no units: texts for them are insertions. If all references are
+    empty it is 0.0 if all texts are empty, else 1.0.
+    """
+
+    default_objective = "minimize"
+
+    def units(self, text: str) -> Sequence[str]:
+        raise NotImplementedError
+
+    def values(self, predictions: Any, targets: Any) -> dict[str, float]:
+        distance = load_package("rapidfuzz.distance", f"The metric {self.name}").Levenshtein.distance
+        found, true = ([self.units(text) for text in _texts(some, self.name)] for some in (predictions, targets))
+        num_errors = sum(distance(one, other) for one, other in zip(true, found, strict=True))
+        num_units = sum(map(len, true))
+        return {self.name: num_errors / num_units if num_units else float(num_errors > 0)}
+
+
+class CharacterErrorRate(_ErrorRate):
+    """Units are characters (code points), blanks among them; nothing is stripped, folded or normalized."""
+
+    name, all_keys = "cer", ("cer",)
+
+    def units(self, text: str) -> str:
+        return text
+
+
+class WordErrorRate(_ErrorRate):
+    """Units are separated by white space."""
+
+    name, all_keys = "wer", ("wer",)
+
+    def units(self, text: str) -> list[str]:
+        return text.split()
+
+
+class Rouge(Metric):
+    """ROUGE F-measures in [0, 1], a mean over samples; ``rougeLsum`` takes lines for sentences.
+
+    Words are those of any script (`Words`); for ASCII the scores are those of the package rouge_score. A target may
+    be a list of texts that would all be right: the best one counts.
+
+    Args:
+        use_stemmer: cut English endings off with rouge_score's own words, which are Latin letters and digits only.
+        tokenizer: an object with ``tokenize(text) -> list[str]``.
+    """
+
+    name, all_keys = "rouge", ("rouge1", "rouge2", "rougeL", "rougeLsum")
+    default_objective = "maximize"
+
+    def __init__(self, *, use_stemmer: bool = False, tokenizer: Any = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.use_stemmer, self.tokenizer = use_stemmer, tokenizer
+
+    def values(self, predictions: Any, targets: Any) -> dict[str, float]:
+        package = load_package("rouge_score.rouge_scorer", "The metric rouge")
+        tokenizer = self.tokenizer or (None if self.use_stemmer else Words())
+        scorer = package.RougeScorer(list(self.all_keys), use_stemmer=self.use_stemmer, tokenizer=tokenizer)
+        totals = dict.fromkeys(self.all_keys, 0.0)
+        for text, references in zip(_texts(predictions, self.name), _references(targets, self.name), strict=True):
+            for key, score in scorer.score_multi(references, text).items():
+                totals[key] += score.fmeasure
+        return {key: total / len(predictions) for key, total in totals.items()}
+
+
+class Words:
+    """Lower-case runs of letters, their marks, and digits, of any script; each Chinese or Japanese sign is a word.
+
+    >>> Words().tokenize("It's naïve; سلام دنیا, 東京!")
+    ['it', 's', 'naïve', 'سلام', 'دنیا', '東', '京']
+    """
+
+    _EACH = re.compile("([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f])")
+    _JOINERS = "\u200c\u200d"  # stand inside words of Persian and Indic scripts
+
+    def tokenize(self, text: str) -> list[str]:
+        kept = "".join(one if self._is_of_a_word(one) else " " for one in text.lower())
+        return [word for word in (part.strip(self._JOINERS) for part in self._EACH.sub(r" \1 ", kept).split()) if word]
+
+    def _is_of_a_word(self, character: str) -> bool:
+        return character in self._JOINERS or unicodedata.category(character)[0] in "LMN"
+
+
+class Bleu(Metric):
+    """SacreBLEU's corpus score, in [0, 1]: 1.0 is the perfect text, also where it is shorter than four words.
+
+    A target may be a list of texts that would all be right.
+
+    Args:
+        tokenize: SacreBLEU's: "13a" (default), "intl", "char", "zh" (for Chinese), "none" …
+        lowercase: capital letters do not matter.
+    """
+
+    name, all_keys = "bleu", ("bleu",)
+    default_objective = "maximize"
+
+    def __init__(self, *, tokenize: str | None = None, lowercase: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.tokenize, self.lowercase = tokenize, lowercase
+
+    def values(self, predictions: Any, targets: Any) -> dict[str, float]:
+        package = load_package("sacrebleu.metrics", "The metric bleu")
+        scorer = package.BLEU(tokenize=self.tokenize, lowercase=self.lowercase, effective_order=True)
+        references = _references(targets, self.name)
+        most = max(map(len, references))
+        streams = [[some[i] if i < len(some) else None for some in references] for i in range(most)]
+        score: float = scorer.corpus_score(_texts(predictions, self.name), streams).score
+        return {"bleu": min(score / 100, 1.0)}  # the package's own rounding passes 100
+
+
+def _texts(values: Any, name: str) -> list[str]:
+    texts = list(values)
+    wrong = next((value for value in texts if not isinstance(value, str)), None)
+    if wrong is not None or isinstance(values, str):
+        came = "one text" if isinstance(values, str) else f"a {type(wrong).__name__} among them"
+        raise EvaluationError(f"metric {name}: it takes a list of texts, one per sample, but got {came}.")
+    return texts
+
+
+def _references(values: Any, name: str) -> list[list[str]]:
+    """Of each sample, the texts that are right."""
+    return [[value] if isinstance(value, str) else _texts(value, name) for value in values]
+
+
+Counts = NDArray[np.int64]
+
+AVERAGES = ("macro", "micro", "weighted", "binary")
+
+
+class Accuracy(Metric):
+    """The fraction of samples with the right class."""
+
+    name, all_keys = "accuracy", ("accuracy",)
+    default_objective = "maximize"
+
+    def values(self, predictions: Any, targets: Any) -> dict[str, float]:
+        found_N, true_N = class_labels(predictions, targets, self.name)
+        return {"accuracy": float((found_N == true_N).sum()) / len(true_N)}
+
+
+class _RatioOfClasses(Metric):
+    """A ratio per class, and its mean over the classes that occur in predictions or targets; 0 without samples.
+
+    Args:
+        average: "macro" (each class has the same weight), "weighted" (by its samples), "micro" (over all samples) or
+            "binary" (of the class ``pos_label`` only).
+    """
+
+    default_objective = "maximize"
+
+    def __init__(self, *, average: str = "macro", pos_label: Any = 1, **settings: Any) -> None:
+        super().__init__(**settings)
+        if average not in AVERAGES:
+            raise ConfigError(f"metric {self.name}: average is {average!r}; it must be one of {', '.join(AVERAGES)}.")
+        self.average, self.pos_label = average, pos_label
+
+    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
+        """Numerator and denominator for each class, of how often it is predicted rightly, predicted, and true."""
+        raise NotImplementedError
+
+    def values(self, predictions: Any, targets: Any) -> dict[str, float]:
+        found_N, true_N = class_labels(predictions, targets, self.name)
+        classes, index = np.unique(np.concatenate([found_N, true_N]), return_inverse=True)
+        found_N, true_N = index[: len(found_N)], index[len(found_N) :]
+        counts = [np.bincount(some, minlength=len(classes)) for some in (found_N[found_N == true_N], found_N, true_N)]
+        if self.average == "binary":
+            counts = [count[classes == self.pos_label] for count in counts]
+        if self.average == "micro":
+            counts = [count.sum(keepdims=True) for count in counts]
+        above, below = self.ratio(*counts)
+        ratios = np.divide(above, below, out=np.zeros(len(above)), where=below > 0)
+        weights = counts[2] if self.average == "weighted" else np.ones_like(ratios)
+        total = float(weights.sum())
+        return {self.name: float((ratios * weights).sum()) / total if total else 0.0}
+
+
+class Precision(_RatioOfClasses):
+    """Of the samples that were given a class, the fraction that has it."""
+
+    name, all_keys = "precision", ("precision",)
+
+    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
+        return hits_C, found_C
+
+
+class Recall(_RatioOfClasses):
+    """Of the samples that have a class, the fraction that was given it."""
+
+    name, all_keys = "recall", ("recall",)
+
+    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
+        return hits_C, true_C
+
+
+class F1(_RatioOfClasses):
+    """The harmonic mean of precision and recall."""
+
+    name, all_keys = "f1", ("f1",)
+
+    def ratio(self, hits_C: Counts, found_C: Counts, true_C: Counts) -> tuple[Counts, Counts]:
+        return 2 * hits_C, found_C + true_C
+
+
+def class_labels(predictions: Any, targets: Any, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One label per sample, from class labels or scores (N, C)."""
+    found, true = as_array(predictions), as_array(targets)
+    if found.ndim == 2 and np.issubdtype(found.dtype, np.floating):
+        found = found.argmax(axis=1)
+    found, true = (
+        labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels for labels in (found, true)
+    )
+    if found.shape != true.shape or true.ndim != 1:
+        raise EvaluationError(
+            f"metric {name}: predictions have shape {found.shape} and targets {true.shape}; both must be class labels "
+            "(N,), or the predictions scores (N, C)."
+        )
+    if found.dtype.kind in "US" or true.dtype.kind in "US":
+        return found.astype(str), true.astype(str)
+    return found, true
+
+
+def as_array(values: Any) -> NDArray[Any]:
+    """A tensor on any device, an array or a list, as an array in memory."""
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    tensor = values.detach().cpu()
+    return np.asarray(tensor.float() if tensor.is_floating_point() else tensor)
+
+
+class Seqeval(Metric):
+    """``accuracy`` of labels, and ``recall``, ``precision`` and ``f1`` of complete spans, over all spans (micro).
+
+    Predictions and targets are lists of label texts for each sample, in a scheme such as IOB: ``B-name I-name O``.
+
+    Args:
+        mode, scheme: seqeval's own: ``mode="strict", scheme="IOB2"`` counts only spans that are written correctly.
+    """
+
+    name, all_keys = "seqeval", ("accuracy", "recall", "precision", "f1")
+    default_objective = "maximize"
+
+    def __init__(self, *, mode: str | None = None, scheme: str | None = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.mode, self.scheme = mode, scheme
+
+    def values(self, predictions: Any, targets: Any) -> dict[str, float]:
+        seqeval = load_package("seqeval.metrics", "The metric seqeval")
+        scheme = None if self.scheme is None else getattr(load_package("seqeval.scheme", "seqeval"), self.scheme)
+        settings = {"mode": self.mode, "scheme": scheme, "zero_division": 0}
+        true, found = [list(labels) for labels in targets], [list(labels) for labels in predictions]
+        spans = {key: float(getattr(seqeval, f"{key}_score")(true, found, **settings)) for key in self.all_keys[1:]}
+        return {"accuracy": float(seqeval.accuracy_score(true, found)), **spans}
+
 
 METRICS: dict[str, type[Metric]] = {
     metric.name: metric

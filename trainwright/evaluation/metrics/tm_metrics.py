@@ -20,8 +20,7 @@ from trainwright.evaluation.metrics.task_inference import (
     is_channels_last,
     shape_and_type,
 )
-from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL, MetricFactory
-from trainwright.evaluation.metrics.torchmetrics_names import available_names, key_of
+from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL, MetricFactory, available_names, key_of
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
 MAX_BATCHES = 128

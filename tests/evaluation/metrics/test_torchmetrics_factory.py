@@ -7,7 +7,7 @@ import pytest
 
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation import TMMetrics, get_metric_by_name, show_avaliable_metrics
-from trainwright.evaluation.metrics.torchmetrics_names import find_metric, key_of, metric_classes
+from trainwright.evaluation.metrics.torchmetrics_factory import find_metric, key_of, metric_classes
 
 # As printed by TMMetrics.get_tm_avaliable_metrics() of Towhee 0.9 with torchmetrics 0.7.0.
 PAGE = """

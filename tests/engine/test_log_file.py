@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.events import log_file
-from trainwright.events.log_file import LogFile
+from trainwright.engine import run_directory as log_file
+from trainwright.engine.run_directory import LogFile
 
 
 @pytest.fixture
