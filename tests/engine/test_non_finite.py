@@ -282,9 +282,9 @@ def test_an_own_step_that_skips_nothing_is_not_said_to(tmp_path: Path, caplog: p
     config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, non_finite="skip", progress_bar=False)
     config.lr_scheduler_type = None
     Own(Model((6,)), config, train_dataset=Points()).train()
-    first, second = warnings_of(caplog)
-    assert first.endswith("Training continues, with weights that may be invalid.")
-    assert "made no optimizer step in 20 iterations" in second
+    without_step, bad_loss = warnings_of(caplog)
+    assert bad_loss.endswith("Training continues, with weights that may be invalid.")
+    assert "made no optimizer step in 20 iterations" in without_step
 
 
 class CountReads(TorchDispatchMode):
