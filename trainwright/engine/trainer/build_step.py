@@ -201,8 +201,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _put_metrics(self, losses: list[Any], data_time: float) -> None:
         self.storage.put_scalar("data_time", data_time)
-        if None in losses:  # a train_step may return none
-            losses = [loss for loss in losses if loss is not None]
+        losses = [loss for loss in losses if loss is not None]  # a train_step may return none
         if losses:
             self._update.put_mean(self.storage, "total_loss", losses)
 
