@@ -134,9 +134,9 @@ def bytes_in(tree: Any) -> Iterator[bytes]:
         yield from bytes_in(child)
 
 
-@pytest.mark.parametrize("door", ["objects_run", "config_run"])
-def test_nothing_that_a_run_writes_is_a_pickle(door: str, request: pytest.FixtureRequest) -> None:
-    folder = request.getfixturevalue(door)
+@pytest.mark.parametrize("api", ["objects_run", "config_run"])
+def test_nothing_that_a_run_writes_is_a_pickle(api: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(api)
     looked_at = set()
     for path in folder.rglob("*"):
         if not path.is_file() or path.name.startswith("events.out.tfevents."):  # TensorBoard's own format
@@ -493,16 +493,16 @@ TRICKS = (
 
 @pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("trick", TRICKS)
-@pytest.mark.parametrize("door", ["yaml", "override", "training_config"])
+@pytest.mark.parametrize("api", ["yaml", "override", "training_config"])
 def test_an_interpolation_reads_other_keys_and_no_more(
-    door: str, trick: str, resolver: str, tmp_path: Path, canary: Path
+    api: str, trick: str, resolver: str, tmp_path: Path, canary: Path
 ) -> None:
     text = trick.format(canary=canary)
     path = tmp_path / "config.yaml"
-    if door == "override":
+    if api == "override":
         with pytest.raises(UserError):
             LazyConfig.apply_overrides(OmegaConf.create({"train": {"output_dir": "x"}}), [f'train.output_dir="{text}"'])
-    elif door == "yaml":
+    elif api == "yaml":
         path.write_text(yaml.safe_dump({"train": {"output_dir": text}}))
         with pytest.raises(UserError):
             LazyConfig.load(path)

@@ -96,7 +96,7 @@ def test_list_shows_each_name_of_a_run_and_the_one_that_a_resume_takes(checkpoin
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints"])
-def test_list_shows_a_run_of_the_objects_door(checkpoint: Command, objects_run: Path, inside: str) -> None:
+def test_list_shows_a_run_of_the_python_api(checkpoint: Command, objects_run: Path, inside: str) -> None:
     said, _ = checkpoint("list", objects_run / inside)
     names = sorted(path.name for path in (objects_run / "checkpoints").glob("[0-9]*"))
     assert names
@@ -104,7 +104,7 @@ def test_list_shows_a_run_of_the_objects_door(checkpoint: Command, objects_run: 
     assert "a resume uses this one" in line_of(said, names[-1])
 
 
-def test_list_shows_the_names_beside_the_objects_doors_checkpoints(
+def test_list_shows_the_names_beside_the_python_apis_checkpoints(
     checkpoint: Command, objects_run: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "output"
@@ -274,7 +274,7 @@ def test_verify_reads_one_or_all(checkpoint: Command, run: Path) -> None:
     checkpoint("verify", run / "model_0000044", code=1)
 
 
-def test_verify_reads_the_objects_doors_run(checkpoint: Command, objects_run: Path) -> None:
+def test_verify_reads_the_python_apis_run(checkpoint: Command, objects_run: Path) -> None:
     said, _ = checkpoint("verify", objects_run)
     checkpoints, links = (objects_run / "checkpoints").glob("[0-9]*"), objects_run.glob("*epoch*")
     assert {line.split(": ")[0] for line in said.splitlines()} >= {str(path) for path in [*checkpoints, *links]}

@@ -421,7 +421,7 @@ def test_no_file_and_no_line_of_a_run_has_a_secret(
     assert (tmp_path / "again" / "model_final").exists()
 
 
-def test_no_file_of_a_run_of_the_objects_door_has_a_secret(
+def test_no_file_of_a_run_of_the_python_api_has_a_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MY_SERVICE_PASSWORD", PLANTED["in the environment"])

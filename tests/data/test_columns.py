@@ -168,7 +168,7 @@ class Prefetches(TensorDataset):
 SEEN: list[list[int]] = []
 
 
-def test_a_data_set_with_prefetch_is_still_told() -> None:
+def test_prefetch_of_a_dataset_is_still_called() -> None:
     SEEN.clear()
     loader = make_loader(
         TensorDataset(Y),

@@ -211,7 +211,7 @@ def test_a_samplers_node_may_not_set_what_the_loader_sets():
         build_image_train_loader(Numbers(), 3, sampler=node)
 
 
-def test_a_sampler_that_takes_other_arguments_is_told_which_it_is_given():
+def test_the_error_of_a_sampler_with_other_arguments_lists_those_it_is_given():
     with pytest.raises(ConfigTypeError, match=r"'SingleRoundSampler' is called with dataset, .*consumed_samples"):
         build_image_train_loader(Numbers(), 3, sampler=SingleRoundSampler)
     with pytest.raises(ConfigTypeError, match=r"sampler: got 5 \(int\)"):

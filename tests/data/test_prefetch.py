@@ -188,7 +188,7 @@ def config_run(folder: Path, iterations: int, kind: type[DefaultTrainer] = Defau
     return weights(trainer)
 
 
-def test_so_does_one_of_the_config_door(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_so_does_one_of_config_files(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     plain = config_run(tmp_path / "plain", 9)
     request.getfixturevalue("_with_streams")
     assert config_run(tmp_path / "ahead", 9) == plain
@@ -212,7 +212,7 @@ def test_a_loader_is_begun_again_when_it_ends():
     assert list(islice(cycle([1, 2, 3]), 7)) == [1, 2, 3, 1, 2, 3, 1]
 
 
-def test_a_sampler_is_told_the_number_of_each_round():
+def test_a_sampler_receives_the_number_of_each_round():
     data = torch.arange(8)
     sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=3)
     batches = list(islice(cycle(DataLoader(data, batch_size=8, sampler=sampler)), 2))
@@ -228,13 +228,13 @@ def test_a_loader_without_batches_is_an_error_and_no_endless_wait():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "is_logged"),
     [({"num_workers": 1}, True), ({}, False), ({"num_workers": 1, "persistent_workers": True}, False)],
 )
-def test_workers_that_start_anew_for_each_epoch_are_told_of(options, told, caplog):
+def test_workers_that_restart_in_each_epoch_are_logged(options, is_logged, caplog):
     with caplog.at_level("INFO", logger="trainwright.data"):
         loader = DataLoader(torch.arange(3), **options)
         batches = cycle(loader)
         next(batches)
-    assert ("persistent_workers=True keeps them" in caplog.text) == told
+    assert ("persistent_workers=True keeps them" in caplog.text) == is_logged
     del batches, loader

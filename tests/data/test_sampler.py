@@ -88,7 +88,7 @@ def test_length_is_the_number_of_steps_that_consume_an_epoch():
     assert len(CyclicSampler(range(3), 8)) == 1
 
 
-def test_a_data_set_that_supports_prefetch_is_told_of_each_batch_before_it_is_read():
+def test_prefetch_of_a_dataset_is_called_for_each_batch_before_it_is_read():
     class Prefetching(list):
         supports_prefetch = True
         seen: list = []  # noqa: RUF012
@@ -204,7 +204,7 @@ def test_an_empty_data_set_is_named(sampler_class):
 
 
 @pytest.mark.parametrize("sampler_class", [CyclicSampler, SingleRoundSampler, RangedSampler])
-def test_a_data_set_without_length_is_told_what_it_needs(sampler_class):
+def test_a_dataset_without_length_is_an_error_that_names_what_is_missing(sampler_class):
     with pytest.raises(DataError, match=r"generator has no len\(\).*define __len__ and __getitem__"):
         sampler_class((x for x in "ab"), 4)
 

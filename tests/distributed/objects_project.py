@@ -1,4 +1,4 @@
-"""What the tests of the objects door on several ranks train: samples know their number.
+"""What the tests of the Python API on several ranks train: samples know their number.
 
 B batch, F features, C classes.
 """

@@ -1,4 +1,4 @@
-"""Started by the tests, alone or on several ranks: trains by the objects door as its one argument (JSON) says."""
+"""Started by the tests, alone or on several ranks: trains by the Python API as its one argument (JSON) says."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The objects door on two ranks does what one process with twice the batch does, to the rounding of float64."""
+"""The Python API on two ranks does what one process with twice the batch does, to the rounding of float64."""
 
 from pathlib import Path
 from typing import Any

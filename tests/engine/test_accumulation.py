@@ -117,7 +117,7 @@ def windows(sizes: list[int], length: int) -> list[list[int]]:
     return [list(chain(*batches[i : i + length])) for i in range(0, len(batches), length)]
 
 
-# -- the configuration's door --------------------------------------------------------------------------------------
+# -- config files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [[4, 4, 1], [1, 4, 4], [3, 1, 2], [4, 4, 4], [2, 5, 3, 1, 6, 2]], ids=str)
@@ -255,7 +255,7 @@ def test_gradients_are_multiplied_only_where_it_is_needed(
     assert counted.count == scalings * len([*ours.parameters()])
 
 
-# -- the objects door ----------------------------------------------------------------------------------------------
+# -- the Python API ----------------------------------------------------------------------------------------------
 
 
 def config(folder: Path, **settings: Any) -> TrainingConfig:

@@ -215,7 +215,7 @@ def test_a_run_that_was_killed_in_its_final_evaluation_comes_to_its_end(
     assert (tmp_path / "cut" / "last_checkpoint").read_text() == "model_final"
 
 
-def test_settings_that_a_resume_finds_changed_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_differ_at_a_resume_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(config(tmp_path, num_workers=0, train_iter=4))
     cfg = config(tmp_path, num_workers=0, train_iter=5, seed=7)
     cfg.optim.lr = 0.5

@@ -1,4 +1,4 @@
-"""NaN and infinity planted into a run: found before anything is saved, at both doors, under each policy."""
+"""NaN and infinity planted into a run: found before anything is saved, in both APIs, under each policy."""
 
 import logging
 import math
@@ -69,7 +69,7 @@ class Model(nn.Module):
 Run = Callable[..., Any]
 
 
-def config_door(
+def config_files(
     folder: Path,
     model: nn.Module,
     *,
@@ -88,7 +88,7 @@ def config_door(
     return DefaultTrainer(cfg)
 
 
-def objects_door(
+def python_api(
     folder: Path,
     model: nn.Module,
     *,
@@ -115,7 +115,7 @@ def objects_door(
     return Trainer(model, config, train_dataset=Points(), optimizer=optimizer)
 
 
-DOORS = pytest.mark.parametrize("door", [config_door, objects_door])
+APIS = pytest.mark.parametrize("api", [config_files, python_api])
 CLIPPED = pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclipped"])
 
 
@@ -129,10 +129,10 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING and "teration" in r.getMessage()]
 
 
-@DOORS
+@APIS
 @pytest.mark.parametrize("bad", [0, 6, 7, 11, 19], ids="update {}".format)
-def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path: Path, door: Run, bad: int) -> None:
-    trainer = door(tmp_path, Model((bad,)))
+def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path: Path, api: Run, bad: int) -> None:
+    trainer = api(tmp_path, Model((bad,)))
     with pytest.raises(NonFiniteError, match=rf"Iteration {bad + 1}: .*loss is nan"):
         trainer.train()
     saved = checkpoints(tmp_path)
@@ -140,47 +140,47 @@ def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path:
     for checkpoint in saved:
         verify(checkpoint)
     if saved:
-        again = door(
-            tmp_path, Model(), **({"resume": True} if door is config_door else {"resume_from_checkpoint": True})
+        again = api(
+            tmp_path, Model(), **({"resume": True} if api is config_files else {"resume_from_checkpoint": True})
         )
         assert again.start_iter == bad // 4 * 4
         again.train()
         assert all(parameter.isfinite().all() for parameter in again.model.parameters())
 
 
-@DOORS
-def test_a_bad_loss_in_the_middle_of_an_accumulation_window_is_found(tmp_path: Path, door: Run) -> None:
-    trainer = door(tmp_path, Model((3 * 3 + 1,)), accumulation=3)
+@APIS
+def test_a_bad_loss_in_the_middle_of_an_accumulation_window_is_found(tmp_path: Path, api: Run) -> None:
+    trainer = api(tmp_path, Model((3 * 3 + 1,)), accumulation=3)
     with pytest.raises(NonFiniteError, match=r"Iteration 4: .*loss is nan"):
         trainer.train()
     assert checkpoints(tmp_path) == []
 
 
-@DOORS
-def test_bad_gradients_show_in_their_norm_where_they_are_clipped(tmp_path: Path, door: Run) -> None:
-    trainer = door(tmp_path, Model((6,), "gradient"))
+@APIS
+def test_bad_gradients_show_in_their_norm_where_they_are_clipped(tmp_path: Path, api: Run) -> None:
+    trainer = api(tmp_path, Model((6,), "gradient"))
     with pytest.raises(NonFiniteError, match=r"Iterations? 7.*grad_norm is nan"):
         trainer.train()
     assert len(checkpoints(tmp_path)) == 1
 
 
-@DOORS
+@APIS
 @pytest.mark.parametrize("bad", [6, 7, 15, 19])
-def test_bad_gradients_without_clipping_are_found_before_a_save(tmp_path: Path, door: Run, bad: int) -> None:
-    trainer = door(tmp_path, Model((bad,), "gradient"), clip=False)
+def test_bad_gradients_without_clipping_are_found_before_a_save(tmp_path: Path, api: Run, bad: int) -> None:
+    trainer = api(tmp_path, Model((bad,), "gradient"), clip=False)
     with pytest.raises(NonFiniteError, match=r"parameters \(.*\) are not finite"):
         trainer.train()
     saved = checkpoints(tmp_path)
     assert len(saved) == bad // 4
     good = Model()
-    again = door(tmp_path / "again", good, clip=False)
+    again = api(tmp_path / "again", good, clip=False)
     again.checkpointer.load(saved[-1])
     assert all(parameter.isfinite().all() for parameter in good.parameters())
 
 
-@DOORS
-def test_a_user_who_saves_finds_it_too(tmp_path: Path, door: Run) -> None:
-    trainer = door(tmp_path, Model((1,), "gradient"), clip=False)
+@APIS
+def test_a_user_who_saves_finds_it_too(tmp_path: Path, api: Run) -> None:
+    trainer = api(tmp_path, Model((1,), "gradient"), clip=False)
 
     class Saves(FiniteCheck):
         def after_step(self) -> None:
@@ -193,21 +193,21 @@ def test_a_user_who_saves_finds_it_too(tmp_path: Path, door: Run) -> None:
     assert checkpoints(tmp_path) == []
 
 
-@DOORS
-def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, door: Run, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = door(tmp_path, Model((6, 7)), non_finite="warn")
+@APIS
+def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, api: Run, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = api(tmp_path, Model((6, 7)), non_finite="warn")
     trainer.train()
     assert trainer.iter == 20
     assert [line[:17] for line in warnings_of(caplog)] == ["Iterations 7-8: t"]
     assert len(checkpoints(tmp_path)) == 5
 
 
-@DOORS
+@APIS
 @CLIPPED
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_skip_leaves_out_that_update_tells_it_and_saves(
     tmp_path: Path,
-    door: Run,
+    api: Run,
     clip: bool,
     what: str,
     caplog: pytest.LogCaptureFixture,
@@ -215,7 +215,7 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
 ) -> None:
     before: dict[str, Tensor] = {}
     model = Model((0, 6, 19), what)
-    trainer = door(tmp_path, model, clip=clip, non_finite="skip")
+    trainer = api(tmp_path, model, clip=clip, non_finite="skip")
 
     class Unchanged(FiniteCheck):
         """Holds weights, statistics and optimizer state of bad updates against those before."""
@@ -247,10 +247,10 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
     assert trainer.lr_scheduler.last_epoch == 20
 
 
-@DOORS
-def test_skip_in_an_accumulation_window_leaves_out_all_of_it(tmp_path: Path, door: Run) -> None:
+@APIS
+def test_skip_in_an_accumulation_window_leaves_out_all_of_it(tmp_path: Path, api: Run) -> None:
     model = Model((3 * 3 + 1,), "gradient")
-    trainer = door(tmp_path, model, accumulation=3, non_finite="skip")
+    trainer = api(tmp_path, model, accumulation=3, non_finite="skip")
     trainer.train()
     skipped = [iteration for value, iteration in trainer.storage.history("skipped_update").values() if value]
     assert skipped == [3]
@@ -302,13 +302,13 @@ class CountReads(TorchDispatchMode):
 @pytest.mark.parametrize("policy", ["stop", "warn"])
 @pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclipped"])
 def test_nothing_is_read_from_the_device_between_two_looks(tmp_path: Path, policy: str, clip: bool) -> None:
-    for door in (config_door, objects_door):
+    for api in (config_files, python_api):
         # AdamW reads its own counters, which lie on the host.
-        trainer = door(tmp_path / door.__name__, Model(), clip=clip, kind=torch.optim.SGD, non_finite=policy)
+        trainer = api(tmp_path / api.__name__, Model(), clip=clip, kind=torch.optim.SGD, non_finite=policy)
         with CountReads() as counted:
             trainer.train()
         looked = {4, 9, 14, 19, 20} | {0, 4, 8, 12, 16}  # rows; and checkpoints, whose state is read
-        assert set(counted.by_iteration) <= looked, door
+        assert set(counted.by_iteration) <= looked, api
 
 
 def test_an_infinite_norm_under_a_gradient_scaler_is_its_own_affair(tmp_path: Path) -> None:
@@ -327,8 +327,8 @@ def test_an_infinite_norm_under_a_gradient_scaler_is_its_own_affair(tmp_path: Pa
     assert math.isfinite(trainer.storage.history("grad_norm").latest())
 
 
-def test_an_unknown_policy_is_refused_at_both_doors(tmp_path: Path) -> None:
+def test_an_unknown_policy_is_refused_in_both_apis(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TrainingConfig\.non_finite: got 'halt'.*'stop', 'skip' or 'warn'"):
         TrainingConfig(non_finite="halt")
     with pytest.raises(ConfigError, match=r"train\.non_finite.*'halt'"):
-        config_door(tmp_path, Model(), non_finite="halt")
+        config_files(tmp_path, Model(), non_finite="halt")

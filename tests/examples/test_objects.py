@@ -1,4 +1,4 @@
-"""The programs of the objects door do what they show, each in a process of its own, as a user starts it."""
+"""The programs of the Python API do what they show, each in a process of its own, as a user starts it."""
 
 import re
 from collections.abc import Callable

@@ -233,7 +233,7 @@ def test_memory_for_a_copy_is_got_only_where_a_save_comes_before_the_end(
     [({}, False), ({"num_epochs": 2}, True), ({"save_steps": 3}, True), ({"save_steps": 4}, False)],
     ids=str,
 )
-def test_memory_for_a_copy_in_the_objects_door(
+def test_memory_for_a_copy_in_the_python_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], is_reserved: bool
 ) -> None:
     got: list[bool] = []

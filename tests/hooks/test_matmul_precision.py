@@ -1,4 +1,4 @@
-"""float32_matmul_precision holds for a training, in both doors, and no longer."""
+"""float32_matmul_precision holds for a training, in both APIs, and no longer."""
 
 import subprocess
 from pathlib import Path
@@ -42,14 +42,14 @@ def nothing_seen() -> None:
     SEEN.clear()
 
 
-def test_in_the_objects_door(tmp_path: Path) -> None:
+def test_in_the_python_api(tmp_path: Path) -> None:
     config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, float32_matmul_precision="medium")
     Trainer(Model(), config, train_dataset=Points()).train()
     assert set(SEEN) == {"medium"}
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_in_the_config_door(tmp_path: Path) -> None:
+def test_in_config_files(tmp_path: Path) -> None:
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(Model)()
     cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}

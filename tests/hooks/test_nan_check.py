@@ -53,7 +53,7 @@ def test_a_bad_loss_stops_the_training_in_its_log_period_with_iteration_and_name
     assert trainer.iter == min(bad // 5 * 5 + 4, 11)
 
 
-def test_every_iteration_and_every_name_is_told() -> None:
+def test_every_iteration_and_every_name_is_reported() -> None:
     def put(iteration: int) -> dict[str, Any]:
         return {
             "main_loss": INF if iteration in (3, 4, 6) else 1.0,

@@ -245,7 +245,7 @@ def test_arguments_out_of_range(arguments: dict[str, Any], fault: str, tmp_path:
         ProfileHook(tmp_path, **arguments)
 
 
-# The settings of both doors.
+# The settings of both APIs.
 
 ARGUMENTS = {
     name: parameter
@@ -299,7 +299,7 @@ def files_config(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("asked", "recorded"), [(True, [12, 13, 14]), ({"wait": 2, "active": 2}, [4, 5]), (None, None), (False, None)]
 )
-def test_the_setting_of_each_door(asked: Any, recorded: list[int] | None, tmp_path: Path) -> None:
+def test_the_setting_of_each_api(asked: Any, recorded: list[int] | None, tmp_path: Path) -> None:
     cfg = files_config(tmp_path / "files")
     cfg.train.profile = asked
     DefaultTrainer(cfg).train()
@@ -308,8 +308,8 @@ def test_the_setting_of_each_door(asked: Any, recorded: list[int] | None, tmp_pa
     config = TrainingConfig(**settings, **quiet, device_str="cpu", profile=asked)
     data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(0, 3, (64,)))
     Trainer(nn.Linear(4, 3), config, train_dataset=data).train()
-    for door in ("files", "objects"):
-        found = [steps(path) for path in (tmp_path / door).glob("profile/*.json")]
+    for api in ("files", "objects"):
+        found = [steps(path) for path in (tmp_path / api).glob("profile/*.json")]
         assert found == ([] if recorded is None else [recorded])
 
 

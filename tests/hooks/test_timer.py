@@ -241,7 +241,7 @@ def test_a_step_that_nobody_divides_is_no_error(caplog: pytest.LogCaptureFixture
     assert trainer.phases.forward == about(55 * 0.02)
 
 
-# The names of settings are those of the door.
+# The names of settings are those of the API.
 
 
 class SlowData(Dataset[Any]):
@@ -257,7 +257,7 @@ class SlowData(Dataset[Any]):
 
 
 @pytest.mark.usefixtures("clock")
-def test_advice_of_the_objects_door_has_its_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_advice_of_the_python_api_has_its_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = TrainingConfig(
         output_dir=str(tmp_path), batch_size=4, num_epochs=1, metrics=None, progress_bar=False, device_str="cpu",
         save_enabled=False, tensorboard=None, early_stopping=None,
@@ -277,7 +277,7 @@ class SlowRows(SlowData):
 
 
 @pytest.mark.usefixtures("clock")
-def test_advice_of_the_config_door_has_its_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_advice_of_config_files_has_its_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cfg = get_config("common/defaults.py")
     cfg.model = LazyCall(Net)()
     loader = LazyCall(build_image_train_loader)(dataset=LazyCall(SlowRows)(), num_workers=0)

@@ -142,7 +142,7 @@ def test_a_checkpoint_is_not_there_before_the_rows_that_it_tells_of(
     assert all(rows > step for step, rows in committed)
 
 
-def test_a_slow_writer_of_the_objects_door_slows_no_step(tmp_path: Path) -> None:
+def test_a_slow_writer_of_the_python_api_slows_no_step(tmp_path: Path) -> None:
     class Tracked(ObjectsTrainer):
         def build_writers(self) -> list[EventWriter]:
             self.asleep = Asleep()

@@ -62,18 +62,18 @@ def tensors(length: int = STEPS * BATCH) -> tuple[Tensor, Tensor]:
 
 
 def objects(folder: Path, model: nn.Module, dataset: Any, **settings: Any) -> Trainer:
-    """The objects door as it is by default, without a metric of the training."""
+    """The Python API as it is by default, without a metric of the training."""
     settings = {"num_epochs": 1, "batch_size": BATCH, "log_steps": LOG_EVERY, "metrics": [], **settings}
     return Trainer(model, TrainingConfig(output_dir=str(folder), **settings), train_dataset=dataset)
 
 
 def config(folder: Path, model: nn.Module, dataset: Any, **train: Any) -> DefaultTrainer:
-    """The config-file door as it is by default, with the objects door's optimizer."""
+    """Config files as it is by default, with the Python API's optimizer."""
     return clipping_config(folder, model, dataset, optim=LazyCall(torch.optim.Adam)(lr=1e-3), **train)
 
 
 def clipping_config(folder: Path, model: nn.Module, dataset: Any, optim: Any = None, **train: Any) -> DefaultTrainer:
-    """The config-file door with all its defaults: AdamW in groups, whose gradients are clipped."""
+    """Config files with all its defaults: AdamW in groups, whose gradients are clipped."""
     cfg = get_config("common/defaults.py")
     cfg._set_flag("allow_objects", True)
     cfg.optim = optim or cfg.optim
@@ -91,14 +91,14 @@ class TestCalls:
     CLIPPED = 200  # the same with the gradients clipped, and weight decay for some of the parameters
     # Where batches are made of samples, as many as the plain loop makes on the same data.
 
-    def test_a_tensor_dataset_through_the_objects_door(self, tmp_path: Path) -> None:
+    def test_a_tensor_dataset_through_the_python_api(self, tmp_path: Path) -> None:
         trainer = objects(tmp_path, MLP(), TensorDataset(*tensors()))
         assert calls_of_a_step(trainer.train, MLP) <= self.FAST
 
-    @pytest.mark.parametrize("door", [objects, config])
-    def test_tensors_by_name(self, door: Callable[..., Any], tmp_path: Path) -> None:
+    @pytest.mark.parametrize("api", [objects, config])
+    def test_tensors_by_name(self, api: Callable[..., Any], tmp_path: Path) -> None:
         x, labels = tensors()
-        trainer = door(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        trainer = api(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
         assert calls_of_a_step(trainer.train, WithLoss) <= self.FAST
 
     def test_clipping(self, tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ class TestCalls:
         trainer = clipping_config(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
         assert calls_of_a_step(trainer.train, WithLoss) <= self.CLIPPED
 
-    @pytest.mark.parametrize("door", [objects, config])
-    def test_any_data_set_takes_no_more_than_the_plain_loop(self, door: Callable[..., Any], tmp_path: Path) -> None:
+    @pytest.mark.parametrize("api", [objects, config])
+    def test_any_data_set_takes_no_more_than_the_plain_loop(self, api: Callable[..., Any], tmp_path: Path) -> None:
         dataset = Samples(*tensors())
-        trainer = door(tmp_path, WithLoss(), dataset)
+        trainer = api(tmp_path, WithLoss(), dataset)
         plain = calls_of_a_step(lambda: plain_loop(WithLoss(), dataset), WithLoss)
         assert calls_of_a_step(trainer.train, WithLoss) <= plain
 
@@ -148,13 +148,13 @@ class TestReads:
     """No step asks for the value of a tensor, which on an accelerator is to wait for it; lines of the log do."""
 
     @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 1.0}, {"gradient_accumulation_steps": 2}], ids=str)
-    def test_the_objects_door_reads_nothing(self, settings: dict[str, Any], tmp_path: Path) -> None:
+    def test_the_python_api_reads_nothing(self, settings: dict[str, Any], tmp_path: Path) -> None:
         x, labels = tensors()
         trainer = objects(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **settings)
         assert reads_between_lines(trainer) == []
 
     @pytest.mark.parametrize("train", [{}, {"num_accumulation_steps": 2}], ids=str)
-    def test_the_config_door_reads_nothing(self, train: dict[str, Any], tmp_path: Path) -> None:
+    def test_config_files_reads_nothing(self, train: dict[str, Any], tmp_path: Path) -> None:
         x, labels = tensors()
         trainer = clipping_config(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **train)
         assert reads_between_lines(trainer) == []

@@ -53,7 +53,7 @@ for resume in (False, True):
                      num_accumulation_steps={window}, train_micro_batch_size=4)
     DefaultTrainer(cfg).train()
 """
-DOORS = {"objects": BY_OBJECTS, "config": BY_CONFIG}
+APIS = {"objects": BY_OBJECTS, "config": BY_CONFIG}
 
 
 @functools.cache
@@ -99,8 +99,8 @@ class TestCommandLine:
         }
 
 
-class TestDoors:
-    def test_the_objects_door(self) -> None:
+class TestBothAPIs:
+    def test_the_python_api(self) -> None:
         loaded = loaded_after("from trainwright import Trainer") - loaded_after("import torch")
         assert not {"omegaconf", "pydantic", "yaml", "antlr4"} & loaded
         assert OPTIONAL & loaded == set()
@@ -110,7 +110,7 @@ class TestDoors:
     def test_its_settings(self) -> None:
         assert not {"torch", "omegaconf"} & loaded_after("from trainwright import TrainingConfig")
 
-    def test_the_config_door(self) -> None:
+    def test_config_files(self) -> None:
         loaded = loaded_after("from trainwright import DefaultTrainer, LazyCall") - loaded_after("import torch")
         assert not {"pydantic"} & loaded
         assert OPTIONAL & loaded == set()
@@ -125,13 +125,13 @@ class TestWholeTrainings:
     """From the first step over a checkpoint to a resumed run."""
 
     @pytest.mark.exhaustive(every=3)
-    @pytest.mark.parametrize("door", DOORS)
+    @pytest.mark.parametrize("api", APIS)
     @pytest.mark.parametrize(("optimizer", "window"), [("Adam", 1), ("SGD", 2), ("RMSprop", 1)])
-    def test_load_neither_the_compiler_nor_what_they_do_not_use(self, door: str, optimizer: str, window: int) -> None:
-        loaded = loaded_after(TINY + DOORS[door].format(optimizer=optimizer, window=window))
-        written = {"tensorboard", "torch.utils.tensorboard"} if door == "config" else set()  # one of its writers
+    def test_load_neither_the_compiler_nor_what_they_do_not_use(self, api: str, optimizer: str, window: int) -> None:
+        loaded = loaded_after(TINY + APIS[api].format(optimizer=optimizer, window=window))
+        written = {"tensorboard", "torch.utils.tensorboard"} if api == "config" else set()  # one of its writers
         assert OPTIONAL & loaded - loaded_after("import torch") == written  # torch itself imports tqdm where it is
-        assert door == "config" or "omegaconf" not in loaded
+        assert api == "config" or "omegaconf" not in loaded
 
     def test_a_compiled_model_does_load_it(self) -> None:
         program = BY_OBJECTS.format(optimizer="Adam", window=1)

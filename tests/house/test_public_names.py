@@ -66,7 +66,7 @@ def test_a_top_level_name_is_the_rooms_own(name: str) -> None:
         assert value is getattr(room, name)
 
 
-def test_type_checkers_are_told_the_same_names() -> None:
+def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse(Path(trainwright.__file__).read_text(encoding="utf-8"))
     block = next(n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING")
     told = {a.name: n.module.removeprefix("trainwright.") for n in block.body for a in n.names}
@@ -74,7 +74,7 @@ def test_type_checkers_are_told_the_same_names() -> None:
 
 
 @pytest.mark.parametrize("room", ["config", "data", "engine", "evaluation", "models", "optim"])
-def test_type_checkers_are_told_the_same_names_of_a_room(room: str) -> None:
+def test_type_checkers_see_the_same_names_of_a_package(room: str) -> None:
     module = importlib.import_module(f"trainwright.{room}")
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     block = next(n for n in tree.body if isinstance(n, ast.If) and getattr(n.test, "id", "") == "TYPE_CHECKING")

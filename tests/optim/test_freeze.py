@@ -176,7 +176,7 @@ def test_dropout_of_a_frozen_layer_goes_on() -> None:
 # What the freezer says.
 
 
-def test_layers_are_told_by_name_and_index(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_reported_by_name_and_index(capsys: pytest.CaptureFixture[str]) -> None:
     freezer = LayerFreezer(Net())
     assert (freezer.layer_names, freezer.layer_count) == (LAYERS, 5)
     freezer.by_idx([-1])

@@ -88,7 +88,7 @@ def test_another_rate_is_converted(tmp_path: Path, make: Callable) -> None:
     torch.testing.assert_close(extractor.features_of(str(path)), wanted, rtol=0.1, atol=0.1)
 
 
-def test_another_rate_without_scipy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_rate_without_scipy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.signal", None)
     with pytest.raises(DataError, match=r"a\.wav: has 22050 samples per second; .* sampling_rate=8000.*\n?.*scipy"):
         resampled(tone(440), 22050, RATE, "a.wav")

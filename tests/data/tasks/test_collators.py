@@ -54,7 +54,7 @@ def test_pictures_and_characters() -> None:
     assert ImageCaptioningDataCollator()(SAMPLES)["labels"].tolist() == [[1, 2, 3], [4, -100, -100]]
 
 
-def test_pictures_of_unequal_sizes_are_told() -> None:
+def test_pictures_of_unequal_sizes_are_reported() -> None:
     samples = [{"pixel_values": torch.ones(1, 2, 3)}, {"pixel_values": torch.ones(1, 2, 4)}]
     with pytest.raises(DataError, match=r"\[\(1, 2, 3\), \(1, 2, 4\)\].*size=\(width, height\)"):
         CharLevelOCRDataCollator()(samples)
@@ -119,6 +119,6 @@ def test_what_is_given_stays() -> None:
     assert rows == [[1], [2, 3]]
 
 
-def test_a_wrong_side_is_told() -> None:
+def test_a_wrong_side_is_reported() -> None:
     with pytest.raises(ConfigError, match="'right' or 'left'"):
         pad(ROWS, 0, side="up")  # type: ignore[arg-type]

@@ -81,12 +81,12 @@ def test_the_size_may_be_limited(max_size: float | None, length: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 0.0, 1.5, "3", True, math.nan])
-def test_a_size_that_cannot_be_is_told(wrong: Any) -> None:
+def test_a_size_that_cannot_be_is_reported(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"SquaresConfig\.max_size: got"):
         SquaresConfig(max_size=wrong)
 
 
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match="must be a SquaresConfig; got OCRDatasetConfig"):
         Squares(OCRDatasetConfig())
     with pytest.raises(ConfigKeyError, match=r"'?largst'?.*mean 'largest'"):

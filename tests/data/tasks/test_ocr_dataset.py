@@ -192,7 +192,7 @@ def test_sizes_are_known_without_reading_a_picture(plates: Path) -> None:
     assert len(Dataset.load(plates, split="train")) == 4
 
 
-def test_unequal_pictures_are_told_in_the_batch(plates: Path, make: Callable) -> None:
+def test_unequal_pictures_are_reported_in_the_batch(plates: Path, make: Callable) -> None:
     make("plate", plates / "images" / "train_1.png", "98B", size=(90, 24))
     dataset = OCRDataset.load(plates, "train", ImageProcessor())
     with pytest.raises(DataError, match="of the image processor"):

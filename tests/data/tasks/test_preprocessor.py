@@ -112,7 +112,7 @@ def test_a_folder_without_one_says_what_it_has(tmp_path: Path) -> None:
         Preprocessor.load(tmp_path / "absent")
 
 
-def test_unknown_names_and_keys_are_told_with_the_file_and_the_nearest(tmp_path: Path) -> None:
+def test_unknown_names_and_keys_are_reported_with_the_file_and_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "preprocessor" / "image_processor_config.yaml"
     path.parent.mkdir()
     path.write_text("name: image_procesor\n")
@@ -132,7 +132,7 @@ def test_overrides_need_one_to_be_for(tmp_path: Path) -> None:
         Preprocessor.load(tmp_path, mark="?")
 
 
-def test_registering_wrongly_is_told() -> None:
+def test_registering_wrongly_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"ShoutConfig\.name is 'test_shout'; write `name = 'other'`"):
         register_preprocessor("other", config_class=ShoutConfig)
     with pytest.raises(ConfigTypeError, match="subclass of PreprocessorConfig"):

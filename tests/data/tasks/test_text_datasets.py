@@ -198,7 +198,7 @@ def test_the_tokenizers_own_length_holds_for_the_whole(tmp_path: Path, make: Cal
     assert TextGenerationDataset.load(tmp_path, "train", tokenizer)[0]["token_ids"] == [BOS, *ids("a\nde"), EOS]
 
 
-def test_what_is_wrong_is_told(tmp_path: Path, make: Callable) -> None:
+def test_what_is_wrong_is_reported(tmp_path: Path, make: Callable) -> None:
     with pytest.raises(ConfigError, match="block_size: got 0"):
         TextGenerationDatasetConfig(block_size=0)
     make("jsonl", tmp_path / "train.jsonl", [{"source": "a", "target": ""}, {"source": 1, "target": "b"}])

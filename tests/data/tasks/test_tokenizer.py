@@ -118,7 +118,7 @@ def test_saved_and_loaded_it_is_the_same(level: str, tmp_path: Path) -> None:
     assert loaded("a\n\u2028b\u200c۱ 1.5 true null") == tokenizer("a\n\u2028b\u200c۱ 1.5 true null")
 
 
-def test_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="level: got 'letter'"):
         TextTokenizerConfig(level="letter")
     with pytest.raises(ConfigError, match="max_length: got 0"):
@@ -204,7 +204,7 @@ def test_special_tokens_of_other_names_come_from_transformers_settings(wordpiece
     assert loaded.pad_token_id == wordpiece.token_to_id("<nothing>")
 
 
-def test_a_file_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"tokenizer\.json: is not a file of the tokenizers library"):
         Preprocessor.load(tmp_path)
@@ -230,7 +230,7 @@ def test_settings() -> None:
     assert TextNormalizer(lowercase=True, replace_patterns=[["ي", "ی"], [r"\d+", "0"]])("AB ي 123") == "ab ی 0"
 
 
-def test_wrong_settings_are_told() -> None:
+def test_wrong_settings_are_reported() -> None:
     with pytest.raises(ConfigError, match="form: got 'NFX'"):
         TextNormalizerConfig(form="NFX")
     with pytest.raises(ConfigError, match=r"replace_patterns: got \['\(', ''\]"):

@@ -101,7 +101,7 @@ def test_layers_of_images_are_written_down(name: str, caplog: pytest.LogCaptureF
     assert "stay eager" not in caplog.text
 
 
-def test_a_mistake_inside_of_torch_is_told_with_the_operation_and_the_place(
+def test_an_error_inside_torch_is_logged_with_the_operation_and_the_place(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any, **__: Any) -> Any:
@@ -175,13 +175,13 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: clock() + seconds[0])
 
 
-@pytest.mark.parametrize("door", ["objects", "config"])
+@pytest.mark.parametrize("api", ["objects", "config"])
 def test_the_making_of_programs_is_a_phase_of_its_own(
-    door: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     slowed(monkeypatch)
-    if door == "objects":
+    if api == "objects":
         trainer: Any = trained(tmp_path, save_enabled=False)
     else:
         trainer = losses("aot_eager", nn.Flatten(), nn.Linear(192, 4))[1]
@@ -189,7 +189,7 @@ def test_the_making_of_programs_is_a_phase_of_its_own(
     assert 1000 <= phases.compile < 1100
     assert 0 < phases.forward < 100
     assert phases.compile < phases.step < phases.total < 1200
-    if door == "objects":
+    if api == "objects":
         found = re.search(r"Trained 60 iterations in .* \((.*) each, without 0:16:\d\d of compiling\)", caplog.text)
         assert found is not None
         assert found[1].endswith(("ms", "us"))

@@ -226,7 +226,7 @@ def test_a_parameter_without_a_gradient_is_left_alone(accumulation: int, caplog:
 
 
 @pytest.mark.parametrize("graph", [None, "aot_eager"])
-def test_a_batch_that_the_model_does_not_take_is_told_in_the_same_words(graph: str | None) -> None:
+def test_a_batch_that_the_model_does_not_take_is_the_same_error(graph: str | None) -> None:
     data = [{"inputs": torch.randn(4, 8), "lables": torch.zeros(4, dtype=torch.int64)}]
     with pytest.raises(ConfigTypeError, match="'lables' is no parameter"):
         Run(graph, data, updates=1)
@@ -240,7 +240,7 @@ def test_a_shorter_last_batch_is_made_eagerly_and_nothing_anew(caplog: pytest.Lo
     assert not refusals(caplog)
 
 
-def test_many_batches_of_other_shapes_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_batches_of_other_shapes_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     data = [*batches(2), *batches(30, size=5)]
     eager, graph = Run(None, data, updates=64), Run("aot_eager", data, updates=64)
     torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
@@ -443,7 +443,7 @@ def test_without_a_compiler_the_operations_run_one_by_one(
     assert "compiled by aot_eager" in captures(caplog)[0]
 
 
-# The configuration door: checkpoints.
+# Config files: checkpoints.
 
 
 class Points(Dataset):

@@ -1,4 +1,4 @@
-"""Graph mode of the objects door."""
+"""Graph mode of the Python API."""
 
 import logging
 import re

@@ -32,7 +32,7 @@ def config(folder: Path, **settings: Any) -> TrainingConfig:
     return TrainingConfig(output_dir=folder, **{**given, **settings})
 
 
-def test_parts_of_a_wrong_kind_are_told_all_at_once(tmp_path: Path) -> None:
+def test_parts_of_a_wrong_kind_are_reported_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigTypeError, match=r"(?s)data_collator: got 3.*metrics_handler: got 3.*model_card: got 'hi'"
     ):
@@ -121,7 +121,7 @@ def test_steps_between_two_steps_of_a_schedule_that_has_moments_of_its_own(
     assert trainer.optimizer.param_groups[0]["lr"] == 0.0
 
 
-def test_a_share_of_the_steps_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_share_of_the_steps_is_reported_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trainwright")
     trainer = Trainer(make(), config(tmp_path, num_epochs=4, max_steps=0.25), DATA)
     assert trainer.total_steps == 8  # ceil(0.25 * 5) * 4
@@ -327,7 +327,7 @@ def test_batches_that_do_not_fit_the_model_are_refused_with_their_fields(tmp_pat
 
 
 @pytest.mark.parametrize(("name", "hint"), [("bf16", "mixed_precision='bf16'"), ("save_strategy", "model_checkpoint")])
-def test_names_of_other_libraries_are_told_ours(name: str, hint: str) -> None:
+def test_names_of_other_libraries_are_errors_with_ours(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=rf"TrainingConfig.{name}: no such setting. Here: {hint}"):
         TrainingConfig(**{name: True})
 
@@ -396,7 +396,7 @@ def test_the_schedule_after_a_given_one_is_stepped_in_its_own_way(tmp_path: Path
     assert rates[5:] == pytest.approx([0.1, 0.08, 0.06, 0.04, 0.02])  # linear, over the updates that are left
 
 
-def test_a_training_step_that_gives_no_loss_is_told_so(tmp_path: Path) -> None:
+def test_a_training_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
     class NoLoss(Trainer):
         def training_step(self, batch: Any) -> Any:
             super().training_step(batch)

@@ -1,4 +1,4 @@
-"""The objects door does what a hand-written loop does: same weights, bit for bit, in all three contracts."""
+"""The Python API does what a hand-written loop does: same weights, bit for bit, in all three contracts."""
 
 import copy
 import gc

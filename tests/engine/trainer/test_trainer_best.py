@@ -1,4 +1,4 @@
-"""What the objects door keeps: epochs by name, the best checkpoint, the newest few; and what stops it early."""
+"""What the Python API keeps: epochs by name, the best checkpoint, the newest few; and what stops it early."""
 
 import json
 import os
@@ -377,7 +377,7 @@ def test_gradients_are_clipped_as_by_hand(tmp_path: Path) -> None:
     torch.testing.assert_close(model.weight, theirs.weight)
 
 
-def test_a_step_that_gives_no_loss_is_told_so(tmp_path: Path) -> None:
+def test_a_step_without_a_loss_is_an_error(tmp_path: Path) -> None:
     class NoLoss(Trainer):
         def compute_loss(self, model: Any, inputs: Any) -> Any:
             model(inputs[0])

@@ -1,4 +1,4 @@
-"""What the objects door does around its steps: evaluations, metrics, schedules, checkpoints, each when it is due."""
+"""What the Python API does around its steps: evaluations, metrics, schedules, checkpoints, each when it is due."""
 
 from pathlib import Path
 from typing import Any

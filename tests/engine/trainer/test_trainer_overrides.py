@@ -1,4 +1,4 @@
-"""Every point where a user may change the objects door is called, as the documents say, and changes what it says."""
+"""Every point where a user may change the Python API is called, as the documents say, and changes what it says."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""StoppedError and resumed, a run of the objects door ends where the uninterrupted one does, bit for bit."""
+"""StoppedError and resumed, a run of the Python API ends where the uninterrupted one does, bit for bit."""
 
 import json
 import os

@@ -81,7 +81,7 @@ FOUND = LOGITS.argmax(dim=1)
         ("PearsonCorrcoef", {}, SCORES, LOGITS[:, 0], np.corrcoef(SCORES, LOGITS[:, 0])[0, 1]),
     ],
 )
-def test_the_task_is_told_by_the_first_batch(name, arguments, predictions, targets, expected, cuts):
+def test_the_task_is_inferred_from_the_first_batch(name, arguments, predictions, targets, expected, cuts):
     value = fed(name, predictions, targets, cuts, **arguments).compute()
     torch.testing.assert_close(value.double(), torch.as_tensor(expected).double(), rtol=1e-5, atol=1e-6)
 

@@ -59,6 +59,6 @@ def test_a_users_writer_without_a_storage_argument_works():
     assert old.seen == ("write",)
 
 
-def test_a_writer_that_defines_no_write_is_told_so():
+def test_a_writer_without_write_is_an_error():
     with pytest.raises(NotImplementedError, match="EventWriter must define write"):
         EventWriter().write()

@@ -146,7 +146,7 @@ def test_the_training_keeps_its_own_storage_meanwhile(storage: EventStorage, gat
     assert get_event_storage() is storage
 
 
-def test_a_writer_that_puts_is_told_where_that_is_done(storage: EventStorage) -> None:
+def test_a_put_in_a_writer_is_an_error_that_names_where_to_put(storage: EventStorage) -> None:
     class Putting(EventWriter):
         def write(self, storage: EventStorage | None = None) -> None:
             get_event_storage().put_scalars(score=1.0)
@@ -350,7 +350,7 @@ def test_what_a_writer_raises_comes_to_the_training_and_the_others_go_on(tmp_pat
     assert iterations(path)[:count] == list(range(count))
 
 
-def test_a_full_disk_is_told_and_its_rows_come_when_there_is_space(
+def test_a_full_disk_is_logged_and_its_rows_are_written_when_there_is_space(
     tmp_path: Path, storage: EventStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int, block: bytes) -> int:

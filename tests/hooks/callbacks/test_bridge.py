@@ -438,7 +438,7 @@ def test_two_callbacks_of_a_class_keep_two_states() -> None:
     assert [callback.seen for callback in now] == [[(1, 0.5)], [(2, 0.25)]]
 
 
-def test_states_without_a_callback_and_callbacks_without_a_state_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_states_without_a_callback_and_callbacks_without_a_state_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     state = CallbackList([Counting()]).state_dict()
     CallbackList([Callback()]).load_state_dict(state)
     assert "does not have: Counting" in caplog.text
@@ -446,7 +446,7 @@ def test_states_without_a_callback_and_callbacks_without_a_state_are_told(caplog
     assert "no state of Counting" in caplog.text
 
 
-def test_the_trainer_of_the_objects_door_is_driven_by_the_same_hook(tmp_path: Path) -> None:
+def test_the_trainer_of_the_python_api_is_driven_by_the_same_hook(tmp_path: Path) -> None:
     from torch.utils.data import TensorDataset
 
     from trainwright import Trainer, TrainingConfig
@@ -482,7 +482,7 @@ def test_the_trainer_of_the_objects_door_is_driven_by_the_same_hook(tmp_path: Pa
     assert type(trainer.bridge.logs["step_loss"]) is float
 
 
-def test_a_method_that_is_never_called_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_that_is_never_called_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     class OfAnotherLibrary(Callback):
         def on_step_end(self, batch: Any, logs: Logs) -> None:
             raise AssertionError

@@ -73,7 +73,7 @@ def test_a_text_without_characters_is_a_text_of_blanks() -> None:
     assert loss.item() == pytest.approx(-log_probs[0, :, 0].sum().item(), rel=1e-5)
 
 
-def test_a_text_longer_than_its_time_steps_counts_nothing_and_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_longer_than_its_time_steps_counts_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     scores = torch.randn(2, 3, 9, requires_grad=True)
     labels = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [1, 0, 0, 0, 0, 0, 0]])
     with caplog.at_level("WARNING", logger="trainwright"):
@@ -118,7 +118,7 @@ def test_labels_with_a_double_character_are_read_as_they_are() -> None:
     assert read_characters(ids, {0: "<blank>", 1: "a", 2: "b"}, blank=0) == ["aab", "b"]
 
 
-def test_outputs_logits_and_lists_are_told_apart() -> None:
+def test_outputs_logits_and_lists_are_distinguished() -> None:
     logits = scores_of([1, 0, 2])
     for outputs in ({"logits": logits}, logits, {"generated_ids": torch.tensor([[1, 2]])}, [[1, 2]]):
         assert ids_of(outputs, blank=0).tolist() == [[1, 2]]
