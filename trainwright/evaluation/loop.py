@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,19 +34,21 @@ logger = logging.getLogger("trainwright.evaluation")
 
 LOG_PERIOD_S = 5.0
 
+T = TypeVar("T")
+
 
 def run_evaluation(
     model: nn.Module,
     read_batches: Callable[[], Iterable[Any]],
-    step: Callable[[Any], None],
-    results: Callable[[], dict[str, Any]],
+    step: Callable[[Any], object],
+    results: Callable[[], T],
     *,
     device: torch.device,
     num_samples: Callable[[Any], int],
     num_batches: int | None,
     without_batches: str,
     around_batches: AbstractContextManager[object] | None = None,
-) -> dict[str, Any]:
+) -> T:
     """Call ``step`` with each batch of this rank, then return ``results()``, which combines the ranks.
 
     The model is in evaluation mode, with the buffers of rank 0 on every rank. Module modes, gradient mode and all

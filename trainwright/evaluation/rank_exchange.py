@@ -165,8 +165,10 @@ def _log_slow_exchange(name: str) -> None:
         )
 
 
-def gather_values(value: Any, error: Exception | None = None) -> list[Any] | None:
+def gather_values(value: Any, error: Exception | None = None, *, to_all: bool = False) -> list[Any] | None:
     """The values of all ranks, by rank, on rank 0, and an empty list elsewhere; None if every rank has None.
+
+    ``to_all``: on every rank.
 
     Tensors in a value are sent as tensors, the rest is pickled. Every rank must call this; if one passes an error, or
     its value cannot be pickled, it is raised on all.
@@ -182,11 +184,14 @@ def gather_values(value: Any, error: Exception | None = None) -> list[Any] | Non
     device = _device_of_collectives()
     padding = max(sum(sizes) for _, sizes, _ in ranks) - sum(sizes)  # all ranks send equally many bytes
     sent = torch.cat([part.to(device) for part in (*parts, torch.zeros(padding, dtype=torch.uint8))])
-    received = [torch.empty_like(sent) for _ in ranks] if is_main_process() else None
-    dist.gather(sent, received, dst=0)
+    received = [torch.empty_like(sent) for _ in ranks] if to_all or is_main_process() else None
+    if to_all:
+        dist.all_gather(received, sent)
+    else:
+        dist.gather(sent, received, dst=0)
     with raised_on_all_ranks():  # not every value that can be pickled can be read
         return [
-            value if rank == 0 else _unpack(torch.split(buffer[: sum(sizes)], sizes), kinds)
+            value if rank == get_rank() else _unpack(torch.split(buffer[: sum(sizes)], sizes), kinds)
             for rank, (buffer, (_, sizes, kinds)) in enumerate(zip(received or (), ranks, strict=False))
         ]
 

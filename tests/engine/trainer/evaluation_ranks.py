@@ -94,6 +94,9 @@ def main() -> None:
         "logs": trainer.evaluate(trainer.model, {}),
         "list": trainer.evaluate(list(data(5))),
         "loader": trainer.evaluate(DataLoader(data(5), batch_size=2)),
+        "predictions": trainer.predict(data(7)).flatten().tolist(),
+        "predictions of a loader": trainer.predict(DataLoader(data(7), batch_size=3)).flatten().tolist(),
+        "predictions by batch": [x for part in trainer.predict(data(7), iterate=True) for x in part.flatten().tolist()],
         **{kind.__name__: build(kind).evaluate() for kind in (OwnStep, OwnOutputs, OwnMetric)},
     }
     trained = build().train()

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,13 +11,13 @@ from omegaconf import DictConfig, ListConfig
 from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.config.errors import ConfigKeyError, ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete
 from trainwright.data.collate import to_batch
-from trainwright.data.loaders import set_position
+from trainwright.data.loaders import build_image_test_loader, set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
@@ -35,11 +35,14 @@ from trainwright.engine.default.setup import (
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.gradient_sync import share_state
 from trainwright.engine.loop import TrainerBase
+from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed, log_to_console
 from trainwright.engine.state import TrainingState
+from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders
+from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks import (
     BestCheckpointer,
@@ -279,6 +282,32 @@ class DefaultTrainer(TrainerBase):
             get_batch=cls.get_batch,
         )
 
+    def predict(self, data: Any = None, *, iterate: bool = False) -> Any:
+        """The model's outputs for a data set, a list of samples or a loader, on the CPU, in the order of the samples.
+
+        By default for the first loader of ``dataloader.test``. Data sets and lists are read with
+        ``train.test_micro_batch_size`` samples per process. Outputs of batches are joined, or with ``iterate`` returned
+        one after another, as by :meth:`Trainer.predict <trainwright.Trainer.predict>`. Every process must call it.
+
+        Raises:
+            ConfigError: there is neither ``data`` nor a loader in ``dataloader.test``.
+        """
+        if data is None and not self.test_loader:
+            raise ConfigError("DefaultTrainer.predict: there is no data; pass some, or set dataloader.test.")
+        loader = self.test_loader[0] if data is None else data
+        if is_dataset(loader):
+            size, seed = self.cfg.train.test_micro_batch_size, self.cfg.train.seed
+            datasets = [loader] if isinstance(loader, list) else loader  # a list would be several data sets
+            loader = build_image_test_loader(datasets, size, num_workers=0, seed=seed)
+
+        def read_batches() -> Iterator[Mapping[str, Any]]:
+            return (self.get_batch(batch, self.device) for batch in batches_of_rank(loader))
+
+        if iterate:
+            return iterate_predictions(self.model, read_batches(), self._predict_batch, device=self.device)
+        rounds = num_rounds(loader)
+        return predict(self.model, read_batches, self._predict_batch, device=self.device, num_batches=rounds)
+
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the latest checkpoint of the folder, or start with the weights of ``train.load_weight``."""
         if resume and not self.checkpointer.has_checkpoint():
@@ -355,6 +384,13 @@ class DefaultTrainer(TrainerBase):
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
         return self.test(self.cfg, self.test_loader, self.model, evaluator)
+
+    def _predict_batch(self, batch: Mapping[str, Any]) -> Any:
+        try:
+            return self.model(**batch)
+        except TypeError as error:
+            explain_forward(error, self.model, batch)
+            raise
 
     def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:
         settings: dict[str, Any] = {

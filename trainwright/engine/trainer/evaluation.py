@@ -8,17 +8,20 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
+from trainwright.data.instance import Instance
 from trainwright.engine.label_alignment import Comparison, find_comparison, predictions_of
-from trainwright.engine.loss_fn import losses_of, target_of
+from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help
 from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.evaluation.evaluator import num_samples
 from trainwright.evaluation.loop import run_evaluation
+from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import all_gather_object, get_world_size
@@ -215,7 +218,10 @@ class EvaluatingTrainer(TrainerShared):
 
     def create_eval_dataloader(self, dataset: Any) -> Any:
         """The loader over evaluation data: every sample once, in order."""
-        return loaders.eval_loader(dataset, self.config, self._collator)
+        collator = self._collator
+        if collator is None and isinstance(dataset, list):  # of samples like those of the training data
+            collator = getattr(self.train_dataset, "data_collator", None)
+        return loaders.eval_loader(dataset, self.config, collator)
 
     def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
         """Evaluate one batch: returns ``eval_step_loss``, and updates the metrics with :meth:`evaluation_step`."""
@@ -264,15 +270,46 @@ class EvaluatingTrainer(TrainerShared):
         self.metrics_handler.update(*comparison.aligned(predictions_of(outputs), target_of(inputs)))
         return next(iter(self.metrics_handler.compute().values()), float("nan"))
 
-    def predict(self, inputs: Any) -> Any:
-        """The model's outputs for one batch of inputs, in evaluation mode and without gradients."""
-        inputs = to_batch(inputs, self.device)
-        with evaluation_mode(self.model):
-            return (
-                self.model(**_arguments_for(self.model.forward, inputs))
-                if isinstance(inputs, Mapping)
-                else self.model(inputs)
-            )
+    def predict(self, data: Any, *, iterate: bool = False) -> Any:
+        """The model's outputs for a data set, a loader or a list of samples, on the CPU, in the order of the samples.
+
+        Tensors are concatenated, dicts and tuples by item. Tensors of unequal sizes become a list with one for each
+        sample. Items with no value for each sample, such as a loss, are left out. Samples need no labels. Training
+        state, modes and random state are unchanged. Every process must call it; each computes its share of the batches
+        and returns all outputs.
+
+        ``iterate``: return an iterator over the outputs of each batch instead, for data whose outputs exceed the
+        memory.
+
+        For one batch of inputs, a tensor, a dict or a tuple, it returns the model's outputs unchanged, on the device.
+        """
+        if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
+            batch = to_batch(data, self.device)
+            with evaluation_mode(self.model):
+                return self.predict_step(batch)
+        loader = data
+        if loaders.is_dataset(data):
+            parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, data)
+            loader = self.create_eval_dataloader(data)
+        if iterate:
+            batches = map(self.prepare_input_batch, loaders.batches_of_rank(loader))
+            return iterate_predictions(self.model, batches, self.predict_step, device=self.device)
+        return predict(
+            self.model,
+            lambda: map(self.prepare_input_batch, loaders.batches_of_rank(loader)),
+            self.predict_step,
+            device=self.device,
+            num_batches=loaders.num_rounds(loader),
+        )
+
+    def predict_step(self, batch: Any) -> Any:
+        """The outputs of :meth:`predict` for one batch: those of the model, or of its ``generate``, as in evaluations.
+
+        The model gets the fields that it takes, or the first item of a pair.
+        """
+        if self._generates() and isinstance(batch, Mapping):
+            return _generated(self.model, batch)
+        return _forward(self.model, batch)
 
     @property
     def metric(self) -> Any:
@@ -410,7 +447,12 @@ def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:
 
 def _forward(model: Any, batch: Any) -> Any:
     if isinstance(batch, Mapping):
-        return model(**_arguments_for(model.forward, batch))
+        taken = _arguments_for(model.forward, batch)
+        try:
+            return model(**taken)
+        except TypeError as error:
+            write_forward_help(error, model, taken, list(batch))
+            raise
     return model(batch[0] if isinstance(batch, tuple | list) else batch)
 
 

@@ -1,0 +1,173 @@
+"""Predictions of both APIs are those of a hand-written loop, in the order of the samples."""
+
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.data import ColumnDataset, build_image_test_loader, build_image_train_loader
+from trainwright.evaluation.prediction import join
+
+INPUTS = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
+LABELS = (INPUTS[:, 0] > 0).long()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop, self.layer = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Any:
+        scores = self.layer(self.drop(self.norm(inputs)))
+        if labels is None:
+            return {"prediction_scores": scores, "loss": None}
+        return {"prediction_scores": scores, "loss": nn.functional.cross_entropy(scores, labels)}
+
+
+class Plain(Net):
+    def forward(self, inputs: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(inputs)["prediction_scores"]
+
+
+def trainer_of(model: nn.Module, folder: Path, **settings: Any) -> Trainer:
+    data = TensorDataset(INPUTS, LABELS)
+    if not isinstance(model, Plain):
+        data = [{"inputs": x, "labels": y} for x, y in zip(INPUTS, LABELS, strict=True)]  # type: ignore[assignment]
+    config = TrainingConfig(output_dir=folder, eval_batch_size=4, num_epochs=1, tensorboard=None, **settings)
+    return Trainer(model, config, data)
+
+
+def by_hand(model: nn.Module) -> Tensor:
+    modes = model.training
+    model.eval()
+    with torch.no_grad():
+        outputs = [model(INPUTS[at : at + 4]) for at in range(0, 11, 4)]
+    model.train(modes)
+    return torch.cat([out if isinstance(out, Tensor) else out["prediction_scores"] for out in outputs])
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(INPUTS)
+
+
+def test_every_kind_of_data_gives_the_outputs_of_a_loop_by_hand(tmp_path: Path) -> None:
+    trainer = trainer_of(Plain(), tmp_path)
+    trainer.model.train()
+    expected, random = by_hand(trainer.model), torch.get_rng_state()
+    kinds = {
+        "with labels": TensorDataset(INPUTS, LABELS),
+        "without labels": TensorDataset(INPUTS),
+        "samples": list(INPUTS),
+        "rows of an array": list(INPUTS.numpy()),
+        "a stream": Stream(),
+        "a loader": DataLoader(TensorDataset(INPUTS, LABELS), batch_size=4),
+        "a generator of batches": (INPUTS[at : at + 4] for at in range(0, 11, 4)),
+        "one batch": INPUTS,
+    }
+    for name, data in kinds.items():
+        found = trainer.predict(data)
+        assert torch.equal(found, expected) or (name == "one batch" and torch.allclose(found, expected)), name
+        assert not found.requires_grad
+    assert all(module.training for module in trainer.model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_iterate_yields_the_outputs_batch_by_batch_and_lets_the_caller_train_between(tmp_path: Path) -> None:
+    trainer = trainer_of(Plain(), tmp_path)
+    trainer.model.train()
+    found = trainer.predict(TensorDataset(INPUTS), iterate=True)
+    parts = []
+    for part in found:
+        assert trainer.model.training
+        assert torch.is_grad_enabled()
+        parts.append(part)
+    assert [len(part) for part in parts] == [4, 4, 3]
+    assert torch.equal(torch.cat(parts), by_hand(trainer.model))
+
+
+def test_a_dict_of_outputs_is_joined_by_name_and_keeps_what_belongs_to_samples(tmp_path: Path) -> None:
+    trainer = trainer_of(Net(), tmp_path)
+    expected = by_hand(trainer.model)
+    labelled = trainer.predict([{"inputs": x, "labels": y} for x, y in zip(INPUTS, LABELS, strict=True)])
+    plain = trainer.predict([{"inputs": x, "number": 3} for x in INPUTS])  # a field that forward does not take
+    assert labelled.keys() == plain.keys() == {"prediction_scores"}
+    assert torch.equal(labelled["prediction_scores"], expected)
+    assert torch.equal(plain["prediction_scores"], expected)
+
+
+def test_a_user_decides_what_a_batch_gives(tmp_path: Path) -> None:
+    class Classes(Trainer):
+        def predict_step(self, batch: Any) -> Any:
+            return super().predict_step(batch).argmax(1)
+
+    trainer = Classes(Plain(), TrainingConfig(output_dir=tmp_path), TensorDataset(INPUTS, LABELS))
+    assert torch.equal(trainer.predict(TensorDataset(INPUTS)), by_hand(trainer.model).argmax(1))
+
+
+def test_bfloat16_is_the_precision_of_the_run(tmp_path: Path) -> None:
+    trainer = trainer_of(Plain(), tmp_path, mixed_precision="bf16")
+    assert trainer.predict(TensorDataset(INPUTS)).dtype is torch.bfloat16
+
+
+Pair = namedtuple("Pair", ["scores", "hidden"])
+
+
+def test_outputs_of_unequal_sizes_are_one_entry_for_each_sample() -> None:
+    ragged = join([torch.zeros(2, 3), torch.ones(1, 5)])
+    assert [len(row) for row in ragged] == [3, 3, 5]
+    assert join([[{"boxes": 1}, {"boxes": 2}], [{"boxes": 3}]]) == [{"boxes": 1}, {"boxes": 2}, {"boxes": 3}]
+    both = join([Pair(torch.zeros(2), torch.zeros(2, 2)), Pair(torch.zeros(1), torch.zeros(1, 2))])
+    assert isinstance(both, Pair)
+    assert both.hidden.shape == (3, 2)
+    assert join([(torch.tensor(0.5), torch.zeros(2)), (torch.tensor(0.25), torch.zeros(1))])[0].shape == (3,)
+
+
+def test_what_cannot_be_predicted_is_a_clear_error(tmp_path: Path) -> None:
+    class OnlyLoss(Net):
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+            return {"loss": self.layer(inputs).sum()}
+
+    trainer = trainer_of(OnlyLoss(), tmp_path)
+    with pytest.raises(ConfigError, match="no value for each sample"):
+        trainer.predict([{"inputs": x, "labels": y} for x, y in zip(INPUTS, LABELS, strict=True)])
+    with pytest.raises(ConfigTypeError, match="missing a required argument: 'labels'"):
+        trainer.predict([{"inputs": x} for x in INPUTS])
+    with pytest.raises(ValueError, match="at least one sample"):
+        trainer.predict([])
+
+
+def columns() -> ColumnDataset:
+    return ColumnDataset(inputs=INPUTS, labels=LABELS)
+
+
+def column_config(folder: Path) -> Any:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Net)()
+    data = LazyCall(columns)()
+    cfg.dataloader = {
+        "train": LazyCall(build_image_train_loader)(dataset=data, num_workers=0),
+        "test": [LazyCall(build_image_test_loader)(dataset=data, num_workers=0)],
+    }
+    cfg.train.update(
+        {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 4, "test_micro_batch_size": 4}
+    )
+    return cfg
+
+
+def test_config_files_predict_their_test_data_and_any_other(tmp_path: Path) -> None:
+    trainer = DefaultTrainer(column_config(tmp_path))
+    expected = by_hand(trainer.model)
+    assert torch.equal(trainer.predict()["prediction_scores"], expected)
+    assert torch.equal(trainer.predict([{"inputs": x} for x in np.asarray(INPUTS)])["prediction_scores"], expected)
+    parts = list(trainer.predict(ColumnDataset(inputs=INPUTS), iterate=True))
+    assert torch.equal(torch.cat([part["prediction_scores"] for part in parts]), expected)
+    with pytest.raises(ConfigTypeError, match="number"):
+        trainer.predict([{"inputs": x, "number": 3} for x in INPUTS])

@@ -1,0 +1,138 @@
+"""Predictions: a model's outputs for a data set, in the order of its samples, on every rank."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.data.collate import add_batch_note
+from trainwright.evaluation.evaluator import num_samples
+from trainwright.evaluation.loop import preserve_rng, run_evaluation
+from trainwright.evaluation.rank_exchange import gather_values, in_order
+from trainwright.models.eval_mode import evaluation_mode
+from trainwright.parallel.dist import get_world_size
+
+
+def predict(
+    model: nn.Module,
+    read_batches: Callable[[], Iterable[Any]],
+    step: Callable[[Any], Any],
+    *,
+    device: torch.device,
+    num_batches: int | None,
+) -> Any:
+    """The outputs of ``step`` for the batches of all ranks, joined, on every rank.
+
+    ``read_batches`` returns the batches of this rank: every n-th batch of the data on n ranks. The model is in
+    evaluation mode, as in :func:`~trainwright.evaluation.loop.run_evaluation`.
+    """
+    outputs: list[Any] = []
+
+    def joined() -> Any:
+        ranks = gather_values(outputs, to_all=True) if get_world_size() > 1 else [outputs]
+        return join(in_order(ranks or []))
+
+    return run_evaluation(
+        model,
+        read_batches,
+        lambda batch: outputs.append(on_cpu(step(batch))),
+        joined,
+        device=device,
+        num_samples=lambda batch: num_samples(batch) * get_world_size(),
+        num_batches=num_batches,
+        without_batches="predict: the data yielded no batch. Pass data with at least one sample.",
+    )
+
+
+def iterate_predictions(
+    model: nn.Module, batches: Iterable[Any], step: Callable[[Any], Any], *, device: torch.device
+) -> Iterator[Any]:
+    """The outputs for each batch, one after another. Every rank yields the batches of all ranks.
+
+    Between two batches, the model has the modes that it had before.
+    """
+    reader, is_alone = iter(batches), get_world_size() == 1
+    while True:
+        outputs, error = None, None
+        try:
+            with evaluation_mode(model), preserve_rng(device):
+                for batch in reader:
+                    outputs = _outputs_of(step, batch)
+                    break
+        except Exception as failure:
+            if is_alone:
+                raise
+            error = failure
+        round_ = ([outputs] if outputs else None) if is_alone else gather_values(outputs, error, to_all=True)
+        if round_ is None:
+            return
+        yield from (join(values) for values in round_ if values is not None)
+
+
+def _outputs_of(step: Callable[[Any], Any], batch: Any) -> list[Any]:
+    try:
+        return [on_cpu(step(batch))]
+    except Exception as error:
+        add_batch_note(error, batch)
+        raise
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """The outputs of several batches as one: tensors are concatenated, lists are chained, dicts and tuples by item.
+
+    Tensors whose sizes differ beyond the first dimension become a list with one tensor for each sample. Items with no
+    value for each sample, such as a loss, are left out.
+
+    >>> join([{"scores": torch.zeros(2, 3), "loss": torch.tensor(0.5)}, {"scores": torch.ones(1, 3)}])["scores"].shape
+    torch.Size([3, 3])
+
+    Raises:
+        ConfigError: the outputs have no value for each sample.
+    """
+    if not _has_samples(batches[0]):
+        raise ConfigError(
+            f"predict: the model returned {_described(batches[0])} for a batch, which has no value for each sample."
+            " It must return a tensor, or a dict or list of them, without labels as well as with labels."
+        )
+    return _join(batches)
+
+
+def _join(batches: Sequence[Any]) -> Any:
+    first = batches[0]
+    if isinstance(first, Tensor):
+        is_even = len({(batch.shape[1:], batch.dtype) for batch in batches}) == 1
+        return torch.cat(list(batches)) if is_even else [row for batch in batches for row in batch]
+    if isinstance(first, list):
+        return [item for batch in batches for item in batch]
+    if isinstance(first, Mapping):
+        return {name: _join([batch[name] for batch in batches]) for name in first if _has_samples(first[name])}
+    items = [_join(parts) for parts in zip(*batches, strict=True) if _has_samples(parts[0])]
+    return type(first)(*items) if hasattr(first, "_fields") and len(items) == len(first) else tuple(items)
+
+
+def _has_samples(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() > 0
+    if isinstance(value, Mapping | tuple):
+        return any(map(_has_samples, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, list)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(map(str, value)) or 'nothing'}"
+    return "a tensor of one number" if isinstance(value, Tensor) else type(value).__name__
+
+
+def on_cpu(value: Any) -> Any:
+    """``value`` with its tensors detached and on the CPU; values of a dict that have no samples are left out."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {name: on_cpu(item) for name, item in value.items() if _has_samples(item)}
+    if isinstance(value, tuple):
+        items = map(on_cpu, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return [on_cpu(item) for item in value] if isinstance(value, list) else value
