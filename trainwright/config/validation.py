@@ -174,6 +174,8 @@ PathOrNone = Annotated[_Name | None, Allowed("a path, or None")]
 
 YesNo = Annotated[bool, Allowed("True or False")]
 
+YesNoOrName = Annotated[bool | _Name, Allowed("True, False or the name of a field")]
+
 YesNoOrNone = Annotated[bool | None, Allowed("True, False or None")]
 
 Count = Annotated[_AtLeastOne, Allowed("a whole number >= 1")]

@@ -24,6 +24,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
@@ -61,13 +62,15 @@ def build_image_train_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     mixup_func: Callable[..., Any] | None = None,
+    bucket_by_length: bool | str = False,
     **loader_options: Any,
 ) -> tuple[BatchLoader, None, None]:
     """An infinite loader of this rank's shuffled micro-batches, as ``(loader, None, None)``.
 
     The second and third place are for a validation and a test loader, which this builder does not create.
     ``train_batch_size`` is the micro-batch of one rank. ``test_batch_size`` is ignored: configs pass both sizes to all
-    builders. The default sampler is ``CyclicSampler(shuffle=True)``.
+    builders. The default sampler is ``CyclicSampler(shuffle=True)``. ``bucket_by_length``: put samples of similar
+    length into a batch; True, or the name of the field that is measured (:func:`~.order.sample_lengths`).
     """
     return (
         _train_loader(
@@ -79,6 +82,7 @@ def build_image_train_loader(
             num_workers=num_workers,
             collate_fn=collate_fn,
             mixup_func=mixup_func,
+            bucket_by_length=bucket_by_length,
             loader_options=loader_options,
         ),
         None,
@@ -118,6 +122,7 @@ def build_nlp_train_loader(
     seed: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
+    bucket_by_length: bool | str = False,
     **loader_options: Any,
 ) -> tuple[BatchLoader, None, None]:
     """As `build_image_train_loader`, without ``mixup_func``."""
@@ -131,6 +136,7 @@ def build_nlp_train_loader(
         seed,
         collate_fn,
         dataset_mixer,
+        bucket_by_length=bucket_by_length,
         **loader_options,
     )
 
@@ -165,6 +171,7 @@ def build_nlp_train_val_test_loader(
     seed: int = 0,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
+    bucket_by_length: bool | str = False,
     **loader_options: Any,
 ) -> tuple[BatchLoader | None, BatchLoader | None, BatchLoader | None]:
     """Train, validation and test loader over contiguous parts of each data set; None for a part without samples.
@@ -188,7 +195,12 @@ def build_nlp_train_val_test_loader(
     train_loader = None
     if train is not None:
         train_loader = _train_loader(
-            train, train_batch_size, train_sampler, consumed_samples=consumed_samples, **shared
+            train,
+            train_batch_size,
+            train_sampler,
+            consumed_samples=consumed_samples,
+            bucket_by_length=bucket_by_length,
+            **shared,
         )
     validation_loader, test_loader = (
         None if part is None else _test_loader(part, test_batch_size, test_sampler, **shared)
@@ -198,8 +210,17 @@ def build_nlp_train_val_test_loader(
 
 
 def _train_loader(
-    dataset: Any, batch_size: int, sampler: Any, *, consumed_samples: int, seed: int, **rest: Any
+    dataset: Any,
+    batch_size: int,
+    sampler: Any,
+    *,
+    consumed_samples: int,
+    seed: int,
+    bucket_by_length: bool | str = False,
+    **rest: Any,
 ) -> BatchLoader:
+    # Only then: a sampler of the user's own takes the others.
+    lengths = {"lengths": sample_lengths(dataset, bucket_by_length)} if bucket_by_length else {}
     made = _make_sampler(
         functools.partial(CyclicSampler, shuffle=True) if sampler is None else sampler,
         dataset=dataset,
@@ -208,6 +229,7 @@ def _train_loader(
         data_parallel_rank=get_data_parallel_rank(),
         data_parallel_size=get_data_parallel_size(),
         seed=seed,
+        **lengths,
     )
     return _loader(dataset, made, seed=seed, **rest)
 

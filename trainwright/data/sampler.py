@@ -11,15 +11,13 @@ from itertools import count, starmap
 from numbers import Integral
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.errors import DataError
-from trainwright.data.seeding import permutation
+from trainwright.data.order import InOrder, LengthGroups, Order, shuffled_order
 
 _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at once would delay the first batch
 
@@ -50,28 +48,6 @@ class SampleIndices(list[int]):
         return self.epoch + (self.position + number) // self.epoch_length
 
 
-class _Order:
-    """The order of the samples in an epoch. Keeps the permutation of the last requested epoch."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-        self._key: tuple[int, int] | None = None
-        self._tensor = torch.empty(0, dtype=torch.int64, device="cpu")
-        self._array: npt.NDArray[np.int64] = self._tensor.numpy()
-
-    def tensor(self, seed: int, epoch: int) -> Tensor:
-        if self._key != (seed, epoch):
-            self._tensor = permutation(self._length, seed, epoch)
-            self._array = self._tensor.numpy()
-            self._key = (seed, epoch)
-        return self._tensor
-
-    def array(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-        """A view as an array: converting a part of it to a list takes a quarter of the time that a tensor takes."""
-        self.tensor(seed, epoch)
-        return self._array
-
-
 class _BatchSampler(Sampler[list[int]]):
     """Base of the samplers of batches. A subclass says where its batches lie (`_places`)."""
 
@@ -84,6 +60,7 @@ class _BatchSampler(Sampler[list[int]]):
         data_parallel_rank: int,
         data_parallel_size: int,
         seed: int,
+        lengths: Any = None,
         **counts: tuple[Any, int],
     ) -> None:
         """``counts``: further whole numbers by their names, with their minima, to be checked and kept."""
@@ -103,7 +80,11 @@ class _BatchSampler(Sampler[list[int]]):
         self.data_parallel_rank = data_parallel_rank
         self.data_parallel_size = data_parallel_size
         self.seed = seed
-        self._order = _Order(self.data_size)
+        self._order: Order = _order_of(dataset, self.data_size, shuffle)
+        if lengths is not None:
+            batch_size = next(iter(counts.values()))[0] * data_parallel_size
+            crosses = isinstance(self, CyclicSampler)
+            self._order = LengthGroups(self._order, self.data_size, lengths, batch_size, crosses_epochs=crosses)
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
         """For each batch of this rank: the epoch, the position in it, and the number of samples."""
@@ -126,10 +107,7 @@ class _BatchSampler(Sampler[list[int]]):
         indices: list[int] = []
         while len(indices) < size:  # over the end of an epoch, or of several if the data set is smaller than a batch
             stop = min(position + size - len(indices), self.data_size)
-            if self.shuffle:
-                indices += self._order.array(self.seed, epoch)[position:stop].tolist()
-            else:
-                indices += range(position, stop)
+            indices += self._order.part(self.seed, epoch, position, stop).tolist()
             epoch, position = epoch + 1, 0
         return indices
 
@@ -137,9 +115,7 @@ class _BatchSampler(Sampler[list[int]]):
         stop = position + size
         if stop > self.data_size:
             return torch.tensor(self._indices(epoch, position, size), device="cpu")
-        if self.shuffle:
-            return self._order.tensor(self.seed, epoch)[position:stop]
-        return torch.arange(position, stop, device="cpu")
+        return torch.from_numpy(self._order.part(self.seed, epoch, position, stop))
 
     def _repr(self, *names: str) -> str:
         return _repr(self, self.dataset, *names)
@@ -154,6 +130,8 @@ class CyclicSampler(_BatchSampler):
 
     Iteration does not change ``consumed_samples``: a loader reads ahead, so only the trainer knows what was trained
     on. It calls `set_consumed_samples`, and the next ``iter()`` starts there at the cost of one permutation.
+
+    ``lengths``, one number for each sample, groups samples of similar length: see :class:`~.order.LengthGroups`.
 
     >>> batches = iter(CyclicSampler(range(5), micro_batch_size=2))
     >>> [next(batches) for _ in range(4)]
@@ -172,6 +150,7 @@ class CyclicSampler(_BatchSampler):
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
         seed: int = 0,
+        lengths: Any = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -179,6 +158,7 @@ class CyclicSampler(_BatchSampler):
             data_parallel_rank,
             data_parallel_size,
             seed,
+            lengths,
             micro_batch_size=(micro_batch_size, 1),
             consumed_samples=(consumed_samples, 0),
         )
@@ -262,6 +242,8 @@ class EpochSampler(_BatchSampler):
     process with ``batch_size * data_parallel_size``, in this order; a shorter one is split evenly. Where it has fewer
     samples than there are ranks, the other ranks get its first sample as padding: ``num_samples`` is then 0.
 
+    ``lengths``, one number for each sample, groups samples of similar length: see :class:`~.order.LengthGroups`.
+
     >>> batches = iter(EpochSampler(range(5), batch_size=2))
     >>> [next(batches) for _ in range(4)]
     [[0, 1], [2, 3], [4], [0, 1]]
@@ -282,8 +264,11 @@ class EpochSampler(_BatchSampler):
         seed: int = 0,
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
+        lengths: Any = None,
     ) -> None:
-        super().__init__(dataset, shuffle, data_parallel_rank, data_parallel_size, seed, batch_size=(batch_size, 1))
+        super().__init__(
+            dataset, shuffle, data_parallel_rank, data_parallel_size, seed, lengths, batch_size=(batch_size, 1)
+        )
         self.drop_last = drop_last
         self.global_batch_size = whole = batch_size * data_parallel_size
         self.samples_per_epoch = self.data_size // whole * whole if drop_last else self.data_size
@@ -387,7 +372,7 @@ class RangedSampler(Sampler[int]):
         self.seed = seed
         num_indices = max(0, end - start)
         self._num_indices = num_indices // batch_size * batch_size if drop_last else num_indices
-        self._order = _Order(data_size)
+        self._order = _order_of(data, data_size, shuffle)
 
     def __len__(self) -> int:
         return self._num_indices
@@ -397,12 +382,18 @@ class RangedSampler(Sampler[int]):
         if not self.shuffle or self.seed is None:
             yield from part
             return
-        order = self._order.array(self.seed, 0)
         for start in range(part.start, part.stop, _BLOCK):
-            yield from order[start : min(start + _BLOCK, part.stop)].tolist()
+            yield from self._order.part(self.seed, 0, start, min(start + _BLOCK, part.stop)).tolist()
 
     def __repr__(self) -> str:
         return _repr(self, self.data, "batch_size", "start_index", "end_index", "drop_last", "shuffle", "seed")
+
+
+def _order_of(dataset: Any, length: int, shuffle: bool) -> Order:
+    if hasattr(dataset, "sample_order"):
+        order: Order = dataset.sample_order(shuffle=shuffle)
+        return order
+    return shuffled_order(length) if shuffle else InOrder()
 
 
 def _num_samples(where: str, dataset: Any) -> int:

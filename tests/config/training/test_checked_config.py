@@ -52,6 +52,8 @@ VALUES: dict[str, list[Any]] = {
     "task": ["text_generation", "image2text"],
     "max_steps": [None, 10, 0.5, 1.0],
     "dataloader_shuffle": [False],
+    "bucket_by_length": [True, False, "length"],
+    "shuffle_buffer": [None, 1000],
     "evaluate_with_generate": [False],
     "resume_from_checkpoint": [None, True, False, "there", "no"],
     "init_weights_from": [None, "owner/name"],

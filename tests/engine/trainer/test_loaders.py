@@ -98,3 +98,26 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="yields no sample"):
         Trainer(make(), config(tmp_path, max_steps=3), Empty()).train()
+
+
+def test_batches_by_length_resume_exactly(tmp_path: Path) -> None:
+    rows = [{"inputs": INPUTS[i % 20], "labels": LABELS[i % 20], "length": i * 7 % 31} for i in range(48)]
+
+    def run(folder: str, **settings: Any) -> torch.Tensor:
+        given = config(tmp_path / folder, num_epochs=2, bucket_by_length="length", lr_scheduler=None, **settings)
+        trainer = Trainer(Columns(), given, rows)
+        trainer.train()
+        return trainer.model.linear.weight
+
+    whole = run("whole")
+    run("killed", max_steps=7)
+    assert torch.equal(run("killed", resume_from_checkpoint=True), whole)
+
+
+class Columns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = make()
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor, length: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": F.cross_entropy(self.linear(inputs), labels) + 0 * length.sum()}

@@ -90,6 +90,7 @@ ALIASES: dict[str, Alias] = {
     "load_weight": Alias("init_weights_from"),
     "eval_metric": Alias("metric_for_best_model"),
     "save_total_limit": Alias("max_to_keep"),
+    "group_by_length": Alias("bucket_by_length"),
     "device": Alias("device_str", note="reads as a torch.device"),
     "metric": Alias(
         "metrics", _first_metric, lambda value: [] if value is None else [value], note="the first, or None"

@@ -131,6 +131,14 @@ class TrainingConfig(CheckedConfig):
     dataloader_shuffle: types.YesNo = setting(
         True, "train", "Shuffle the training data, in a different order in each epoch."
     )
+    bucket_by_length: types.YesNoOrName = setting(
+        False,
+        "train",
+        "Put training samples of similar length into a batch: by the dataset's lengths, or by this field of a sample.",
+    )
+    shuffle_buffer: types.CountOrNone = setting(
+        None, "train", "Shuffle a stream of training data in blocks of this number of samples. None: its own order."
+    )
     evaluate_with_generate: types.YesNo = setting(
         True, "train", "Evaluate a generative model by its generated outputs instead of its logits."
     )

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import make_loader
 from trainwright.data.collate import collate
+from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, get_rank, get_world_size
 
@@ -30,6 +31,7 @@ def train_loader(
         seed=config.seed,
         data_parallel_rank=get_data_parallel_rank(),
         data_parallel_size=get_data_parallel_size(),
+        lengths=sample_lengths(dataset, config.bucket_by_length),
     )
     sampler.infinite = False
     sampler.set_batches_done(steps_done)
