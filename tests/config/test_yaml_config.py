@@ -113,7 +113,7 @@ def test_to_dict_is_a_copy() -> None:
 
 
 def test_what_yaml_cannot_hold_is_an_error_that_names_the_field() -> None:
-    with pytest.raises(ConfigTypeError, match=r"LampConfig.id2label: got object"):
+    with pytest.raises(ConfigTypeError, match=r"LampConfig.id2label: got <object"):
         LampConfig(id2label=object()).to_yaml()
 
 

@@ -75,7 +75,12 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     'Allowed: amp, seed.'
     """
     names = sorted(allowed)
-    nearest = difflib.get_close_matches(name, names, n=1)
-    if nearest:
-        return f"Did you mean {nearest[0]!r}?"
+    if hint := nearest_name(name, names):
+        return hint.lstrip()
     return f"Allowed: {', '.join(names)}." if names else "Nothing is allowed here."
+
+
+def nearest_name(name: str, allowed: Iterable[str]) -> str:
+    """The nearest allowed name as the next sentence of a message, with a space before it; "" if none is near."""
+    nearest = difflib.get_close_matches(name, sorted(allowed), n=1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -103,17 +103,16 @@ def torch_dtype(name: str) -> "torch.dtype":
 def _classes(kind: str) -> dict[str, type[Any]]:
     import torch
 
+    excluded: tuple[str, ...] = ()
     if kind == "optimizer":
-        base: type[Any] = torch.optim.Optimizer
         # LBFGS calls the model several times in each step, which the trainer does not support.
-        return _subclasses(torch.optim, base, but=("Optimizer", "LBFGS"))
-    if kind == "lr_scheduler":
+        module: Any = torch.optim
+        base, excluded = torch.optim.Optimizer, ("Optimizer", "LBFGS")
+    elif kind == "lr_scheduler":
         module = torch.optim.lr_scheduler
-        return _subclasses(module, module.LRScheduler, but=("LRScheduler", "ChainedScheduler"))
-    loss = torch.nn.modules.loss
-    return _subclasses(loss, loss._Loss)
-
-
-def _subclasses(module: Any, base: type[Any], but: tuple[str, ...] = ()) -> dict[str, type[Any]]:
-    found = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in but}
+        base, excluded = module.LRScheduler, ("LRScheduler", "ChainedScheduler")
+    else:
+        module = torch.nn.modules.loss
+        base = module._Loss
+    found = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in excluded}
     return {name: value for name, value in found.items() if isinstance(value, type) and issubclass(value, base)}

@@ -11,10 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
-from typing_extensions import (
-    TypedDict,  # pydantic takes no other before Python 3.12
-    is_typeddict,  # pydantic requires these TypedDicts before Python 3.12
-)
+from typing_extensions import TypedDict, is_typeddict  # pydantic takes no others before Python 3.12
 
 from trainwright.config.enums import TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, Fault, did_you_mean, got
@@ -116,11 +113,8 @@ def _right_place(path: Sequence[str], fields: Mapping[str, Any]) -> str:
 
 
 _AtLeastOne = Annotated[int, Field(ge=1)]
-
 _AtLeastZero = Annotated[int, Field(ge=0)]
-
 _Fraction = Annotated[float, Field(gt=0, le=1)]
-
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -137,7 +131,6 @@ def _check_replaced(value: Any, check: Callable[[Any], Any]) -> Any:
 
 
 _AnyText = WrapValidator(_check_replaced)
-
 _Name = Annotated[str, Field(min_length=1), _AnyText]
 
 
@@ -159,94 +152,55 @@ def _profile_of_bool(value: Any) -> Any:
 
 
 Anything = Annotated[Any, Allowed("anything")]
-
 Text = Annotated[str, _AnyText, Allowed("text")]
-
 TextOrNone = Annotated[Annotated[str, _AnyText] | None, Allowed("text, or None")]
-
 Words = Annotated[str, Field(pattern=r"\S"), _AnyText, Allowed("text that is not empty")]
-
 Key = Annotated[_Name, Allowed("a name")]
-
 Folder = Annotated[_Name, Allowed("a path")]
-
 PathOrNone = Annotated[_Name | None, Allowed("a path, or None")]
-
 YesNo = Annotated[bool, Allowed("True or False")]
-
 YesNoOrName = Annotated[bool | _Name, Allowed("True, False or the name of a field")]
-
 YesNoOrNone = Annotated[bool | None, Allowed("True, False or None")]
-
 Count = Annotated[_AtLeastOne, Allowed("a whole number >= 1")]
-
 CountOrNone = Annotated[_AtLeastOne | None, Allowed("a whole number >= 1, or None")]
-
 CountOrZero = Annotated[_AtLeastZero, Allowed("a whole number >= 0")]
-
 CountOrZeroOrNone = Annotated[_AtLeastZero | None, Allowed("a whole number >= 0, or None")]
-
 Amount = Annotated[int | float, Field(ge=1), AfterValidator(_check_whole), Allowed("a whole number >= 1 (1e9 for all)")]
-
 Workers = Annotated[int, Field(ge=-1), Allowed("a whole number >= 0, or -1")]
-
 Seed = Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number in [0, 2**63)")]
-
 Positive = Annotated[_Finite, Field(gt=0), Allowed("a number > 0")]
-
 PositiveOrNone = Annotated[Annotated[_Finite, Field(gt=0)] | None, Allowed("a number > 0, or None")]
-
 NotNegative = Annotated[_Finite, Field(ge=0), Allowed("a number >= 0")]
-
 Ratio = Annotated[float, Field(ge=0, le=1), Allowed("a number in [0, 1]")]
-
 RatioBelowOne = Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1)")]
-
 StepsOrFraction = Annotated[
     _AtLeastOne | _Fraction | None, Allowed("a whole number >= 1, a fraction of the steps such as 0.5 or 1.0, or None")
 ]
-
 SaveSteps = Annotated[
     _AtLeastZero | _Fraction | None, Allowed("a whole number >= 0, a fraction of the steps such as 0.1, or None")
 ]
-
 Named = Annotated[str | dict[str, Any], Allowed('a name, or {"name_": name, ...} with its arguments')]
-
 NamedOrNone = Annotated[
     str | dict[str, Any] | None, Allowed('a name, {"name_": name, ...} with its arguments, or None')
 ]
-
 Arguments = Annotated[dict[str, Any] | None, Allowed("a dict of arguments, or None")]
-
 Lazy = Annotated[Any, AfterValidator(_check_lazy), Allowed("a LazyCall, or an object")]
-
 EvalStrategy = Annotated[Literal["epoch", "eval_epoch", "step", "no"], Allowed("'epoch', 'eval_epoch', 'step' or 'no'")]
-
 MatmulPrecision = Annotated[Literal["highest", "high", "medium"] | None, Allowed("None, 'highest', 'high' or 'medium'")]
-
 Precision = Annotated[Literal["no", "fp16", "bf16"] | None, Allowed("None, 'no', 'fp16' or 'bf16'")]
-
 NonFinite = Annotated[Literal["stop", "skip", "warn"], Allowed("'stop', 'skip' or 'warn'")]
-
 WarmupSchedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
-
 WARMUP_SCHEDULES: tuple[str, ...] = get_args(WarmupSchedule)
-
 LRSchedulerKind = Annotated[
     WarmupSchedule | dict[str, Any] | None,
     Allowed(f'{", ".join(WARMUP_SCHEDULES)}, {{"name_": one of torch\'s, ...}} or None'),
 ]
-
 _TASKS: dict[str, Any] = {"type": "string", "enum": TaskType.words()}
-
 Task = Annotated[str, Allowed("the name of a task"), WithJsonSchema(_TASKS)]
-
 TaskOrNone = Annotated[
     str | None, Allowed("the name of a task, or None"), WithJsonSchema({"anyOf": [_TASKS, {"type": "null"}]})
 ]
-
 Resume = Annotated[bool | _Name | None, Allowed("None, False, True (the newest checkpoint) or a path")]
-
 Device = Annotated[str | None, Allowed("None or a device such as 'cpu' or 'cuda:0'")]
 
 
@@ -290,17 +244,13 @@ class Profile(TypedDict, total=False):
 
 
 _KEYS = "a dict with some of the keys {}, or None"
-
 EarlyStoppingOrNone = Annotated[
     EarlyStopping | None, Allowed(_KEYS.format("monitor, patience, mode, min_delta and baseline"))
 ]
-
 ModelCheckpointOrNone = Annotated[
     ModelCheckpoint | None, Allowed('{"every_n_epoch": n}, {"every_n_iteration": n} or None')
 ]
-
 TensorBoardOrNone = Annotated[TensorBoard | None, Allowed(_KEYS.format("log_dir and comment"))]
-
 ProfileOrNone = Annotated[
     Profile | None,
     BeforeValidator(_profile_of_bool),

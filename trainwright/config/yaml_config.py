@@ -7,11 +7,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import yaml
-
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
-from trainwright.config.yaml_file import Dumper, read_mapping
+from trainwright.config.yaml_file import check_values, read_mapping, to_text
 
 _MARKS = ("name", "config_type")  # identify the kind of file; not fields
 
@@ -100,16 +98,8 @@ class YamlConfig:
             ConfigTypeError: YAML cannot represent a value.
         """
         content = {mark: value for mark in _MARKS if (value := getattr(self, mark))} | _plain(self.to_dict())
-        for key, value in content.items():
-            try:
-                yaml.dump(value, Dumper=Dumper)
-            except yaml.YAMLError as error:
-                raise ConfigTypeError(
-                    f"{type(self).__name__}.{key}: got {type(value).__name__}, which a YAML file cannot hold; "
-                    "use text, numbers, lists and mappings of these."
-                ) from error
-        text: str = yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
-        return text
+        check_values(type(self).__name__, content)
+        return to_text(content)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields and their values, copied."""

@@ -5,13 +5,13 @@ Interpolations may read other keys, but build no nodes.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,13 +22,9 @@ _FLOAT = re.compile(
     r"^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+"
     r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
-
 _INT = re.compile(r"^(?:[-+]?0b[0-1_]+|[-+]?0x[0-9a-fA-F_]+|[-+]?(?:0|[1-9][0-9_]*))$")
-
 MAX_DEPTH = 50  # levels of nesting; the functions that walk a configuration recurse
-
 MAX_REPEATED = 10_000  # values that aliases repeat; ten lines of ten aliases each stand for 10**10 values
-
 _REPLACED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 
 
@@ -98,6 +94,24 @@ for _class in (Loader, Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))
 
 
+def check_values(owner: str, values: Mapping[str, Any], *, or_else: str = "") -> None:
+    """Raise ConfigTypeError, which names the key and ``owner``, if YAML cannot represent a value."""
+    for key, value in values.items():
+        try:
+            yaml.dump(value, Dumper=Dumper)
+        except yaml.YAMLError as error:
+            raise ConfigTypeError(
+                f"{owner}.{key}: got {value!r}, which a YAML file cannot hold; use text, numbers, lists and dicts of"
+                f" these{or_else}."
+            ) from error
+
+
+def to_text(content: Any) -> str:
+    """The content of a file of settings, in their order."""
+    text: str = yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    return text
+
+
 def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
     """The configuration in a YAML file, marked as data."""
     from omegaconf import DictConfig  # here: writing settings does not need it
@@ -150,23 +164,16 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
     if path.exists():
         kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
         raise ConfigError(f"{filename}: this is {kind}; a configuration is read from a regular file.")
-    raise MissingFileError(f"{filename}: there is no such configuration file (working folder: {_working_folder()}).")
-
-
-def _working_folder() -> str:
     try:
-        return os.getcwd()
+        working_folder = os.getcwd()
     except FileNotFoundError:
-        return "deleted"
+        working_folder = "deleted"
+    raise MissingFileError(f"{filename}: there is no such configuration file (working folder: {working_folder}).")
 
 
 MAX_EXPANDED = 10_000  # values that one interpolation may expand to, with those that it refers to
-
 _REFERENCE = re.compile(r"\$\{\s*(?:oc\.[\w.]+:)?\s*([\w.\[\]-]+)")
-
-# An allowlist, because resolvers of the program can do anything with their arguments.
 _ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")
-
 # A dict or list inside ${...}, for example as a resolver's default, looks like one from trusted code.
 _LITERALS = ("DictContainerContext", "ListContainerContext")
 

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigTypeError
 from trainwright.config.secrets import redact, without_secrets
-from trainwright.config.yaml_file import Dumper
+from trainwright.config.yaml_file import to_text
 
 CARD_NAME = "README.md"
 LIBRARY = "trainwright"
@@ -181,9 +179,7 @@ def _settings(config: Any) -> str:
         raise ConfigTypeError(
             f"ModelCard.training_config: got {type(config).__name__}; it must be a mapping, a text, or have to_dict()."
         )
-    kept, _ = without_secrets(_plain(tree))
-    text: str = yaml.dump(kept, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
-    return text
+    return to_text(without_secrets(_plain(tree))[0])
 
 
 def _code(text: str) -> str:

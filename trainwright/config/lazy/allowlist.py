@@ -34,13 +34,11 @@ _OWN_CLASSES = (
     "trainwright.models",
 )
 
+# Single names. Not listed: functions that instantiate or return their arguments (build_optimizer, build_lr_scheduler,
+# to_batch).
 _OWN_NAMES = {
     "trainwright.engine": {"GraphBase"},
     "trainwright.config.torch_names": {"torch_dtype"},
-}
-
-# Not listed: functions that instantiate or return their arguments (build_optimizer, build_lr_scheduler, to_batch).
-_OWN_FUNCTIONS = {
     "trainwright.data": {"collate"},
     "trainwright.optim": {"get_default_optimizer_params", "reduce_param_groups"},
 }
@@ -90,24 +88,21 @@ _TORCH_NAMES = {
 _TORCH_FILES = frozenset({"from_file", "from_buffer", "frombuffer"})
 
 
-def is_trainwright_target(target: Any, *, partial: bool = False) -> bool:
-    """Whether data may name this object of trainwright. ``partial``: it is called later."""
+def _is_trainwright_target(target: Any, *, partial: bool) -> bool:
     if inspect.isclass(target) and any(_is_public(target, package) for package in (*_OWN_CLASSES, "trainwright.optim")):
         return True
-    tables = [_OWN_NAMES, _OWN_FUNCTIONS] if partial else [_OWN_NAMES, _OWN_FUNCTIONS, _OWN_BUILDERS]
+    tables = [_OWN_NAMES] if partial else [_OWN_NAMES, _OWN_BUILDERS]
     if any(_is_one_of(target, package, names) for table in tables for package, names in table.items()):
         return True
     name = getattr(target, "__name__", "")
     return name.startswith("configure_") and _is_public(target, "trainwright.optim")
 
 
-def is_torch_target(target: Any, parent: Any) -> bool:
+def _is_torch_target(target: Any, parent: Any, module: Any) -> bool:
     """Whether data may name this object of torch, an attribute of ``parent``. Methods are not allowed."""
     if not isinstance(parent, ModuleType):
         return False
-    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
-    if module is None and inspect.isbuiltin(target) and isinstance(target.__self__, ModuleType):
-        module = target.__self__.__name__
+    name = getattr(target, "__qualname__", "")
     owner, _, last = name.rpartition(".")
     if module in (None, "torch", "torch._C") and owner == "_VariableFunctionsClass":  # such as torch.zeros
         return last not in _TORCH_FILES
@@ -116,12 +111,11 @@ def is_torch_target(target: Any, parent: Any) -> bool:
     if name in _TORCH_NAMES.get(module, ()):
         return True
     if inspect.isclass(target):
-        return is_below(module, *_TORCH_CLASSES)
+        return _is_below(module, *_TORCH_CLASSES)
     return inspect.isroutine(target) and module in _TORCH_FUNCTIONS
 
 
-def is_below(module: str, *roots: str) -> bool:
-    """Whether ``module`` is one of ``roots`` or a submodule of one."""
+def _is_below(module: str, *roots: str) -> bool:
     return any(module == root or module.startswith(root + ".") for root in roots)
 
 
@@ -153,16 +147,13 @@ _NEVER_WORDS = """
     socketserver ssl subprocess sys sysconfig tempfile threading timeit trace types unittest urllib venv
     webbrowser xmlrpc zipapp zipimport
 """
-
 _NEVER = frozenset(_NEVER_WORDS.split())
 
 # Plain containers of their arguments.
 PLAIN_CONTAINERS: dict[str, Any] = {f"builtins.{kind.__name__}": kind for kind in (dict, list, tuple, set, frozenset)}
 
 _THIRD_PARTY = ("site-packages", "dist-packages")
-
 _allowed_modules: set[str] = set()
-
 _allowed_folders: set[Path] = set()
 
 
@@ -243,7 +234,8 @@ def locate_untrusted(path: str, *, config_file: Path | None = None, partial: boo
     first = path.split(".")[0]
     if is_never_named(path):
         raise _refusal(path)
-    if not (first in {"trainwright", "torch"} or _is_allowed(first) or _is_of_project(first, folders)):
+    is_allowed = any(name.split(".")[0] == first for name in _allowed_modules)
+    if not (first in {"trainwright", "torch"} or is_allowed or _is_of_project(first, folders)):
         raise _refusal(path)
     target = locate(path)
     above = path.rpartition(".")[0]
@@ -267,20 +259,16 @@ def _may_be_called(target: Any, parent: Any, folders: Iterable[Path], *, partial
     if inspect.isbuiltin(target) and module is None and isinstance(target.__self__, ModuleType):
         module = target.__self__.__name__
     if not isinstance(module, str):  # such as torch.zeros have none
-        return is_torch_target(target, parent)
+        return _is_torch_target(target, parent, module)
     if module.split(".")[0] in _NEVER:
         return False
-    if is_below(module, *_allowed_modules):
+    if _is_below(module, *_allowed_modules):
         return True
-    if is_below(module, "trainwright"):
-        return is_trainwright_target(target, partial=partial)
-    if is_below(module, "torch"):
-        return is_torch_target(target, parent)
+    if _is_below(module, "trainwright"):
+        return _is_trainwright_target(target, partial=partial)
+    if _is_below(module, "torch"):
+        return _is_torch_target(target, parent, module)
     return _is_of_project(module, folders)
-
-
-def _is_allowed(first: str) -> bool:
-    return any(name.split(".")[0] == first for name in _allowed_modules)
 
 
 def _is_of_project(module: str, folders: Iterable[Path]) -> bool:

@@ -66,7 +66,8 @@ def find_target(node: Mapping[str, Any] | DictConfig) -> Callable[..., Any]:
     target = _child(node, TARGET)
     if isinstance(target, str):
         # An interpolation may refer to data, so it is treated as data even in a node that code wrote.
-        if is_trusted(node) and not _is_interpolation(raw):
+        is_interpolation = hasattr(raw, "_is_interpolation") and raw._is_interpolation()
+        if is_trusted(node) and not is_interpolation:
             target = locate(target)
         else:
             partial = bool(node.get(PARTIAL, False))
@@ -135,9 +136,8 @@ def _call(node: Mapping[str, Any] | DictConfig, replaced: Mapping[str, Any], pat
         with building_data(is_data or holds_data(node)):
             return target(**kwargs)
     except Exception as error:
-        if _CALLING in "\n".join(
-            [str(error), *getattr(error, "__notes__", ())]
-        ):  # the message names an inner node already
+        shown_already = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        if _CALLING in shown_already:  # the message names an inner node
             raise
         where = _path(node) or path
         message = f"{where}: {_CALLING}" if where else _CALLING
@@ -187,10 +187,6 @@ def _holds_node(value: Any) -> bool:
     if type(value) is dict:
         return _is_node(value) or any(_holds_node(child) for child in value.values())
     return type(value) in (list, tuple) and any(_holds_node(child) for child in value)
-
-
-def _is_interpolation(raw: Any) -> bool:
-    return hasattr(raw, "_is_interpolation") and bool(raw._is_interpolation())
 
 
 def _path(node: Any) -> str:

@@ -10,7 +10,14 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, MissingFileError, did_you_mean
+from trainwright.config.errors import (
+    ConfigError,
+    ConfigKeyError,
+    ConfigTypeError,
+    MissingFileError,
+    did_you_mean,
+    nearest_name,
+)
 from trainwright.config.lazy.configurables import takes_config
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.overrides import apply_overrides
@@ -40,7 +47,10 @@ class LazyCall:
         self._target = target
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> DictConfig:
-        content = {TARGET: _storable(self._target), **self._from_mapping(args), **kwargs}
+        target = self._target
+        if is_structured(target):  # omegaconf would convert it to a section
+            target = dotted_path(target) or functools.partial(target)
+        content = {TARGET: target, **self._from_mapping(args), **kwargs}
         node = DictConfig(content, flags={"allow_objects": True})
         trust(node)
         caller = sys._getframe(1)
@@ -64,13 +74,6 @@ class LazyCall:
         if isinstance(mapping, DictConfig):
             return {str(key): value for key, value in mapping.items_ex(resolve=False)}
         return {str(key): value for key, value in mapping.items()}
-
-
-def _storable(target: Any) -> Any:
-    """A class that omegaconf would convert to a section is stored as its dotted path."""
-    if is_structured(target):
-        return dotted_path(target) or functools.partial(target)
-    return target
 
 
 # The names of the sections, with an example of each.
@@ -129,18 +132,16 @@ def get_config(name: str) -> DictConfig:
         own: DictConfig = LazyConfig.load(name)
         return own
     if name not in there:
-        nearest = did_you_mean(name, there)
-        hint = f" {nearest}" if nearest.startswith("Did") else ""
         raise MissingConfigError(
-            f"{name!r} is not available in trainwright's configs.{hint} Available: {', '.join(there)}."
+            f"{name!r} is not available in trainwright's configs.{nearest_name(name, there)}"
+            f" Available: {', '.join(there)}."
         )
     config: DictConfig = LazyConfig.load(_FOLDER / name)
     if "train" in config:
         mark_default(config.train, "train_iter")  # replaced by train_epoch, if that is set
+        # Those of the default metric: other metrics may have another direction.
         mark_default(config.train.evaluation, "eval_metric")
-        mark_default(
-            config.train.evaluation, "eval_mode"
-        )  # of the default metric; other metrics may have another direction
+        mark_default(config.train.evaluation, "eval_mode")
     return config
 
 

@@ -36,16 +36,16 @@ def apply_overrides(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """
     parsed = [(text, _parse(text)) for text in overrides]
     for text, override in parsed:
-        keys = override.key_or_group.split(".")
+        key = override.key_or_group
+        keys = key.split(".")
         try:
             if override.is_delete():
-                if not (
-                    _is_absent(cfg, override.key_or_group) and drop_other_name(cfg, override.key_or_group, delete=True)
-                ):
+                is_absent = OmegaConf.select(cfg, key, throw_on_resolution_failure=False) is None
+                if not (is_absent and drop_other_name(cfg, key, delete=True)):
                     _delete(cfg, keys, override, text)
-                    drop_other_name(cfg, override.key_or_group, delete=True)
+                    drop_other_name(cfg, key, delete=True)
             else:
-                drop_other_name(cfg, override.key_or_group, override.value())
+                drop_other_name(cfg, key, override.value())
                 _set(cfg, keys, override.value(), text)
         except (OmegaConfBaseException, RecursionError) as error:
             raise ConfigTypeError(f"override {text[:200]!r}: {str(error).splitlines()[0]}") from error
@@ -177,10 +177,6 @@ def _own_key(node: Any, keys: list[str], text: str) -> Any:
     if last.isdigit() and last not in raw_children(node) and int(last) in raw_children(node):
         return int(last)
     return last
-
-
-def _is_absent(cfg: DictConfig, key: str) -> bool:
-    return OmegaConf.select(cfg, key, throw_on_resolution_failure=False) is None
 
 
 def _nearest(name: str, there: Iterable[Any]) -> str:

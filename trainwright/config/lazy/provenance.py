@@ -121,8 +121,10 @@ def trust(node: DictConfig) -> None:
 
 def distrust(node: Any) -> None:
     """Mark ``node`` and every container in it as data, so that a part that is moved elsewhere stays marked."""
-    for container in _containers(node):
-        container._set_flag(_UNTRUSTED, True)
+    if isinstance(node, DictConfig | ListConfig):
+        node._set_flag(_UNTRUSTED, True)
+        for child in raw_children(node).values():
+            distrust(child)
 
 
 def distrust_only(node: DictConfig) -> None:
@@ -156,13 +158,6 @@ def building_data(active: bool = True) -> Iterator[None]:
         yield
     finally:
         _building_data.reset(token)
-
-
-def _containers(node: Any) -> Iterator[DictConfig | ListConfig]:
-    if isinstance(node, DictConfig | ListConfig):
-        yield node
-        for child in raw_children(node).values():
-            yield from _containers(child)
 
 
 def raw_children(node: DictConfig | ListConfig) -> dict[Any, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
-from trainwright.config.errors import ConfigImportError, did_you_mean
+from trainwright.config.errors import ConfigImportError, nearest_name
 from trainwright.config.lazy.configurables import is_configurable
 
 _TORCH_HOMES = ("torch.nn.functional", "torch.linalg", "torch.special", "torch.fft")
@@ -93,14 +93,12 @@ def _leads_to(module: ModuleType | None, name: str, obj: Any) -> bool:
 def _import(name: str, path: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
             raise ConfigImportError(
                 f"{path!r}: there is no module {name!r}. Is its folder on sys.path, or the package installed?",
                 name=name,
             ) from error
-        raise ConfigImportError(f"{path!r}: importing {name!r} failed: {error}.") from error
-    except ImportError as error:
         raise ConfigImportError(f"{path!r}: importing {name!r} failed: {error}.") from error
 
 
@@ -113,9 +111,7 @@ def _import_submodule(parent: Any, part: str, before: str, path: str) -> ModuleT
             if error.name != submodule:
                 raise ConfigImportError(f"{path!r}: importing {submodule!r} failed: {error}.") from error
     public = [name for name in dir(parent) if not name.startswith("_")]
-    nearest = did_you_mean(part, public)
-    hint = f" {nearest}" if nearest.startswith("Did") else ""
-    raise ConfigImportError(f"{path!r}: {before!r} has no {part!r}.{hint}")
+    raise ConfigImportError(f"{path!r}: {before!r} has no {part!r}.{nearest_name(part, public)}")
 
 
 _MAX_SHOWN = 200  # characters of a signature in a message
@@ -143,10 +139,13 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
     signature = signature_of(target, given)
     if signature is None:
         return {}
-    return {
-        name: f"{_signature_text(target, signature)} takes no argument {name!r}. {_nearest(name, signature)}".rstrip()
-        for name in _unknown(signature, given)
-    }
+    parameters = signature.parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return {}
+    taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    text = f"{_signature_text(target, signature)} takes no argument"
+    # The message shows the signature, so only the nearest parameter is named.
+    return {n: f"{text} {n!r}.{nearest_name(n, signature.parameters)}" for n in given if n not in taken}
 
 
 def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspect.Signature | None:
@@ -160,20 +159,6 @@ def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspe
         return inspect.signature(target, follow_wrapped=is_configurable(target) and "cfg" not in names)
     except (ValueError, TypeError):
         return None
-
-
-def _unknown(signature: inspect.Signature, names: Iterable[str]) -> list[str]:
-    parameters = signature.parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return []
-    taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return [name for name in names if name not in taken]
-
-
-def _nearest(name: str, signature: inspect.Signature) -> str:
-    """The nearest parameter. The message shows the signature, so the others are not listed."""
-    hint = did_you_mean(name, signature.parameters)
-    return hint if hint.startswith("Did") else ""
 
 
 def _signature_text(target: Callable[..., Any], signature: inspect.Signature) -> str:

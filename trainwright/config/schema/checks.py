@@ -50,7 +50,11 @@ def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[
 
 
 def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence[str]) -> str:
-    by = [text for text in overrides if _touches(canonical_key(override_key(text)), fault.path)]
+    def touches(text: str) -> bool:
+        key = canonical_key(override_key(text))
+        return key == fault.path or fault.path.startswith(key + ".") or key.startswith(fault.path + ".")
+
+    by = [text for text in overrides if touches(text)]
     if not by and (text := override_at(cfg, fault.path)) is not None:
         by = [text]
     if by:
@@ -59,10 +63,6 @@ def _line(cfg: DictConfig, fault: Fault, source: str | None, overrides: Sequence
         file = fault.origin or source
         place = f" (in {shown(file)})" if file else ""
     return f"{fault.path}{place}: {fault.text}"
-
-
-def _touches(key: str, path: str) -> bool:
-    return key == path or path.startswith(key + ".") or key.startswith(path + ".")
 
 
 def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
@@ -111,13 +111,9 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
     if not {"train", "test", TARGET} & set(given):
         has = f" The section has {', '.join(given)}." if given else ""
         yield Fault("dataloader.train", f"missing, and so is dataloader.test.{has}", kind=ConfigKeyError)
-    test = _get(loaders, "test")
-    if isinstance(test, DictConfig):
-        yield Fault(
-            "dataloader.test",
-            "got one loader; it must be a list of them. Write [LazyCall(...)(...)].",
-            ConfigTypeError,
-        )
+    if isinstance(_get(loaders, "test"), DictConfig):
+        text = "got one loader; it must be a list of them. Write [LazyCall(...)(...)]."
+        yield Fault("dataloader.test", text, ConfigTypeError)
 
 
 def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
@@ -186,8 +182,7 @@ def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
 
 def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
     for path in _BUILT:
-        section = _get(cfg, path)
-        yield from _node_faults(section, path, also=_ALSO_ACCEPTED.get(path, set()))
+        yield from _node_faults(_get(cfg, path), path, also=_ALSO_ACCEPTED.get(path, set()))
 
 
 def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozenset()) -> Iterator[Fault]:
@@ -239,14 +234,13 @@ def _missing_fault(where: str) -> Fault:
     return Fault(where, text, ConfigKeyError)
 
 
-def _get(section: Any, path: str, default: Any = None) -> Any:
+def _get(section: Any, path: str) -> Any:
     if not isinstance(section, DictConfig):
-        return default
+        return None
     try:
-        found = OmegaConf.select(section, path, throw_on_missing=False)
+        return OmegaConf.select(section, path, throw_on_missing=False)
     except OmegaConfBaseException:  # reported by the check of this key
-        return default
-    return default if found is None else found
+        return None
 
 
 def _is_one_typo_apart(name: str, known: str) -> bool:

@@ -7,10 +7,10 @@ import copy
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
@@ -21,10 +21,9 @@ from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.training.aliases import ALIASES, field_of
 from trainwright.config.training.field_resolution import CHECKS, Draft
 from trainwright.config.training.metric_config import plain, read_only
-from trainwright.config.yaml_file import Dumper, load_yaml
+from trainwright.config.yaml_file import check_values, load_yaml, to_text
 
 _MOST_WORKERS = 8
-
 # The headings under which a YAML file, the help and the reference page show the settings.
 CATEGORIES = ("train", "learning", "metrics", "logging", "checkpoint", "callback", "device")
 
@@ -57,19 +56,15 @@ def _resolve(settings: Mapping[str, Any]) -> dict[str, Any]:
         found["eval_batch_size"] = found["batch_size"]
     if found["dataloader_num_workers"] == -1:
         found["dataloader_num_workers"] = min(os.cpu_count() or 1, found["batch_size"], _MOST_WORKERS)
-    if found["early_stopping"] is not None:
-        found["early_stopping"] = _complete_early_stopping(found["early_stopping"])
+    if (given := found["early_stopping"]) is not None:
+        # The better direction depends on the monitor: "auto" derives it from the name that the user sets.
+        mode = "auto" if "monitor" in given else "max"
+        found["early_stopping"] = {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **given}
     if found["tensorboard"] is not None:
         found["tensorboard"] = {"log_dir": None, "comment": "", **found["tensorboard"]}
     if found["profile"] is not None:
         found["profile"] = {"wait": 10, "warmup": 2, "active": 3, "repeat": 1, **found["profile"]}
     return found
-
-
-def _complete_early_stopping(given: Mapping[str, Any]) -> dict[str, Any]:
-    # The better direction depends on the monitor: "auto" derives it from the name that the user sets.
-    mode = "auto" if "monitor" in given else "max"
-    return {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **given}
 
 
 AnyPath = str | os.PathLike[str]
@@ -274,10 +269,10 @@ class CheckedConfig(BaseModel):
     __hash__ = None  # type: ignore[assignment]  # it can be changed
 
     def __reduce__(self) -> Any:  # for copies and for processes that read data
-        return _rebuild, (type(self), self._fields_given())
+        return partial(type(self), **self._fields_given()), ()
 
     def __copy__(self, memo: Any = None) -> Self:
-        return _rebuild(type(self), self._fields_given())  # a check copies dicts and lists
+        return type(self)(**self._fields_given())  # a check copies dicts and lists
 
     __deepcopy__ = __copy__
 
@@ -292,28 +287,18 @@ def _build(kind: type[T], draft: Draft, source: str = "") -> T:
     return config
 
 
-def _rebuild(kind: type[T], given: dict[str, Any]) -> T:
-    return kind(**given)
-
-
 def write_settings(path: str | os.PathLike[str], settings: Mapping[str, Any], kind: type[BaseModel]) -> None:
     """Write plain settings by category, with ``???`` for secrets and one warning that names them.
 
     Raises:
         ConfigError: YAML cannot represent a value, such as a function.
     """
+    check_values(kind.__name__, settings, or_else=", or pass the object to the Trainer")
     content: dict[str, dict[str, Any]] = {category: {} for category in CATEGORIES}
     for name, value in settings.items():
-        try:
-            yaml.dump(value, Dumper=Dumper)
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"{kind.__name__}.{name}: got {value!r}, which a YAML file cannot hold; use text, numbers, lists and"
-                " dicts of these, or pass the object to the Trainer."
-            ) from error
         content[category_of(kind.model_fields[name])][name] = value
     shown, hidden = without_secrets({category: named for category, named in content.items() if named})
-    atomic_write(path, yaml.dump(shown, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000).encode())
+    atomic_write(path, to_text(shown).encode())
     warn_of_hidden(hidden, path)
 
 

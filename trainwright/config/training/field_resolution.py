@@ -1,6 +1,7 @@
 """Resolution of settings: names and aliases are mapped to fields, values are checked, and faults are collected."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -159,21 +160,12 @@ def _check_rates(draft: Draft) -> None:
             draft.settings[field] = inner
 
 
-def _check_optimizer(draft: Draft) -> None:
-    _check_torch_name(draft, "optimizer", "optimizer")
-
-
-def _check_loss(draft: Draft) -> None:
-    if draft.settings["loss"] is not None:
-        _check_torch_name(draft, "loss", "loss")
-
-
-def _check_torch_name(draft: Draft, field: str, kind: str, also: dict[str, Any] | None = None) -> None:
-    given, value = draft.given.get(field), draft.settings[field]
+def _check_torch_name(draft: Draft, field: str, kind: str | None = None, also: Mapping[str, Any] | None = None) -> None:
+    given, value, kind = draft.given.get(field), draft.settings[field], kind or field
     if isinstance(given, GivenName):
         draft.settings[field] = given  # pydantic converted it to str
         return
-    if value == CUSTOM:
+    if value is None or value == CUSTOM:
         return
     if isinstance(value, dict) and "name_" not in value:
         draft.refuse(field, f"got {value!r}, which lacks the key 'name_': {{\"name_\": name, ...}}.")
@@ -198,7 +190,7 @@ def _check_lr_scheduler(draft: Draft) -> None:
     if twice:
         draft.refuse("lr_scheduler_kwargs", f"got {', '.join(twice)}, which lr_scheduler has too. Give one of them.")
     else:
-        _check_torch_name(draft, "lr_scheduler", "lr_scheduler", arguments)
+        _check_torch_name(draft, "lr_scheduler", also=arguments)
 
 
 def _check_scheduling_steps(draft: Draft) -> None:
@@ -303,8 +295,8 @@ def _check_device(draft: Draft) -> None:
 
 CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("learning_rate", "weight_decay", "optimizer"), _check_rates),
-    (("optimizer",), _check_optimizer),
-    (("loss",), _check_loss),
+    (("optimizer",), partial(_check_torch_name, field="optimizer")),
+    (("loss",), partial(_check_torch_name, field="loss")),
     (("lr_scheduler", "lr_scheduler_kwargs"), _check_lr_scheduler),
     (("lr_scheduler", "lr_scheduling_steps"), _check_scheduling_steps),
     (("lr_scheduler", "lr_scheduler_type"), _check_one_schedule),

@@ -12,15 +12,15 @@ from trainwright.config.enums import GivenName
 from trainwright.config.errors import ConfigTypeError, error_of
 from trainwright.config.validation import Allowed, faults_of
 
+_READ_ONLY = "This {} belongs to a configuration, which checks every change: assign a new one, for example config.{}."
+
 
 class ReadOnlyDict(dict[str, Any]):
     """A read-only dict. A copy is a plain dict."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigTypeError(
-            "This dict belongs to a configuration, which checks every change: assign a new one, for example"
-            " config.early_stopping = {**config.early_stopping, 'patience': 2}."
-        )
+        example = "early_stopping = {**config.early_stopping, 'patience': 2}"
+        raise ConfigTypeError(_READ_ONLY.format("dict", example))
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
@@ -35,10 +35,7 @@ class ReadOnlyList(list[Any]):
     """A read-only list. A copy is a plain list."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigTypeError(
-            "This list belongs to a configuration, which checks every change: assign a new one, for example"
-            " config.metrics = [*config.metrics, 'F1Score']."
-        )
+        raise ConfigTypeError(_READ_ONLY.format("list", "metrics = [*config.metrics, 'F1Score']"))
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse
