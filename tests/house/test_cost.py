@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.data import ColumnDataset, build_image_train_loader, sampler
+from trainwright.data import ColumnDataset, build_image_train_loader, order
 from trainwright.hooks import HookBase
 
 BATCH, FEATURES, CLASSES = 32, 32, 10
 LOG_EVERY = 20
 STEPS = 3 * LOG_EVERY
-OF_THE_ORDER = sampler.__file__  # reads indices of samples, which never leave the host
+OF_THE_ORDER = order.__file__  # reads indices of samples, which never leave the host
 WARM = 10  # steps in which things are done once
 
 
