@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import build_image_train_loader
@@ -57,9 +58,13 @@ def make_batches() -> list[list[dict[str, Tensor]]]:
     ]
 
 
-def by_hand(accumulation: int = 1, weigh: Callable[[int, int], float] | None = None) -> Net:
-    """One process: the loss of an update is the mean over all samples of both, or weighted by ``weigh(n, total)``."""
+def by_hand(accumulation: int = 1, weigh: Callable[[int, int], float] | None = None, decay: float | None = None) -> Net:
+    """One process: the loss of an update is the mean over all samples of both, or weighted by ``weigh(n, total)``.
+
+    With ``decay`` the average of the weights.
+    """
     model, both = make_net(), make_batches()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay or 0.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for start in range(0, len(both), accumulation):
         batches = [batch for pair in both[start : start + accumulation] for batch in pair]
@@ -69,7 +74,8 @@ def by_hand(accumulation: int = 1, weigh: Callable[[int, int], float] | None = N
             (model(**batch)["loss"] * (n / total if weigh is None else weigh(n, total))).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model
+        average.update_parameters(model)
+    return model if decay is None else average.module
 
 
 def config_files(accumulation: int = 1, kind: Any = EagerTrainer) -> tuple[Net, Any]:
@@ -80,7 +86,7 @@ def config_files(accumulation: int = 1, kind: Any = EagerTrainer) -> tuple[Net, 
     return model, trainer
 
 
-def python_api(accumulation: int = 1) -> tuple[Net, Any]:
+def python_api(accumulation: int = 1, ema: dict[str, Any] | None = None) -> tuple[Net, Any]:
     model = make_net()
     loader = [pair[get_rank()] for pair in make_batches()]
     name = f"python-{accumulation}"
@@ -93,6 +99,7 @@ def python_api(accumulation: int = 1) -> tuple[Net, Any]:
         lr_scheduler_type=None,
         save_enabled=False,
         progress_bar=False,
+        ema=ema,
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     trainer = Trainer(model, config, train_dataloader=loader, optimizer=optimizer)
@@ -175,6 +182,8 @@ def main() -> None:
     model, _ = config_files(kind=OwnUpdate)
     compare("own update", model, by_hand())
     compare("graph mode", graph_mode(), by_hand())
+    model, _ = python_api(ema={"decay": 0.5})
+    compare("average", model, by_hand(decay=0.5))
     found["logged"] = logged()
     if get_rank() == 0:
         (FOLDER / "found.json").write_text(json.dumps(found))

@@ -52,6 +52,8 @@ class Checkpointer:
         save_dir: the folder of the checkpoints; "" if nothing will be saved.
         save_to_disk: with False, `save` collects the state and writes nothing.
         attachments: returns additional files by name, such as a ``README.md``, to store in each checkpoint.
+        weights: returns the module whose weights are saved as the model's, if it is not ``model``, such as a
+            copy with averaged weights. Weights are always loaded into ``model``.
         asynchronous: `save` returns when the state is copied in memory; a background thread writes the copy. With
             False it returns when the state is on disk, and needs no memory for a copy.
         checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is ignored.
@@ -68,6 +70,7 @@ class Checkpointer:
         save_to_disk: bool = True,
         asynchronous: bool = True,
         attachments: Callable[[], Mapping[str, bytes]] | None = None,
+        weights: Callable[[], nn.Module] | None = None,
         **checkpointables: Stateful | None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -77,6 +80,7 @@ class Checkpointer:
         self.save_to_disk = save_to_disk
         self.asynchronous = asynchronous
         self.attachments = attachments
+        self._weights: Callable[[], nn.Module] = weights or (lambda: self.model)
         self._writer = CheckpointWriter(self.save_dir)
         weakref.finalize(self, self._writer.log_failure)
         self.checkpointables: dict[str, Stateful] = {}
@@ -141,7 +145,7 @@ class Checkpointer:
                 raise CheckpointError("Checkpointer.save: save_dir is empty; set it to the folder for checkpoints.")
             _check_iteration(extra)
             attached = self.attachments() if self.attachments is not None and self._is_writer else {}
-            files: Mapping[str, Writer] = serialize(self.model, self.checkpointables, extra, attached)
+            files: Mapping[str, Writer] = serialize(self._weights(), self.checkpointables, extra, attached)
             if self._is_writer:
                 iteration = extra.get("iteration")
                 if keep_trained:
@@ -278,7 +282,7 @@ class Checkpointer:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
         """
         with raised_together():
-            files = serialize(self.model, self.checkpointables, {})
+            files = serialize(self._weights(), self.checkpointables, {})
             if reserve and self.asynchronous and self._is_writer:
                 self._writer.reserve(files)
 

@@ -147,7 +147,7 @@ def _check_lazy(value: Any) -> Any:
     return value
 
 
-def _profile_of_bool(value: Any) -> Any:
+def _settings_of_bool(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
@@ -243,6 +243,25 @@ class Profile(TypedDict, total=False):
     all_ranks: YesNo
 
 
+class Ema(TypedDict, total=False):
+    """Which average of the weights is evaluated and saved."""
+
+    decay: Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1), such as 0.999")]
+    average: Annotated[Literal["exponential", "equal"], Allowed("'exponential' or 'equal'")]
+    start: Annotated[_AtLeastZero | _Fraction, Allowed("a whole number >= 0, or a fraction of the steps such as 0.75")]
+    every: Annotated[_AtLeastOne | _Fraction, Allowed("a whole number >= 1, or a fraction of the steps such as 0.01")]
+    buffers: YesNo
+
+
+def ema_fault(ema: Mapping[str, Any] | None) -> str | None:
+    """The text of the error if settings of an average contradict each other."""
+    for name in ("decay", "buffers"):
+        if ema and ema.get("average") == "equal" and ema.get(name):
+            why = "an equal average has no decay" if name == "decay" else "the statistics are computed at the end"
+            return f"got average='equal' with {name}={ema[name]!r}, but {why}. Give one of them."
+    return None
+
+
 _KEYS = "a dict with some of the keys {}, or None"
 EarlyStoppingOrNone = Annotated[
     EarlyStopping | None, Allowed(_KEYS.format("monitor, patience, mode, min_delta and baseline"))
@@ -253,6 +272,12 @@ ModelCheckpointOrNone = Annotated[
 TensorBoardOrNone = Annotated[TensorBoard | None, Allowed(_KEYS.format("log_dir and comment"))]
 ProfileOrNone = Annotated[
     Profile | None,
-    BeforeValidator(_profile_of_bool),
+    BeforeValidator(_settings_of_bool),
     Allowed(f"True, False, {_KEYS.format('wait, warmup, active, repeat and others of a ProfileHook')}"),
+]
+
+EmaOrNone = Annotated[
+    Ema | None,
+    BeforeValidator(_settings_of_bool),
+    Allowed(f"True, False, {_KEYS.format('decay, average, start, every and buffers')}"),
 ]

@@ -15,8 +15,8 @@ recursion.
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 from omegaconf import ListConfig
@@ -25,7 +25,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.order import sample_lengths
-from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
+from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 logger = logging.getLogger("trainwright.data")
@@ -46,6 +46,22 @@ def set_position(data_loader: Any, consumed_samples: int) -> None:
             type(data_loader).__name__,
             consumed_samples,
         )
+
+
+def one_pass(data_loader: Any) -> Iterable[Any]:
+    """Batches of a training loader's data set: in order, without the last shorter one, the same on all ranks.
+
+    A user's own loader is read once, as it is.
+    """
+    sampler = getattr(data_loader, "batch_sampler", None)
+    if not isinstance(sampler, CyclicSampler | EpochSampler):
+        return islice(data_loader, len(data_loader))
+    size = sampler.micro_batch_size if isinstance(sampler, CyclicSampler) else sampler.batch_size
+    size = min(size, len(data_loader.dataset))
+    once = SingleRoundSampler(data_loader.dataset, size, drop_last=True)
+    return make_loader(
+        data_loader.dataset, once, seed=0, num_workers=0, collate_fn=data_loader.collate_fn, loader_options={}
+    )
 
 
 _SET_BY_LOADER = ("dataset", "micro_batch_size", "consumed_samples", "data_parallel_rank", "data_parallel_size")

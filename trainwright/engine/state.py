@@ -54,15 +54,16 @@ class TrainingState:
         self._loaded: dict[str, Any] | None = None
         self._outside: dict[str, Any] | None = None  # loaded, but not copied yet
 
-    def with_parts(self, optimizer: Any, lr_scheduler: Any, grad_scaler: Any) -> dict[str, Any]:
+    def with_parts(self, optimizer: Any, lr_scheduler: Any, grad_scaler: Any, average: Any = None) -> dict[str, Any]:
         """What a checkpoint holds beside the model, by name; parts that are None are left out.
 
-        A resume requires the same classes. The training state is first: it decides whether the others can be restored.
+        A resume requires the same classes. With an ``average`` of the weights, the model's file holds it. The
+        training state is first: it decides whether the others can be restored.
         """
         parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler, "grad_scaler": grad_scaler}
         there = {name: part for name, part in parts.items() if part is not None}
         self._classes = {name: type(part).__name__ for name, part in there.items()}
-        return {"trainer": self, **there}
+        return {"trainer": self, **there, **({} if average is None else {"training_weights": average})}
 
     def state_dict(self) -> dict[str, Any]:
         for hook in self._trainer._hooks:

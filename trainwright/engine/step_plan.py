@@ -1,5 +1,6 @@
 """Which micro-batches form which update. No accumulation window crosses the end of an epoch."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
@@ -73,6 +74,11 @@ def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulati
         batch_size=batch_size,
         samples_per_epoch=samples,
     )
+
+
+def steps_of(period: int | float | None, total_steps: int) -> int:
+    """A period in steps, which may be given as a fraction of all steps; 0: never."""
+    return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
 
 
 def _num_batches(loader: Any) -> int:

@@ -72,6 +72,7 @@ VALUES: dict[str, list[Any]] = {
     "progress_bar": [False],
     "float32_matmul_precision": [None, "highest", "high", "medium"],
     "profile": [None, True, False, {}, {"wait": 0, "with_stack": True}],
+    "ema": [None, True, False, {}, {"decay": 0.9, "buffers": True}, {"average": "equal", "start": 0.75, "every": 10}],
     "save_enabled": [False],
     "save_steps": [None, 0, 10, 0.1, 1.0],
     "checkpoints_dir": ["saved"],

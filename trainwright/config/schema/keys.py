@@ -13,6 +13,7 @@ from trainwright.config.validation import (
     CountOrNone,
     CountOrZero,
     CountOrZeroOrNone,
+    EmaOrNone,
     Lazy,
     MatmulPrecision,
     NonFinite,
@@ -107,6 +108,7 @@ class Train(TypedDict, total=False):
     load_weight: TextOrNone
     log_period: Count
     non_finite: NonFinite
+    ema: EmaOrNone
     profile: ProfileOrNone
     float32_matmul_precision: MatmulPrecision
     scheduler: Lazy

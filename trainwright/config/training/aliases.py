@@ -112,6 +112,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "model_checkpoint": _NO,
     "tensorboard": _NO,
     "profile": _NO | {True: {}},
+    "ema": _NO | {True: {}},
 }
 _NAMED = ("optimizer", "lr_scheduler", "lr_scheduler_type")
 
@@ -170,6 +171,10 @@ FOREIGN = {
     "greater_is_better": "nothing, it follows from the metric; or metrics=[MetricConfig(name, objective='maximize')]",
     "report_to": "tensorboard={'log_dir': ...}, or None",
     "optim": "optimizer",
+    "ema_decay": "ema={'decay': 0.999}",
+    "model_ema": "ema={'decay': 0.999}",
+    "model_ema_decay": "ema={'decay': 0.999}",
+    "swa": "ema={'average': 'equal', 'start': 0.75}",
     "callbacks": "Trainer(..., callbacks=[...])",
     "compute_metrics": "metrics=[...], or Trainer(..., metrics_handler=...)",
     "early_stopping_patience": "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}",

@@ -176,6 +176,12 @@ class TrainingConfig(CheckedConfig):
     non_finite: types.NonFinite = setting(
         "stop", "learning", "What to do if a loss or the gradients become NaN or infinite."
     )
+    ema: types.EmaOrNone = setting(
+        None,
+        "learning",
+        "Evaluate and save an average of the weights: {'decay': 0.999} (EMA), or {'average': 'equal', 'start': 0.75}"
+        " (SWA).",
+    )
     metric_for_best_model: types.Key = setting(
         "loss",
         "metrics",

@@ -3,6 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete
 from trainwright.data.collate import to_batch
-from trainwright.data.loaders import build_image_test_loader, set_position
+from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
@@ -39,9 +40,10 @@ from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed, log_to_console
 from trainwright.engine.state import TrainingState
+from trainwright.engine.step_plan import steps_of
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from trainwright.evaluation.loop import evaluate_loaders
+from trainwright.evaluation.loop import evaluate_loaders, preserve_rng
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks import (
@@ -58,7 +60,9 @@ from trainwright.hooks import (
 )
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.weight_average import averaging_hook
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
+from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
 from trainwright.parallel.precision import apply_autocast
 from trainwright.parallel.recompute import recompute_blocks
@@ -111,8 +115,13 @@ class DefaultTrainer(TrainerBase):
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
-        states = self._state.with_parts(self.optimizer, self.lr_scheduler, grad_scaler)
-        saving = {"save_to_disk": is_main_process(), "asynchronous": cfg.train.checkpointer.asynchronous}
+        self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema)
+        states = self._state.with_parts(self.optimizer, self.lr_scheduler, grad_scaler, self._average)
+        saving: dict[str, Any] = {"save_to_disk": is_main_process()}
+        saving |= {"asynchronous": cfg.train.checkpointer.asynchronous}
+        self._evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
+        if self._average is not None:
+            saving["weights"], self._evaluated_weights = self._average.saved_model, self._average.applied
         self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
@@ -124,7 +133,7 @@ class DefaultTrainer(TrainerBase):
         # Hooks that every run needs, around those that a user may change.
         precision = cfg.train.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
-        self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
+        self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite), self._averaging_hook()])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
@@ -306,7 +315,8 @@ class DefaultTrainer(TrainerBase):
         if iterate:
             return iterate_predictions(self.model, read_batches(), self._predict_batch, device=self.device)
         rounds = num_rounds(loader)
-        return predict(self.model, read_batches, self._predict_batch, device=self.device, num_batches=rounds)
+        with self._evaluated_weights():
+            return predict(self.model, read_batches, self._predict_batch, device=self.device, num_batches=rounds)
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the latest checkpoint of the folder, or start with the weights of ``train.load_weight``."""
@@ -383,7 +393,22 @@ class DefaultTrainer(TrainerBase):
 
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
-        return self.test(self.cfg, self.test_loader, self.model, evaluator)
+        with self._evaluated_weights():
+            return self.test(self.cfg, self.test_loader, self.model, evaluator)
+
+    def _averaging_hook(self) -> HookBase | None:
+        if self._average is None:
+            return None
+        ema = self.cfg.train.ema
+        start, every = (steps_of(ema.get(name, 0), self.max_iter) for name in ("start", "every"))
+        is_due = (lambda: self.iter >= start and (self.iter + 1) % (every or 1) == 0) if start or every else None
+        return averaging_hook(self._average, ema, is_due, self._update_statistics, self.max_iter)
+
+    def _update_statistics(self, average: WeightAverage) -> None:
+        with preserve_rng(self.device):
+            average.update_statistics(
+                lambda: map(self._get_batch, one_pass(self.train_loader)), lambda batch: self.model(**batch)
+            )
 
     def _predict_batch(self, batch: Mapping[str, Any]) -> Any:
         try:

@@ -1,6 +1,7 @@
 """Attributes of the Python API's trainer, and the methods that its modules call on each other."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
 from trainwright.engine.update import Update
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
+from trainwright.optim.weight_average import WeightAverage
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -75,6 +77,8 @@ class TrainerShared(TrainerBase):
     _run_callbacks: RunCallbacks
     accelerator: Any
     _built_in_callbacks: list[Callback]
+    _average: WeightAverage | None = None
+    _evaluated_weights: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations
 
     @cached_property
     def metrics_handler(self) -> Any:

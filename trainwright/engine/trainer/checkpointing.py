@@ -181,8 +181,13 @@ class SavingTrainer(TrainerShared):
             asynchronous=False,
             save_to_disk=is_main_process(),
             attachments=self._attachments,
+            weights=self._saved_model,
             **self.checkpointer.checkpointables,
         )
+
+    def _saved_model(self) -> nn.Module:
+        """The module whose weights checkpoints hold as the model's."""
+        return self.model if self._average is None else self._average.saved_model()
 
     def _attachments(self) -> Mapping[str, bytes]:
         """Files stored with the weights: the model's config, its preprocessor and its card."""

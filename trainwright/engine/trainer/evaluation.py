@@ -207,7 +207,7 @@ class EvaluatingTrainer(TrainerShared):
         if loader is dataset and loaders.is_dataset(dataset):
             parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, dataset)
             loader = self.create_eval_dataloader(dataset)
-        with self._replaced_model(dataset if is_by_model else self.model):
+        with self._evaluated_weights(), self._replaced_model(dataset if is_by_model else self.model):
             results = self._score(loader)
         if not is_by_model and logs is None:
             return results
@@ -265,7 +265,7 @@ class EvaluatingTrainer(TrainerShared):
         Training calls this method only if it is overridden; otherwise it reuses the outputs of the step.
         """
         with evaluation_mode(model):
-            outputs = _forward(model, inputs)
+            outputs = forward(model, inputs)
         comparison = self._find_comparison_in_training(outputs, inputs, None)
         self.metrics_handler.update(*comparison.aligned(predictions_of(outputs), target_of(inputs)))
         return next(iter(self.metrics_handler.compute().values()), float("nan"))
@@ -285,7 +285,7 @@ class EvaluatingTrainer(TrainerShared):
         """
         if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
             batch = to_batch(data, self.device)
-            with evaluation_mode(self.model):
+            with self._evaluated_weights(), evaluation_mode(self.model):
                 return self.predict_step(batch)
         loader = data
         if loaders.is_dataset(data):
@@ -294,13 +294,14 @@ class EvaluatingTrainer(TrainerShared):
         if iterate:
             batches = map(self.prepare_input_batch, loaders.batches_of_rank(loader))
             return iterate_predictions(self.model, batches, self.predict_step, device=self.device)
-        return predict(
-            self.model,
-            lambda: map(self.prepare_input_batch, loaders.batches_of_rank(loader)),
-            self.predict_step,
-            device=self.device,
-            num_batches=loaders.num_rounds(loader),
-        )
+        with self._evaluated_weights():
+            return predict(
+                self.model,
+                lambda: map(self.prepare_input_batch, loaders.batches_of_rank(loader)),
+                self.predict_step,
+                device=self.device,
+                num_batches=loaders.num_rounds(loader),
+            )
 
     def predict_step(self, batch: Any) -> Any:
         """The outputs of :meth:`predict` for one batch: those of the model, or of its ``generate``, as in evaluations.
@@ -309,7 +310,7 @@ class EvaluatingTrainer(TrainerShared):
         """
         if self._generates() and isinstance(batch, Mapping):
             return _generated(self.model, batch)
-        return _forward(self.model, batch)
+        return forward(self.model, batch)
 
     @property
     def metric(self) -> Any:
@@ -346,7 +347,8 @@ class EvaluatingTrainer(TrainerShared):
         self._is_watched = True
         try:
             self._evaluated_step = self.state.global_step
-            return self._call_evaluate()
+            with self._evaluated_weights():
+                return self._call_evaluate()
         finally:
             self._is_watched = False
 
@@ -445,7 +447,7 @@ def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if takes_all or name in parameters}
 
 
-def _forward(model: Any, batch: Any) -> Any:
+def forward(model: Any, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         taken = _arguments_for(model.forward, batch)
         try:

@@ -1,7 +1,6 @@
 """Setup of a run of the Python API: its plan, its state and its hooks; what precedes and follows its steps."""
 
 import logging
-import math
 import sys
 import weakref
 from functools import partial
@@ -12,12 +11,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.loaders import one_pass
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_summary import facts_of_objects, training_info
 from trainwright.engine.state import TrainerState
-from trainwright.engine.step_plan import make_plan
+from trainwright.engine.step_plan import make_plan, steps_of
 from trainwright.engine.trainer import optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.best_metric import (
@@ -28,9 +28,10 @@ from trainwright.engine.trainer.best_metric import (
 )
 from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checkpointing import SavingTrainer
-from trainwright.engine.trainer.evaluation import EvaluatingTrainer
+from trainwright.engine.trainer.evaluation import EvaluatingTrainer, forward
 from trainwright.engine.trainer.loaders import with_length
 from trainwright.engine.trainer.own_step import OwnStep
+from trainwright.evaluation.loop import preserve_rng
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
     BestCheckpointer,
@@ -50,7 +51,9 @@ from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.weight_average import averaging_hook
 from trainwright.optim.schedules import FormulaLR
+from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 from trainwright.terminal import is_terminal
 
@@ -190,7 +193,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         max_steps = config.max_steps
         self.train_dataloader = with_length(self.train_dataloader, max_steps)
         if isinstance(max_steps, float):
-            share, max_steps = max_steps, _steps_of(max_steps, len(self.train_dataloader)) * config.num_epochs
+            share, max_steps = max_steps, steps_of(max_steps, len(self.train_dataloader)) * config.num_epochs
             logger.info(
                 "TrainingConfig.max_steps=%g: %d steps in total, that fraction of %d epochs of %d batches. No epoch is"
                 " shortened: training ends in epoch %d.",
@@ -211,8 +214,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self.total_steps, self.max_iter = self._plan.total_steps, self._plan.num_updates
         self.num_batches = self._plan.steps_per_epoch
         self.steps_in_epoch = min(self.num_batches, self.total_steps)
-        self._save_steps = _steps_of(config.save_steps, self.total_steps)
-        self._log_steps = _steps_of(config.log_steps, self.total_steps)
+        self._save_steps = steps_of(config.save_steps, self.total_steps)
+        self._log_steps = steps_of(config.log_steps, self.total_steps)
 
     def _build_state(self) -> None:
         """Build the training state, the checkpointer and the hooks that other parts call."""
@@ -222,8 +225,12 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self.model,
             self.output_dir / config.checkpoints_dir,
             attachments=self._attachments,
+            weights=self._saved_model,
             trainer=self.state,  # first: it decides whether the others can be restored
         )
+        if config.ema is not None:
+            self._average = build_average(self.model, config.ema)
+            self._evaluated_weights = self._average.applied
         self._set_checkpoint_parts()
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
@@ -249,7 +256,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self._on_request["log"].write()
 
     def _set_checkpoint_parts(self) -> None:
-        parts = self.state.with_parts(self.optimizer, self.lr_scheduler, self._grad_scaler)
+        parts = self.state.with_parts(self.optimizer, self.lr_scheduler, self._grad_scaler, self._average)
         self.checkpointer.checkpointables = parts
 
     def _register_hooks(self) -> None:
@@ -260,8 +267,23 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
         self._own_step = OwnStep()
         is_due = self._check_is_due if get_world_size() > 1 else self._log_is_due
-        self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite)])
+        self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite), self._averaging_hook()])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
+
+    def _averaging_hook(self) -> HookBase | None:
+        if self._average is None:
+            return None
+        ema, state = self.config.ema or {}, self.state
+        start, every = (steps_of(ema.get(name, 0), self.total_steps) for name in ("start", "every"))
+        is_due = (lambda: state.global_step > start and state.has_passed(every or 1)) if start or every else None
+        return averaging_hook(self._average, ema, is_due, self._update_statistics, self.total_steps)
+
+    def _update_statistics(self, average: WeightAverage) -> None:
+        with preserve_rng(self.device):
+            average.update_statistics(
+                lambda: map(self.prepare_input_batch, one_pass(self.train_dataloader)),
+                lambda batch: forward(self.model, batch),
+            )
 
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
@@ -316,11 +338,6 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
 def _length(dataset: Any) -> int | None:
     return len(dataset) if hasattr(dataset, "__len__") else None
-
-
-def _steps_of(period: int | float | None, total_steps: int) -> int:
-    """A period in steps, which may be given as a fraction of all steps; 0: never."""
-    return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
 
 
 def _do_not_save() -> None:

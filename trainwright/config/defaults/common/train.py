@@ -55,6 +55,8 @@ train = dict(
     log_period=20,
     # Where a loss or the gradients become NaN or infinite: "stop" the training, "skip" that update, or "warn".
     non_finite="stop",
+    # Evaluate and save an average of the weights: dict(decay=0.999), or dict(average="equal", start=0.75).
+    ema=None,
     # Record a few iterations with torch.profiler, into the output folder: True, or arguments of a ProfileHook such as
     # dict(wait=10, active=3).
     profile=None,

@@ -1,0 +1,348 @@
+"""Averages of the weights in both APIs, compared with torch's ``AveragedModel`` in a plain loop, bit for bit."""
+
+import copy
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
+from torch.utils.data import DataLoader, Dataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.errors import ConfigError
+from trainwright.data import CyclicSampler, build_image_train_loader
+from trainwright.evaluation import DatasetEvaluator
+from trainwright.hooks import CallbackHook
+
+BATCH, STEPS = 4, 6
+Weights = dict[str, Tensor]
+Api = Callable[..., Any]
+
+
+class Points(Dataset[Any]):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(index)
+        return {"inputs": torch.randn(3, generator=generator), "labels": index % 2}
+
+    def __len__(self) -> int:
+        return BATCH * STEPS
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.last(self.norm(self.first(inputs))), labels)}
+
+
+class MeanLoss(DatasetEvaluator):
+    def reset(self) -> None:
+        self.losses: list[float] = []
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        self.losses.append(outputs["loss"].item())
+
+    def evaluate(self) -> dict[str, float]:
+        return {"loss": sum(self.losses) / len(self.losses)}
+
+
+def objects(folder: Path, ema: Any, *, resume: bool = False, **settings: Any) -> Trainer:
+    fields = TrainingConfig(
+        output_dir=str(folder), ema=ema, batch_size=BATCH, eval_batch_size=BATCH, num_epochs=1, metrics=[],
+        dataloader_shuffle=False, lr_scheduler_type=None, lr=0.1, optimizer="SGD", model_checkpoint=None,
+        max_grad_norm=1.0, early_stopping=None, device="cpu", resume_from_checkpoint=resume or None,
+        **{"save_steps": 1, "eval_strategy": "step", "eval_steps": 2, "progress_bar": False, **settings},
+    )  # fmt: skip
+    return Trainer(Net(), fields, Points(), Points())
+
+
+def config(folder: Path, ema: Any, *, resume: bool = False, **train: Any) -> DefaultTrainer:
+    cfg = get_config("common/defaults.py")
+    cfg._set_flag("allow_objects", True)
+    cfg.model = LazyCall(Net)()
+    loader = LazyCall(build_image_train_loader)(
+        dataset=LazyCall(Points)(), num_workers=0, sampler=partial(CyclicSampler, shuffle=False), test_batch_size=BATCH
+    )
+    cfg.dataloader = {"train": loader, "test": [DataLoader(Points(), BATCH)]}
+    cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1, params={"clip_grad_max_norm": 1.0})
+    cfg.graph.enabled = train.pop("graph", False)
+    cfg.graph.backend = "aot_eager"
+    steps = train.pop("gradient_accumulation_steps", 1)
+    amp = train.pop("mixed_precision", None) is not None
+    cfg.train.update(
+        {
+            "output_dir": str(folder), "ema": ema, "train_micro_batch_size": BATCH, "num_accumulation_steps": steps,
+            "train_iter": STEPS // steps, "train_epoch": 0, "amp": {"enabled": amp}, "resume": resume,
+            "scheduler": LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0),
+            "checkpointer": {"period": 1}, "input_placement_device": "cpu", **train,
+        }
+    )  # fmt: skip
+    cfg.train.evaluation.update({"evaluator": MeanLoss(), "eval_period": 2, "eval_metric": "loss", "eval_mode": "min"})
+    return DefaultTrainer(cfg)
+
+
+APIS = pytest.mark.parametrize("api", [objects, config])
+
+
+def reference(ema: dict[str, Any], *, accumulation: int = 1, dtype: Any = None) -> tuple[Net, list[Net], list[Net]]:
+    """A plain loop. The averages by iteration, and the weights of the training."""
+    model = Net()
+    is_equal = ema.get("average") == "equal"
+    function = get_swa_multi_avg_fn() if is_equal else get_ema_multi_avg_fn(ema.get("decay", 0.999))
+    averaged = AveragedModel(model, multi_avg_fn=function, use_buffers=ema.get("buffers", False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    averages, raw = [], []
+    for step, batch in enumerate(DataLoader(Points(), BATCH), 1):
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            loss = model(**batch)["loss"]
+        (loss / accumulation).backward()
+        if step % accumulation == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step // accumulation > ema.get("start", 0) and step // accumulation % ema.get("every", 1) == 0:
+                averaged.update_parameters(model)
+            averages.append(copy.deepcopy(averaged.module if averaged.n_averaged else model))
+            raw.append(copy.deepcopy(model))
+    return model, averages, raw
+
+
+def checkpoint(trainer: Any, iteration: int) -> Path:
+    folder = Path(trainer.checkpointer.save_dir)
+    found = folder / f"model_{iteration:07d}"
+    return found if found.exists() else folder / f"{iteration + 1:0{len(str(trainer.max_iter))}d}"
+
+
+def saved_weights(folder: Path) -> tuple[Weights, Weights]:
+    """The weights in the model's file, and those of the training."""
+    training = load_file(folder / "training_weights.safetensors")
+    return load_file(folder / "model.safetensors"), {n.removeprefix("weights."): t for n, t in training.items()}
+
+
+def equal(left: Weights, right: Weights) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+@APIS
+@pytest.mark.parametrize(
+    ("ema", "settings"),
+    [
+        ({"decay": 0.8}, {}),
+        ({"decay": 0.8, "buffers": True, "start": 1, "every": 2}, {}),
+        ({"decay": 0.5}, {"gradient_accumulation_steps": 2}),
+        ({"decay": 0.5}, {"mixed_precision": "bf16"}),
+    ],
+    ids=["plain", "some updates", "accumulation", "bf16"],
+)
+def test_checkpoints_hold_the_average_and_the_weights_of_the_training(
+    api: Api, ema: dict[str, Any], settings: dict[str, Any], tmp_path: Path, one_thread: None
+) -> None:
+    trainer = api(tmp_path, ema, **settings)
+    trainer.train()
+    steps = settings.get("gradient_accumulation_steps", 1)
+    dtype = torch.bfloat16 if "mixed_precision" in settings else None
+    _, averages, raw = reference(ema, accumulation=steps, dtype=dtype)
+    for iteration in range(STEPS // steps - 1):
+        if iteration < ema.get("start", 0):
+            continue
+        folder = checkpoint(trainer, iteration) if steps == 1 or api is config else None
+        folder = folder or Path(trainer.checkpointer.save_dir) / str((iteration + 1) * steps)
+        saved, training = saved_weights(folder)
+        assert equal(saved, averages[iteration].state_dict()), iteration
+        assert equal(training, raw[iteration].state_dict()), iteration
+    assert equal(trainer.model.state_dict(), averages[-1].state_dict())
+
+
+@APIS
+def test_the_average_is_evaluated_and_chosen_as_best(api: Api, tmp_path: Path) -> None:
+    trainer = api(tmp_path, {"decay": 0.7})
+    trainer.train()
+    _, averages, _ = reference({"decay": 0.7})
+    losses = {}
+    for iteration in (1, 3, 5):
+        model = averages[iteration].eval()
+        with torch.no_grad():
+            found = [model(**batch)["loss"].item() for batch in DataLoader(Points(), BATCH)]
+        losses[iteration] = sum(found) / len(found)
+    name = "evaluation/loss" if api is objects else "loss"
+    values = [value for value, _ in trainer.storage.history(name).values()]
+    assert values == pytest.approx(list(losses.values()), abs=1e-7)
+    best = averages[min(losses, key=lambda iteration: losses[iteration])]
+    assert equal(load_file(Path(trainer.checkpointer.save_dir, "model_best/model.safetensors")), best.state_dict())
+
+
+@APIS
+def test_the_training_continues_with_its_own_weights(api: Api, tmp_path: Path) -> None:
+    trainer = api(tmp_path, {"decay": 0.7})
+    seen: list[Weights] = []
+    trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append(copy.deepcopy(t.model.state_dict())))])
+    trainer.train()
+    _, _, raw = reference({})
+    assert all(equal(before, after.state_dict()) for before, after in zip(seen[1:], raw, strict=False))
+    assert not equal(trainer.model.state_dict(), raw[-1].state_dict())
+
+
+@APIS
+@pytest.mark.parametrize("ema", [{"decay": 0.8}, {"average": "equal", "start": 3}], ids=["exponential", "equal"])
+def test_interrupted_and_resumed_is_uninterrupted(api: Api, ema: Any, tmp_path: Path) -> None:
+    stop = 4
+    whole = api(tmp_path / "whole", ema)
+    results = whole.train()
+
+    class StopError(Exception):
+        pass
+
+    def leave(trainer: Any) -> None:
+        if trainer.iter == stop:
+            raise StopError
+
+    cut = api(tmp_path / "cut", ema)
+    cut.register_hooks([CallbackHook(before_step=leave)])
+    with pytest.raises(StopError):
+        cut.train()
+    resumed = api(tmp_path / "cut", ema, resume=True)
+    _, averages, _ = reference({**ema, "start": ema.get("start", 0)})
+    assert equal(resumed.model.state_dict(), averages[stop - 1].state_dict()), "a loaded model has the average"
+    assert resumed.train() == results
+    for name in ("model_best", "final"):
+        folders = [Path(trainer.checkpointer.save_dir) for trainer in (whole, resumed)]
+        paths = [folder / name if name == "model_best" else checkpoint(whole, STEPS - 1) for folder in folders]
+        if api is config and name == "final":
+            paths = [folder / "model_final" for folder in folders]
+        files = [load_file(path / "model.safetensors") for path in paths]
+        assert equal(*files), name
+    assert equal(resumed.model.state_dict(), whole.model.state_dict())
+
+
+@APIS
+def test_an_equal_average_computes_the_statistics_of_batch_norms_at_the_end(api: Api, tmp_path: Path) -> None:
+    trainer = api(tmp_path, {"average": "equal", "start": 0.5})
+    trainer.train()
+    _, averages, _ = reference({"average": "equal", "start": 3})
+    expected = averages[-1]
+
+    class Called(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = expected
+
+        def forward(self, batch: Any) -> None:
+            self.model(**batch)
+
+    update_bn([[batch] for batch in DataLoader(Points(), BATCH)], Called().train())
+    assert equal(trainer.model.state_dict(), expected.state_dict())
+    final = Path(trainer.checkpointer.save_dir, "model_final")
+    final = final if final.exists() else tmp_path / "final_epoch"
+    assert equal(saved_weights(final)[0], expected.state_dict())
+
+
+def test_a_frozen_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
+    trainer = objects(tmp_path, {"average": "equal"}, freeze_bn=True)
+    before = trainer.model.norm.running_var.clone()
+    trainer.train()
+    assert torch.equal(trainer.model.norm.running_var, before)
+
+
+@pytest.mark.parametrize("name", ["epoch_num", "train_iter"])
+def test_a_longer_run_continues_with_the_weights_of_the_training(name: str, tmp_path: Path) -> None:
+    ema = {"decay": 0.7}
+    if name == "epoch_num":
+        objects(tmp_path / "short", ema).train()
+        longer = TrainingConfig(**{**objects(tmp_path / "short", ema).config.to_dict(), "num_epochs": 2})
+        resumed = Trainer(Net(), longer.copy_with(resume_from_checkpoint=True), Points(), Points())
+        resumed.train()
+        whole = Trainer(Net(), longer.copy_with(output_dir=str(tmp_path / "whole")), Points(), Points())
+    else:
+        config(tmp_path / "short", ema).train()
+        resumed: Any = config(tmp_path / "short", ema, resume=True, train_iter=STEPS + 3)
+        resumed.train()
+        whole: Any = config(tmp_path / "whole", ema, train_iter=STEPS + 3)
+    whole.train()
+    assert equal(resumed.model.state_dict(), whole.model.state_dict())
+
+
+def test_train_again_continues_with_the_weights_of_the_training(tmp_path: Path) -> None:
+    trainer = config(tmp_path, {"decay": 0.7})
+    trainer.train(max_iter=3)
+    trainer.train(max_iter=STEPS)
+    _, averages, _ = reference({"decay": 0.7})
+    assert equal(trainer.model.state_dict(), averages[-1].state_dict())
+
+
+def test_a_saved_and_loaded_state_has_both_weights(tmp_path: Path) -> None:
+    trainer = objects(tmp_path / "run", {"decay": 0.7})
+    trainer.train()
+    trainer.save(tmp_path / "saved")
+    _, _, raw = reference({"decay": 0.7})
+    saved, training = saved_weights(tmp_path / "saved")
+    assert equal(saved, trainer.model.state_dict())
+    assert equal(training, raw[-1].state_dict())
+    other = objects(tmp_path / "other", {"decay": 0.7})
+    other.load(tmp_path / "saved")
+    assert equal(other.model.state_dict(), saved)
+    assert other.evaluate() == trainer.evaluate()
+
+
+def test_the_best_average_is_loaded_at_the_end(tmp_path: Path) -> None:
+    trainer = objects(tmp_path, {"decay": 0.7}, load_best_model_at_end=True)
+    trainer.train()
+    best = load_file(tmp_path / "checkpoints/model_best/model.safetensors")
+    assert equal(trainer.model.state_dict(), best)
+
+
+def test_graph_mode_averages_the_weights_of_its_programs(tmp_path: Path) -> None:
+    ema = {"decay": 0.7}
+    trainer = config(tmp_path / "graph", ema, graph=True)
+    trainer.train()
+    _, averages, _ = reference(ema)
+    for name, value in averages[-1].state_dict().items():
+        assert torch.allclose(trainer.model.state_dict()[name], value, atol=1e-6), name
+
+
+@APIS
+def test_a_start_after_the_end_is_a_warning(api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        api(tmp_path, {"start": 100}).train()
+    assert "ema: start=100 is not before the end of the 6 steps" in caplog.text
+    assert not list(tmp_path.rglob("training_weights.safetensors"))
+
+
+@APIS
+@pytest.mark.parametrize(
+    ("ema", "message"),
+    [
+        ({"decay": 1.5}, r"ema\.decay.*1\.5.*must be a number in \[0, 1\)"),
+        ({"decai": 0.9}, r"ema\.decai.*Did you mean 'decay'"),
+        ({"average": "equal", "decay": 0.9}, r"ema.*an equal average has no decay"),
+        (0.999, r"ema.*0\.999.*must be True, False, a dict with some of the keys decay, average"),
+    ],
+)
+def test_a_wrong_setting_is_refused(api: Api, ema: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        api(tmp_path, ema)
+
+
+@APIS
+def test_without_the_setting_there_is_no_hook(api: Api, tmp_path: Path) -> None:
+    hooks = [type(hook).__name__ for hook in api(tmp_path, None)._hooks]
+    assert "WeightAveraging" not in hooks
+
+
+def test_a_model_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    class Fixed(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise RuntimeError("one of a kind")
+
+    settings = TrainingConfig(output_dir=str(tmp_path), ema={})
+    with pytest.raises(ConfigError, match=r"ema: Fixed cannot be copied.*one of a kind"):
+        Trainer(Fixed(2, 2), settings, Points())

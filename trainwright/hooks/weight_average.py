@@ -1,0 +1,63 @@
+"""Average the weights during a training."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainwright.hooks.base import HookBase, has_failed
+from trainwright.optim.weight_average import WeightAverage
+
+logger = logging.getLogger("trainwright.hooks")
+
+
+class WeightAveraging(HookBase):
+    """Adds the weights to ``average`` after each update for which ``is_due()`` is true; None: after each one.
+
+    The model holds the averaged weights after the training, and its own during the steps. Register it before hooks that
+    save or evaluate.
+
+    Args:
+        at_end: called with the average before the last checkpoint and evaluation, for example to compute the statistics
+            of batch norms.
+    """
+
+    def __init__(
+        self,
+        average: WeightAverage,
+        is_due: Callable[[], bool] | None = None,
+        *,
+        at_end: Callable[[WeightAverage], None] | None = None,
+    ) -> None:
+        self._average, self._is_due, self._at_end = average, is_due, at_end
+
+    def before_train(self) -> None:
+        self._average.restore()
+
+    def after_step(self) -> None:
+        if self._is_due is None or self._is_due():
+            self._average.update()
+
+    def after_train(self) -> None:
+        if self._at_end is not None and not has_failed(self.trainer):
+            self._at_end(self._average)
+
+    def after_end(self) -> None:
+        self._average.apply()
+
+
+def averaging_hook(
+    average: WeightAverage,
+    ema: Mapping[str, Any],
+    is_due: Callable[[], bool] | None,
+    update_statistics: Callable[[WeightAverage], None],
+    total_steps: int,
+) -> WeightAveraging:
+    """The hook for the settings ``ema`` of a run of ``total_steps`` steps."""
+    start = ema.get("start", 0)
+    if start >= (1.0 if isinstance(start, float) else total_steps):
+        logger.warning(
+            "ema: start=%s is not before the end of the %d steps, so nothing is averaged. Give a smaller number, or a"
+            " fraction such as 0.75.", start, total_steps,
+        )  # fmt: skip
+    # The statistics of an exponential average are those of the latest weights, which are close to the average.
+    return WeightAveraging(average, is_due, at_end=update_statistics if ema.get("average") == "equal" else None)

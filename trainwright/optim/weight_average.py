@@ -1,0 +1,153 @@
+"""Averages of the weights over a training: exponential (EMA) or equal (SWA), by torch's ``AveragedModel``.
+
+The average is evaluated and saved; training continues with the weights of the latest update. So there are two sets of
+weights, and the model holds one of them: in steps the weights of the training, in evaluations and after the training
+the averaged ones.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
+
+from trainwright._torch_compat.norm_layers import BATCH_NORMS
+from trainwright.config.errors import ConfigError
+
+
+class WeightAverage:
+    """The averaged weights of ``model``.
+
+    ``model.safetensors`` of a checkpoint holds the averaged weights (:meth:`saved_model`), and the state of this object
+    holds the weights of the training. Both are exchanged in place, so optimizers and compiled steps are not affected.
+
+    Args:
+        average: "exponential" (EMA, by ``decay``) or "equal" (SWA).
+        buffers: average buffers as well; by default they are those of the training.
+
+    Raises:
+        ConfigError: the model cannot be copied.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> average = WeightAverage(model, average="equal")
+    >>> for value in (1.0, 2.0):
+    ...     nn.init.constant_(model.weight, value).item()
+    ...     average.update()
+    1.0
+    2.0
+    >>> with average.applied():
+    ...     model.weight.item()
+    1.5
+    """
+
+    def __init__(
+        self, model: nn.Module, *, average: str = "exponential", decay: float = 0.999, buffers: bool = False
+    ) -> None:
+        function = get_swa_multi_avg_fn() if average == "equal" else get_ema_multi_avg_fn(decay)
+        try:
+            self._averaged = AveragedModel(model, multi_avg_fn=function, use_buffers=buffers)
+        except Exception as error:
+            raise ConfigError(
+                f"ema: {type(model).__name__} cannot be copied, which an average of its weights needs"
+                f" ({type(error).__name__}: {error}). Give it a __deepcopy__, or remove ema."
+            ) from error
+        self._averaged.requires_grad_(False)
+        self._model = model
+        self.is_applied = False  # whether the model holds the averaged weights
+
+    @property
+    def num_averaged(self) -> int:
+        """The number of updates in the average; 0: averaging has not started."""
+        return int(self._averaged.n_averaged)
+
+    def update(self) -> None:
+        """Add the model's weights to the average."""
+        self._averaged.update_parameters(self._model)
+
+    def apply(self) -> None:
+        """Give the model the averaged weights, if there are any."""
+        if not self.is_applied and self.num_averaged:
+            self._exchange()
+
+    def restore(self) -> None:
+        """Give the model the weights of the training."""
+        if self.is_applied:
+            self._exchange()
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model holds the averaged weights inside of the context."""
+        was_applied = self.is_applied
+        self.apply()
+        try:
+            yield
+        finally:
+            if not was_applied:
+                self.restore()
+
+    def saved_model(self) -> nn.Module:
+        """The module whose weights a checkpoint stores as the model's: the averaged ones as soon as there are any."""
+        return self._model if self.is_applied or not self.num_averaged else self._averaged.module
+
+    def update_statistics(self, batches: Callable[[], Iterable[Any]], forward: Callable[[Any], object]) -> None:
+        """Compute the statistics of the averaged model's batch norms: ``forward(batch)`` with each of ``batches()``.
+
+        Frozen batch norms keep their statistics.
+        """
+        layers = [m for m in self._model.modules() if isinstance(m, BATCH_NORMS) and m.track_running_stats]
+        if not layers or not self.num_averaged:
+            return
+        with self.applied():
+            frozen = {layer: _copies(layer.buffers()) for layer in layers if not layer.training}
+            # update_bn calls its model with the first item of each batch.
+            update_bn(((batch,) for batch in batches()), _Called(self._model, forward))
+            for layer, values in frozen.items():
+                for buffer, value in zip(layer.buffers(), values, strict=True):
+                    buffer.copy_(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        training = self._averaged.module if self.is_applied else self._model
+        weights = training.state_dict() if self.num_averaged else {}  # else the model's file has the same
+        return {"num_averaged": self.num_averaged, "weights": weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state, after the model has loaded its own, which are the averaged weights."""
+        self.is_applied = bool(state["num_averaged"])
+        self._averaged.n_averaged.fill_(state["num_averaged"])
+        if self.is_applied:
+            self._averaged.module.load_state_dict(state["weights"])
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for one, other in zip(_tensors(self._model), _tensors(self._averaged.module), strict=True):
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+        self.is_applied = not self.is_applied
+
+
+def build_average(model: nn.Module, ema: Mapping[str, Any]) -> WeightAverage:
+    """The average that the settings ``ema`` describe."""
+    return WeightAverage(model, **{name: ema[name] for name in ("average", "decay", "buffers") if name in ema})
+
+
+class _Called(nn.Module):
+    """A module whose call is a function's."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.model, self._forward = model, forward
+
+    def forward(self, batch: Any) -> object:
+        return self._forward(batch)
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from (parameter.detach() for parameter in model.parameters())
+    yield from model.buffers()
+
+
+def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor.clone() for tensor in tensors]
