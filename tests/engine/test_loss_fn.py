@@ -1,5 +1,7 @@
 """How a batch becomes a loss: what a model may return for a pair, and what an error tells of the batch."""
 
+from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright import Trainer, TrainingConfig
+from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.evaluation import inference_on_dataset
 
@@ -109,3 +112,107 @@ def test_an_error_in_a_loss_of_the_users_own_tells_the_pair(tmp_path: Path) -> N
 
     trainer = Mine(nn.Linear(4, 2), config(tmp_path), PAIRS)
     assert notes_of(trainer.train) == ["The batch of this step: (float32 (8, 4) on cpu, int64 (8,) on cpu)"]
+
+
+@dataclass
+class Fields:
+    loss: Tensor
+    logits: Tensor
+    norm: Tensor
+    note: str = "no number"
+
+
+Entries = namedtuple("Entries", ["loss", "logits", "norm"])
+RETURNED = {
+    "dict": lambda loss, logits, norm: {"loss": loss, "logits": logits, "norm": norm, "note": "no number"},
+    "dataclass": Fields,
+    "named tuple": Entries,
+    "tuple": lambda loss, logits, norm: (loss, logits, norm),
+}
+
+
+class Returns(nn.Module):
+    """Returns a loss, scores and a number."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.kind = nn.Linear(4, 3), kind
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        scores = self.layer(x)
+        return self.kind(F.cross_entropy(scores, labels), scores, self.layer.bias.norm())
+
+
+NAMED = ColumnDataset(x=PAIRS.tensors[0], labels=PAIRS.tensors[1])
+
+
+def by_hand(accumulation: int) -> tuple[Tensor, list[float], list[float]]:
+    """A plain loop over the samples in order: weights, losses and norms of the updates."""
+    model, losses, norms = Returns(Entries), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for window in torch.arange(16).split(4 * accumulation):
+        found = []
+        for rows in window.split(4):
+            loss, _, norm = model(INPUTS[rows], PAIRS.tensors[1][rows])
+            (loss / accumulation).backward()
+            found.append((loss.item(), norm.item()))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(loss for loss, _ in found) / accumulation)
+        norms.append(sum(norm for _, norm in found) / accumulation)
+    return model.layer.weight, losses, norms
+
+
+@pytest.mark.parametrize("api", ["python", "config files"])
+@pytest.mark.parametrize(
+    ("kind", "accumulation", "graph"),
+    [*((kind, number, False) for kind in RETURNED for number in (1, 2)), ("dataclass", 2, True)],
+)
+def test_losses_and_numbers_of_any_output_are_trained_on_and_logged(
+    kind: str, graph: bool, accumulation: int, api: str, tmp_path: Path
+) -> None:
+    model = Returns(RETURNED[kind])
+    if api == "python":
+        settings = {"batch_size": 4, "gradient_accumulation_steps": accumulation, "lr": 0.1, "graph": graph}
+        settings |= {"optimizer": "SGD", "lr_scheduler_type": None, "num_epochs": 1}
+        loader = DataLoader(NAMED, 4)
+        trainer: Any = Trainer(model, config(tmp_path, **settings), train_dataloader=loader)
+        trainer.train()
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = [{k: v[i : i + 4] for k, v in NAMED.columns.items()} for i in range(0, 16, 4)]
+        stepper = (
+            GraphTrainer(GraphBase(model, optimizer, backend="aot_eager"), loader, accumulation) if graph else None
+        )
+        trainer = stepper or EagerTrainer(model, loader, optimizer, accumulation)
+        trainer.train(0, 4 // accumulation)
+    weight, losses, norms = by_hand(accumulation)
+    torch.testing.assert_close(model.layer.weight, weight, rtol=0 if not graph else 1e-6, atol=0 if not graph else 1e-7)
+    logged = {name: [value for value, _ in history.values()] for name, history in trainer.storage.histories().items()}
+    assert logged["total_loss"] == pytest.approx(losses, rel=1e-6)
+    if kind != "tuple":
+        assert logged["loss"] == pytest.approx(losses, rel=1e-6)
+        assert logged["norm"] == pytest.approx(norms, rel=1e-6)
+
+
+class SometimesMore(Returns):
+    """Returns a further loss in every second call, and the names of the trainer's own metrics."""
+
+    num_calls = 0
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        self.num_calls += 1
+        more = {"more_loss": self.layer.weight.mean().square()} if self.num_calls % 2 else {}
+        return {"loss": F.cross_entropy(self.layer(x), labels), **more, "lr": 7.0, "accuracy": 0.25}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_number_of_some_batches_is_the_mean_over_these(accumulation: int, tmp_path: Path) -> None:
+    settings = {"batch_size": 4, "gradient_accumulation_steps": accumulation, "num_epochs": 1, "log_steps": 1}
+    trainer = Trainer(SometimesMore(None), config(tmp_path, **settings), NAMED)
+    trainer.train()
+    assert len(trainer.storage.history("more_loss").values()) == 2
+    latest = {name: value for name, (value, _) in trainer.storage.latest().items()}
+    assert (latest["model/lr"], latest["accuracy"]) == (7.0, 0.25)
+    assert latest["lr"] != 7.0

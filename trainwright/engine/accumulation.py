@@ -5,6 +5,7 @@ weighted by samples or tokens. ``step_plan`` says which micro-batches form an up
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.config.errors import ConfigError
 from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.media import wide_dtype
+from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.parallel.dist import get_world_size
 
 TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average
@@ -83,7 +85,8 @@ class WindowMean:
 
     def record(self, outputs: Any) -> None:
         """Record the model's outputs for the micro-batch of the next ``backward``."""
-        self._num_tokens = outputs.get(TOKENS) if isinstance(outputs, Mapping) else None
+        named = None if isinstance(outputs, Tensor) else named_outputs(outputs)
+        self._num_tokens = None if named is None else named.get(TOKENS)
 
     def backward(self, loss: Tensor, batch: Any) -> None:
         """Backward pass of a micro-batch's share; the gradients are complete after the last one of the window."""
@@ -230,15 +233,25 @@ def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:
     return sum(value / (total / weight) for value, weight in zip(values, weights, strict=True) if weight)
 
 
-def mean_outputs(outputs: list[Mapping[str, Any]], weights: Sequence[Any] = ()) -> dict[str, Any]:
-    """The outputs of an update's micro-batches: the mean of each scalar, and the sum of tokens."""
+def mean_outputs(outputs: Sequence[Mapping[str, Any]], weights: Sequence[Any] = ()) -> dict[str, Any]:
+    """The scalars of an update: the mean of each over the micro-batches that have it, and the sum of tokens."""
     if len(outputs) == 1:
         return dict(outputs[0])
-    first = outputs[0]
-    scalars = [name for name, value in first.items() if isinstance(value, Tensor) and value.numel() == 1]
-    columns = {name: [out[name].detach().reshape(()) for out in outputs] for name in scalars if name != TOKENS}
-    means = {name: weighted_mean(column, weights) for name, column in columns.items()}
-    return means | ({TOKENS: sum(out[TOKENS] for out in outputs)} if TOKENS in first else {})
+    rows, means = [scalars_of(one) for one in outputs], dict[str, Any]()
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        having = [place for place, row in enumerate(rows) if name in row]
+        by = [weights[place] for place in having] if len(weights) == len(rows) else []
+        device = by[0].device if by and isinstance(by[0], Tensor) else None
+        column = [_detached(rows[place][name], device) for place in having]
+        means[name] = sum(column) if name == TOKENS else weighted_mean(column, by)
+    return means
+
+
+def _detached(value: Any, device: torch.device | None) -> Any:
+    """The value of a scalar; of a number a tensor on ``device``, if that is not None."""
+    if isinstance(value, Tensor):
+        return value.detach().reshape(())
+    return value if device is None else torch.full((), value, device=device, dtype=wide_dtype(device))
 
 
 def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.device) -> Tensor:

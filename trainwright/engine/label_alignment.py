@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainwright.engine.loss_fn import losses_of, target_of
 from trainwright.evaluation.evaluator import num_samples
+from trainwright.models.outputs import named_outputs
 
 _LOSSES_OF_CLASSES = (
     nn.CrossEntropyLoss,
@@ -94,10 +95,11 @@ def predictions_of(outputs: Any) -> Any:
     """The scores among a model's outputs: the output itself, or its entry ``logits``; None if there are none."""
     if isinstance(outputs, Tensor):
         return outputs if outputs.dim() else None  # a loss
+    named = named_outputs(outputs)
+    if named is not None and ("logits" in named or "prediction_scores" in named or not isinstance(outputs, tuple)):
+        return named.get("logits", named.get("prediction_scores"))  # evaluators read the second
     if losses_of(outputs) is not None and isinstance(outputs, tuple | list):
         return outputs[1] if len(outputs) > 1 else None  # after its loss
-    if isinstance(outputs, Mapping):
-        return outputs.get("logits", outputs.get("prediction_scores"))  # evaluators read the second
     return None
 
 

@@ -1,7 +1,7 @@
 """How a batch becomes a loss in the Python API: three contracts, one of which is chosen for the complete run.
 
-* The model returns its losses: a mapping whose entries named "loss" are summed, a 0-dim tensor, or a tuple that starts
-  with one.
+* The model returns its losses: a dict, a dataclass or a named tuple, whose entries named "loss" are summed; a 0-dim
+  tensor, or a tuple that starts with one.
 * The model has ``compute_loss``: called with the model's outputs and fields of the batch, by parameter name.
 * A criterion of the model's output and the target: the second item of a pair, or the labels of a mapping.
 
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import add_batch_note
+from trainwright.models.outputs import named_outputs
 
 WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 
 
 def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
-    """The total loss of a model's outputs: the sum of the entries whose name contains "loss", a 0-dim tensor.
+    """The total loss of outputs by name: the sum of the entries whose name contains "loss", a 0-dim tensor.
 
     ``batch`` is ignored: only the weighting of micro-batches depends on it.
 
@@ -33,8 +34,8 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     """
     if not isinstance(outputs, Mapping):
         raise ConfigTypeError(
-            f"The model's forward returned {type(outputs).__name__}; in training it must return a dict with its losses,"
-            ' for example {"loss": loss}.'
+            f"The model's forward returned {type(outputs).__name__}; in training it must return a dict, a dataclass or"
+            ' a named tuple with its losses, for example {"loss": loss}, or a tuple that starts with the loss.'
         )
     losses = {name: value for name, value in outputs.items() if "loss" in name and value is not None}
     if not losses:
@@ -116,16 +117,20 @@ def contract_for(
     criterion: Callable[..., Tensor] | None,
     own_loss: Callable[..., Tensor] | None,
     record_outputs: Callable[[Any], None] | None = None,
+    record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Contract:
     """The contract of ``model`` for batches like ``inputs``. ``own_loss`` is the model's ``compute_loss``, if any.
 
-    ``record_outputs`` receives the model's outputs before the loss is computed.
+    ``record_outputs`` receives the model's outputs before the loss is computed, ``record_scalars`` in training those
+    that have names and more than one entry.
 
     Raises:
         ConfigTypeError: this type of batch is not supported.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
-        pair_loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own_of_pair(own_loss)
+        pair_loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
+        if own_loss is not None:
+            pair_loss = _own_of_pair(own_loss, record_scalars)
         return PairContract(own_loss or criterion or _no_criterion, pair_loss, record_outputs)
     if not isinstance(inputs, Mapping):
         parts = f" of {len(inputs)} parts" if isinstance(inputs, tuple | list) else ""
@@ -133,7 +138,9 @@ def contract_for(
             f"The loader yields {type(inputs).__name__}{parts}; the Trainer takes pairs (inputs, target), or batches"
             f" with names, a dict or an Instance. {_OVERRIDE_HELP}"
         )
-    loss: Loss = _Undecided(criterion or _no_criterion) if own_loss is None else _own(own_loss)
+    loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
+    if own_loss is not None:
+        loss = _own(own_loss, record_scalars)
     return NamedContract(
         _taken_names(model, inputs), loss if record_outputs is None else _with_recording(record_outputs, loss)
     )
@@ -179,8 +186,10 @@ class NamedContract:
 class _Undecided:
     """Decides with the first training output whether the model returns its losses."""
 
-    def __init__(self, criterion: Callable[..., Tensor]) -> None:
-        self._criterion = criterion
+    def __init__(
+        self, criterion: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None
+    ) -> None:
+        self._criterion, self._record_scalars = criterion, record_scalars
         self._decided: Loss | None = None
 
     def __call__(self, outputs: Any, inputs: Any) -> Any:
@@ -196,6 +205,8 @@ class _Undecided:
     def _loss_of_model(self, outputs: Any, inputs: Any) -> Any:
         losses = losses_of(outputs)
         if losses is not None:
+            if len(losses) > 1 and self._record_scalars is not None and torch.is_grad_enabled():
+                self._record_scalars(losses)
             return sum_losses(losses)
         if torch.is_grad_enabled():
             raise ConfigError(
@@ -206,6 +217,8 @@ class _Undecided:
         return None
 
     def _loss_of_criterion(self, outputs: Any, inputs: Any) -> Tensor:
+        if self._record_scalars is not None and not isinstance(outputs, Tensor):
+            record_named(self._record_scalars, outputs)
         return self._criterion(logits_of(outputs), target_of(inputs))
 
 
@@ -216,17 +229,32 @@ def _no_criterion(*_: Any) -> Tensor:
     )
 
 
-def _own_of_pair(own_loss: Callable[..., Tensor]) -> Loss:
-    return lambda outputs, inputs: own_loss(logits_of(outputs), inputs[1])
+def _own_of_pair(own_loss: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None) -> Loss:
+    def loss(outputs: Any, inputs: Any) -> Tensor:
+        if record_scalars is not None and not isinstance(outputs, Tensor):
+            record_named(record_scalars, outputs)
+        return own_loss(logits_of(outputs), inputs[1])
+
+    return loss
 
 
-def _own(own_loss: Callable[..., Tensor]) -> Loss:
+def record_named(record: Callable[[Mapping[str, Any]], None], outputs: Any) -> None:
+    """Call ``record`` with outputs that have names and more than one entry; not in evaluation."""
+    named = named_outputs(outputs) if torch.is_grad_enabled() else None
+    if named is not None and len(named) > 1:
+        record(named)
+
+
+def _own(own_loss: Callable[..., Tensor], record_scalars: Callable[[Mapping[str, Any]], None] | None) -> Loss:
     """The model's ``compute_loss``, called with the arguments that it takes, by name."""
     parameters = inspect.signature(own_loss).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def loss(outputs: Any, inputs: Mapping[str, Any]) -> Tensor:
-        known = {**inputs, **(outputs if isinstance(outputs, Mapping) else {"logits": outputs})}
+        named = named_outputs(outputs)
+        if named is not None and record_scalars is not None:
+            record_named(record_scalars, named)
+        known = {**inputs, **({"logits": outputs} if named is None else named)}
         return own_loss(**{name: value for name, value in known.items() if takes_all or name in parameters})
 
     return loss
@@ -244,11 +272,12 @@ def logits_of(outputs: Any) -> Any:
     """The input of a criterion: the output itself, or its entry ``logits``."""
     if isinstance(outputs, Tensor):
         return outputs
-    if isinstance(outputs, Mapping):
-        if "logits" in outputs:
-            return outputs["logits"]
+    named = named_outputs(outputs)
+    if named is not None:
+        if "logits" in named:
+            return named["logits"]
         raise ConfigError(
-            f"The model's forward returned {', '.join(map(repr, outputs)) or 'an empty dict'}; the Trainer needs a loss"
+            f"The model's forward returned {', '.join(map(repr, named)) or 'an empty dict'}; the Trainer needs a loss"
             f" (a name with 'loss' in it), or 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"
         )
     raise ConfigTypeError(
@@ -275,8 +304,12 @@ def fields_of(contract: Contract, own_loss: Callable[..., Tensor] | None) -> tup
 
 def losses_of(outputs: Any) -> Mapping[str, Any] | None:
     """The losses that a model returned, by name, among its other outputs; None if there are none."""
-    if isinstance(outputs, Mapping):
-        return outputs if "loss" in outputs or any("loss" in name for name in outputs) else None
+    named = outputs if outputs.__class__ is dict else named_outputs(outputs)
+    if named is not None:
+        if named.get("loss") is not None or any("loss" in name and named[name] is not None for name in named):
+            return named
+        if isinstance(outputs, Mapping):
+            return None
     first = outputs[0] if isinstance(outputs, tuple | list) and outputs else outputs
     return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
 

@@ -1,7 +1,7 @@
 """One update of the weights, composed before the first step: how losses become gradients, and how these are used."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.config.errors import ConfigError
-from trainwright.engine.accumulation import AllGroups, RankMean, WindowMean, part_of_mean, weighted_mean
+from trainwright.engine.accumulation import TOKENS, AllGroups, RankMean, WindowMean, part_of_mean, weighted_mean
 from trainwright.engine.extra_parameters import synchronized
 from trainwright.engine.gradient_sync import Replica, SkipTogether
 from trainwright.events.media import wide_dtype
@@ -21,6 +21,9 @@ from trainwright.events.storage import EventStorage, get_event_storage, has_even
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
+
+# Names of the trainer's own metrics.
+_OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
 
 
 class Update:
@@ -119,11 +122,26 @@ class Update:
             is_single = len(losses) == 1 and not weights
             storage.put_scalar(name, losses[0] if is_single else weighted_mean(losses, weights))
 
+    def put_scalars(self, storage: EventStorage, scalars: Mapping[str, Any], weight: Any, prefix: str = "") -> None:
+        """Store the scalars that a model returned, means of this process; not a single loss, the ``total_loss``.
+
+        A name of the trainer's own metrics gets the prefix ``model/``.
+        """
+        if len(scalars) == 1 and "loss" in next(iter(scalars)):
+            return
+        for name, value in scalars.items():
+            if name == TOKENS:
+                self.put_sum(storage, prefix + name, value)
+            else:
+                self.put(storage, prefix + (f"model/{name}" if name in _OWN_NAMES else name), value, weight)
+
     def put(self, storage: EventStorage, name: str, mean: Any, weight: Any = 1) -> None:
         """Store this process's mean, which has ``weight`` among the means of all processes."""
-        if self._device is None or not isinstance(mean, Tensor):
+        if self._device is None:
             storage.put_scalar(name, mean)
         else:
+            if not isinstance(mean, Tensor):
+                mean = torch.full((), mean, device=self._device)  # unlike a copy, this does not wait for the device
             storage.put_mean(name, part_of_mean([mean], [weight], self._device), dist.all_reduce)
 
     def put_sum(self, storage: EventStorage, name: str, value: Any) -> None:

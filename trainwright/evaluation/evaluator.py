@@ -7,6 +7,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from trainwright.config.errors import UserError
+from trainwright.models.outputs import named_outputs
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -102,8 +103,9 @@ def num_samples(batch: Any) -> int:
 
 def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) -> Any:
     """``values[key]``; if it is missing, the error describes ``values``. ``where`` is "the batch", for example."""
-    if isinstance(values, Mapping) and key in values:
-        return values[key]
+    named = named_outputs(values)
+    if named is not None and key in named:
+        return named[key]
     raise EvaluationError(f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}.")
 
 

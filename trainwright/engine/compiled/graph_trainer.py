@@ -14,9 +14,10 @@ from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.compiled.capture import batch_size_of
 from trainwright.engine.compiled.update import CompiledUpdate
 from trainwright.engine.default.eager_trainer import EagerTrainer
-from trainwright.engine.loss_fn import sum_losses
+from trainwright.engine.loss_fn import losses_of, sum_losses
 from trainwright.events.storage import get_event_storage, has_event_storage
 from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.models.outputs import scalars_of
 from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -130,9 +131,9 @@ class GraphTrainer(EagerTrainer):
     def _losses_of(self, batch: Any) -> tuple[Tensor, Mapping[str, Any]]:
         """The outputs of a program: the loss, and the logged scalars."""
         outputs = self.graph.model(**batch)
-        scalars = {k: v for k, v in outputs.items() if not isinstance(v, Tensor) or v.numel() == 1}
-        # Copies: an output may be a parameter itself, with its value before the update.
-        return sum_losses(outputs), {k: v.clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
+        if not isinstance(outputs, dict):
+            outputs = losses_of(outputs) or outputs
+        return sum_losses(outputs), copied_scalars(outputs)
 
     def _use_eager_steps(self) -> None:
         self._compiled = None
@@ -162,6 +163,11 @@ def usable_backend(backend: str, device: torch.device) -> str:
 def outputs_of(results: Mapping[str, Any]) -> dict[str, Any]:
     """The model's outputs among the results of a program."""
     return {name[7:]: value for name, value in results.items() if name.startswith("output.")}
+
+
+def copied_scalars(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of the scalars: an output may be a parameter itself, with its value before the update."""
+    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in scalars_of(outputs).items()}
 
 
 def put_metrics(results: Mapping[str, Any]) -> None:

@@ -8,9 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from trainwright._torch_compat.compile_graph import refusal_of_compiler
-from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.compiled.capture import batch_size_of
-from trainwright.engine.compiled.graph_trainer import outputs_of, put_metrics, refusal_of_run, usable_backend
+from trainwright.engine.compiled.graph_trainer import (
+    copied_scalars,
+    outputs_of,
+    put_metrics,
+    refusal_of_run,
+    usable_backend,
+)
 from trainwright.engine.compiled.update import CompiledUpdate, log_refusal
 from trainwright.engine.label_alignment import predictions_of
 from trainwright.engine.loss_fn import contract_for, fields_of
@@ -18,9 +23,10 @@ from trainwright.engine.step import Step
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.engine.trainer.processes import has_all_gpus
 from trainwright.hooks.method_overrides import is_overridden
+from trainwright.models.outputs import named_outputs
 
 _STEP_METHODS = ("train_step", "training_step", "optimization_step", "run_step")
-_SCORES = "scores"
+_SCORES = "prediction scores"  # no name of a model's output
 
 
 def compile_steps(
@@ -86,8 +92,12 @@ class CompiledSteps:
             logs: dict[str, Any] = trainer.train_step(model, inputs)
             return logs
         put_metrics(results)
+        outputs = outputs_of(results)
+        scores = outputs.pop(_SCORES, None)
         if self._record_scores is not None:
-            self._record_scores(outputs_of(results).get(_SCORES))
+            self._record_scores(scores)
+        if outputs:
+            trainer._scalars = outputs
         return {"step_loss": results["loss"]}
 
     def _compiled_for(self, inputs: Any) -> CompiledUpdate:
@@ -116,7 +126,7 @@ class CompiledSteps:
         return compiled
 
     def _loss_of(self, compute_loss: Callable[[Any, Any], Any]) -> Callable[[Any], tuple[Tensor, Mapping[str, Any]]]:
-        model, needs_scores, needs_tokens = self._model, self._record_scores is not None, self._adds
+        model, needs_scores = self._model, self._record_scores is not None
 
         def loss_alone(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
             return compute_loss(model, inputs), {}
@@ -124,13 +134,13 @@ class CompiledSteps:
         def loss_and_outputs(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
             recording = _Recording(model)
             loss = compute_loss(recording, inputs)
-            wanted: dict[str, Any] = {_SCORES: predictions_of(recording.outputs)} if needs_scores else {}
-            if needs_tokens and isinstance(recording.outputs, Mapping) and TOKENS in recording.outputs:
-                tokens = recording.outputs[TOKENS]
-                wanted[TOKENS] = tokens.clone() if isinstance(tokens, Tensor) else tokens
+            named = None if isinstance(recording.outputs, Tensor) else named_outputs(recording.outputs)
+            wanted: dict[str, Any] = {} if named is None or len(named) == 1 else copied_scalars(named)
+            if needs_scores:
+                wanted[_SCORES] = predictions_of(recording.outputs)
             return loss, wanted
 
-        return loss_and_outputs if needs_scores or needs_tokens else loss_alone
+        return loss_alone if self._compute_loss is not None and not needs_scores else loss_and_outputs
 
     def _use_eager_steps(self) -> None:
         self._step.train = self._trainer.train_step

@@ -16,11 +16,12 @@ from trainwright.data.sampler import CyclicSampler
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import Replica, average_before_own_steps
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import explain_forward, sum_losses
+from trainwright.engine.loss_fn import explain_forward, losses_of, sum_losses
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
 from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.models.outputs import scalars_of
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_world_size
 
@@ -145,21 +146,14 @@ class EagerTrainer(TrainerBase):
         """
         storage, update = get_event_storage(), self._update
         storage.put_scalar("data_time", data_time)
-        scalars = {
-            name: value for name, value in loss_dict.items() if not isinstance(value, Tensor) or value.numel() == 1
-        }
+        scalars = scalars_of(loss_dict)
         losses = [value for name, value in scalars.items() if "loss" in name]
         total_loss = losses[0] if len(losses) == 1 else sum(losses)
         if update.record_loss is not None:
             update.record_loss(total_loss)
         weight = scalars.get(TOKENS, update.weight)
         update.put(storage, f"{prefix}total_loss", total_loss, weight)
-        if len(scalars) > 1:
-            for name, value in scalars.items():
-                if name == TOKENS:
-                    update.put_sum(storage, prefix + name, value)
-                else:
-                    update.put(storage, prefix + name, value, weight)
+        update.put_scalars(storage, scalars, weight, prefix)
 
     # Implementation.
 
@@ -177,7 +171,9 @@ class EagerTrainer(TrainerBase):
 
     def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Forward, loss and backward; returns the model's outputs."""
-        outputs: Mapping[str, Any] = self.model(**batch)
+        outputs = self.model(**batch)
+        if not isinstance(outputs, dict):
+            outputs = losses_of(outputs) or outputs
         loss = self._loss_of(outputs, batch)
         start = time.perf_counter()
         self.backward(loss)

@@ -66,6 +66,7 @@ class TrainerShared(TrainerBase):
     _criterion: Callable[..., Any] | None
     _own_loss: Callable[..., Any] | None
     _records_outputs = True  # pass the model's outputs to the loss weights and the training metrics
+    _scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
     _autocast: Autocast | None
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder

@@ -6,11 +6,13 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.collate import add_batch_note
 from trainwright.data.prefetch import ahead
+from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.loss_fn import Contract, contract_for
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import batches_from
@@ -20,6 +22,7 @@ from trainwright.engine.trainer.processes import RankedTrainer
 from trainwright.engine.trainer.train_metrics import MeasuredTrainer
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.hooks.method_overrides import install, is_overridden, uninstall
+from trainwright.models.outputs import scalars_of
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -108,7 +111,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             begin_window=self._begin_window,
             end_window=self._put_metrics,
             phases=self.phases,
-            keep=_loss_in,
+            keep=self._keep,
             explain=add_batch_note,
         )
         step.after_batch = self._choose_after_batch()  # all callbacks are registered now
@@ -181,7 +184,10 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
                 if self._records_outputs
                 else []
             )
-            self._contract = contract_for(self.model, inputs, self._criterion, self._own_loss, call_all(recorders))
+            record_scalars = self._record_scalars if self._records_outputs else None
+            self._contract = contract_for(
+                self.model, inputs, self._criterion, self._own_loss, call_all(recorders), record_scalars
+            )
         return self._contract
 
     def _samples_of_step(self, batch: Any) -> int:
@@ -199,15 +205,31 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
         return loaders.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
 
-    def _put_metrics(self, losses: list[Any], data_time: float) -> None:
-        self.storage.put_scalar("data_time", data_time)
-        losses = [loss for loss in losses if loss is not None]  # a train_step may return none
+    def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
+        """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""
+        if torch.compiler.is_compiling():
+            return
+        # Copies: the update may change them, if they are parameters.
+        scalars = scalars_of(outputs)
+        self._scalars = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in scalars.items()}
+
+    def _keep(self, step_logs: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+        scalars, self._scalars = self._scalars, None
+        return step_logs.get("step_loss"), scalars
+
+    def _put_metrics(self, kept: list[tuple[Any, dict[str, Any] | None]], data_time: float) -> None:
+        storage, update, losses, rows = self.storage, self._update, [], []
+        storage.put_scalar("data_time", data_time)
+        for loss, scalars in kept:
+            if loss is not None:  # a train_step may return none
+                losses.append(loss)
+            if scalars:
+                rows.append(scalars)
         if losses:
-            self._update.put_mean(self.storage, "total_loss", losses)
-
-
-def _loss_in(step_logs: Mapping[str, Any]) -> Any:
-    return step_logs.get("step_loss")
+            update.put_mean(storage, "total_loss", losses)
+        if rows:
+            rows = [scalars or {} for _, scalars in kept]
+            update.put_scalars(storage, mean_outputs(rows, update.mean.weights), update.weight)
 
 
 def call_all(recorders: list[Any]) -> Any:

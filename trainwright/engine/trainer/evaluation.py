@@ -24,6 +24,7 @@ from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
+from trainwright.models.outputs import named_outputs
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
@@ -243,8 +244,9 @@ class EvaluatingTrainer(TrainerShared):
         finally:
             hook.remove()
         last = seen[-1] if seen else None
-        if last is None or isinstance(last, Mapping):
-            outputs = dict(last or {})
+        named = {} if last is None else named_outputs(last)
+        if named is not None and ("logits" in named or not isinstance(last, tuple)):
+            outputs = dict(named)
         else:
             scores = last if losses_of(last) is None else predictions_of(last)
             outputs = {} if scores is None else {"logits": scores}

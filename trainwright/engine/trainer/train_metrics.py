@@ -143,7 +143,7 @@ class TrainMetrics(HookBase):
             return
         self._is_epoch_over = self._is_epoch_end()
         if self._is_due() or self._is_epoch_over:
-            self.trainer.storage.put_scalars(**self.read(), smoothing_hint=False)
+            self._store(self.read())
 
     def _count_unless_padding(self, step_logs: Any, inputs: Any) -> None:
         if not self._is_padding_batch():
@@ -168,7 +168,14 @@ class TrainMetrics(HookBase):
         else:
             self._of_all = self.read()
         self._read_at = self.trainer.iterations_done
-        self.trainer.storage.put_scalars(**self._of_all, smoothing_hint=False)
+        self._store(self._of_all)
+
+    def _store(self, values: dict[str, float]) -> None:
+        storage = self.trainer.storage
+        hints = storage.smoothing_hints()
+        for name, value in values.items():
+            if not hints.get(name):  # else the model returns its own
+                storage.put_scalar(name, value, smoothing_hint=False)
 
     def state_dict(self) -> dict[str, Any]:
         state = self._handler.state_dict() if self._has_values else None
