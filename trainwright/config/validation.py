@@ -142,7 +142,9 @@ def _check_whole(value: float) -> float:
 
 
 def _check_lazy(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float | list | dict):
+    from trainwright.config.lazy.instantiation import are_several  # here: loads omegaconf
+
+    if value is None or (isinstance(value, str | int | float | list | dict) and not are_several(value)):
         raise PydanticCustomError("lazy_type", "neither a LazyCall nor an object")
     return value
 

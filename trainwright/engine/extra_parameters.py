@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients, share_tensors
+from trainwright.optim.named import each_optimizer
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -113,6 +114,8 @@ def _shown(shapes: Mapping[str, list[int]]) -> str:
 def extra_optimizers(trainer: Any) -> dict[str, Any]:
     """By the name of the attribute; those of the inner trainer of a ``DefaultTrainer``, too."""
     known = {id(trainer.optimizer), id(getattr(trainer, "lr_scheduler", None))}
+    known |= {id(part) for part in each_optimizer(trainer.optimizer)}
+    known |= {id(part) for part in getattr(trainer, "lr_schedulers", {}).values()}
     attributes = {**vars(getattr(trainer, "_trainer", trainer)), **vars(trainer)}
     return {
         name: value

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ from trainwright.engine.step_plan import StepPlan
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.hooks.nan_check import FiniteCheck
 from trainwright.hooks.writers import PeriodicWriter
+from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import all_gather_object, get_rank
 
 logger = logging.getLogger("trainwright.engine")
@@ -57,10 +59,16 @@ class TrainingState:
     def with_parts(self, optimizer: Any, lr_scheduler: Any, grad_scaler: Any, average: Any = None) -> dict[str, Any]:
         """What a checkpoint holds beside the model, by name; parts that are None are left out.
 
+        Of several optimizers and schedules by name: ``optimizer_g``, ``lr_scheduler_g``.
+
         A resume requires the same classes. With an ``average`` of the weights, the model's file holds it. The
         training state is first: it decides whether the others can be restored.
         """
-        parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler, "grad_scaler": grad_scaler}
+        parts = {
+            **_by_name("optimizer", optimizer.optimizers if isinstance(optimizer, NamedOptimizers) else optimizer),
+            **_by_name("lr_scheduler", lr_scheduler),
+            "grad_scaler": grad_scaler,
+        }
         there = {name: part for name, part in parts.items() if part is not None}
         self._classes = {name: type(part).__name__ for name, part in there.items()}
         return {"trainer": self, **there, **({} if average is None else {"training_weights": average})}
@@ -249,6 +257,10 @@ class TrainerState(TrainingState):
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.global_step = step
+
+
+def _by_name(kind: str, part: Any) -> dict[str, Any]:
+    return {f"{kind}_{name}": one for name, one in part.items()} if isinstance(part, Mapping) else {kind: part}
 
 
 def random_state() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from trainwright.engine.gradient_sync import Replica, SkipTogether
 from trainwright.events.media import wide_dtype
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
 
@@ -239,6 +240,9 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
 
 def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """The calls that step and that set gradients to None. A step with a required closure gets None as its closure."""
+    if isinstance(optimizer, NamedOptimizers):
+        calls = [optimizer_calls(one, accelerator) for one in optimizer.optimizers.values()]
+        return _in_turn([step for step, _ in calls]), _in_turn([zero_grad for _, zero_grad in calls])
     if accelerator is not None:
         return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
     # The method of the class: a schedule replaces the method of the instance.
@@ -248,6 +252,14 @@ def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Call
         return lambda: optimizer.step(None), optimizer.zero_grad
     updater = direct(optimizer)
     return updater.step, updater.zero_grad
+
+
+def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
+    def call_all() -> None:
+        for call in calls:
+            call()
+
+    return call_all
 
 
 def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, *, retain_graph: bool = False) -> None:

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainwright.config.errors import ConfigError
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
+from trainwright.optim.named import NamedOptimizers
 
 
 class LRScheduler(HookBase):
@@ -19,13 +20,24 @@ class LRScheduler(HookBase):
     ``lr_scheduler`` by default; does nothing while the trainer has no schedule. A schedule that the step has stepped
     itself is not stepped again. A :class:`ReduceOnPlateau` hook steps a ReduceLROnPlateau.
 
+    With several optimizers (``trainer.optimizers``) the rates are ``lr/g``, ``lr/d``, and each of
+    ``trainer.lr_schedulers`` is stepped. ``name``: one optimizer of several; its rate is recorded as ``lr/name``.
+
     Raises:
         ConfigError: before the training, if the schedule is a ReduceLROnPlateau and no hook steps it.
     """
 
     def __init__(
-        self, optimizer: Optimizer | None = None, scheduler: Scheduler | None = None, *, period: Period = 1
+        self,
+        optimizer: Optimizer | None = None,
+        scheduler: Scheduler | None = None,
+        *,
+        period: Period = 1,
+        name: str = "",
     ) -> None:
+        self._period, self._key = period, f"lr/{name}" if name else "lr"
+        self._is_named = bool(name)
+        self._each: list[LRScheduler] = []  # one for each of several optimizers
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._is_due = None if period == 1 else condition(period)  # None: in each iteration
@@ -34,7 +46,17 @@ class LRScheduler(HookBase):
         self._group = 0
 
     def before_train(self) -> None:
-        self._use(self._scheduler or self.trainer.lr_scheduler)
+        several = self.trainer.optimizer if self._optimizer is None and self._scheduler is None else None
+        self._each = []
+        if isinstance(several, NamedOptimizers):
+            schedules = self.trainer.lr_schedulers
+            for name, optimizer in several.optimizers.items():
+                hook = LRScheduler(optimizer, schedules.get(name), period=self._period, name=name)
+                hook.trainer = self.trainer
+                hook.before_train()
+                self._each.append(hook)
+            return
+        self._use(self._find_schedule())
         is_plateau = isinstance(self._current, ReduceLROnPlateau)
         if is_plateau and not any(isinstance(hook, ReduceOnPlateau) for hook in self.trainer._hooks):
             raise ConfigError(
@@ -43,27 +65,34 @@ class LRScheduler(HookBase):
             )
 
     def after_step(self) -> None:
-        scheduler = self._scheduler or self.trainer.lr_scheduler
+        if self._each:
+            for hook in self._each:
+                hook.after_step()
+            return
+        scheduler = self._find_schedule()
         if scheduler is not self._current:  # a callback has set another optimizer
             self._use(scheduler)
-        if scheduler is None:
+        if scheduler is None and not self._is_named:
             return
         optimizer = self._optimizer or self.trainer.optimizer
-        self.trainer.storage.put_scalar("lr", optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
+        self.trainer.storage.put_scalar(self._key, optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
         is_left = isinstance(scheduler, ReduceLROnPlateau) or getattr(scheduler, "last_epoch", None) != self._position
-        if not is_left and (self._is_due is None or self._is_due(self.trainer)):
+        if scheduler is not None and not is_left and (self._is_due is None or self._is_due(self.trainer)):
             scheduler.step()
         self._position = getattr(scheduler, "last_epoch", None)
 
+    def _find_schedule(self) -> Any:
+        return self._scheduler if self._is_named else self._scheduler or self.trainer.lr_scheduler
+
     def _use(self, scheduler: Any) -> None:
         self._current = scheduler
-        if scheduler is not None:
+        if scheduler is not None or self._is_named:
             self._group = _representative_group(self._optimizer or self.trainer.optimizer)
             self._position = getattr(scheduler, "last_epoch", None)
 
 
 class ReduceOnPlateau(HookBase):
-    """Step the trainer's ``ReduceLROnPlateau`` with ``read_metric()``, which returns None to skip a step.
+    """Step each ``ReduceLROnPlateau`` of the trainer with ``read_metric()``, which returns None to skip a step.
 
     By default after each evaluation; with ``period`` when that is over. Register it after the :class:`EvalHook`.
     """
@@ -77,13 +106,15 @@ class ReduceOnPlateau(HookBase):
         self._seen = self.trainer.last_eval_results
 
     def after_step(self) -> None:
-        scheduler = self.trainer.lr_scheduler
-        if not isinstance(scheduler, ReduceLROnPlateau):
+        several = getattr(self.trainer, "lr_schedulers", None) or {}
+        schedulers = [s for s in (self.trainer.lr_scheduler, *several.values()) if isinstance(s, ReduceLROnPlateau)]
+        if not schedulers:
             return
         if self._has_new_results() if self._is_due is None else self._is_due(self.trainer):
             value = self._read_metric()
             if value is not None:
-                scheduler.step(value)
+                for scheduler in schedulers:
+                    scheduler.step(value)
 
     def after_train(self) -> None:
         # Use the final evaluation, as a longer run would at this point.

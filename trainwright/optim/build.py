@@ -13,8 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
-from trainwright.config.lazy.instantiation import instantiate, locate_target
+from trainwright.config.lazy.instantiation import are_several, instantiate, locate_target
 from trainwright.optim.fused import fused_arguments, run_fused
+from trainwright.optim.named import NamedOptimizers, check_schedules
 
 NORM_LAYERS = (*RUNNING_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -30,8 +31,11 @@ def get_default_optimizer_params(
     clip_grad_max_norm: float | None = None,
     clip_grad_norm_type: float | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    part: str | None = None,
 ) -> list[ParamGroup]:
     """The trainable parameters of ``model``, in as few groups as their settings allow.
+
+    ``part``: only those of this submodule, ``"generator"`` or ``"encoder.layers"``.
 
     A value of None leaves the optimizer's own default. ``weight_decay_norm`` is for the parameters of norm layers,
     ``weight_decay_bias`` for each parameter named ``bias``, also in norm layers. ``overrides`` gives settings by the
@@ -42,9 +46,11 @@ def get_default_optimizer_params(
     type is 2 by default.
 
     Raises:
-        ConfigKeyError: an override names no parameter of the model.
+        ConfigKeyError: an override names no parameter of the model, or ``part`` no submodule.
         ConfigError: ``weight_decay_bias`` and ``overrides`` both set biases, or a clipping value is out of range.
     """
+    if part is not None:
+        model = _part_of(model, part)
     defaults = _given(lr=base_lr, weight_decay=weight_decay) | _clipping(clip_grad_max_norm, clip_grad_norm_type)
     by_name = {name: dict(settings) for name, settings in (overrides or {}).items()}
     _check_override_names(model, by_name)
@@ -121,9 +127,21 @@ def _check_override_names(model: nn.Module, overrides: Iterable[str]) -> None:
         raise ConfigKeyError("\n".join(faults))
 
 
+def _part_of(model: nn.Module, part: str) -> nn.Module:
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if part not in modules or not part:
+        raise ConfigKeyError(
+            f"part={part!r}: {type(model).__name__} has no such submodule. {did_you_mean(part, modules)}"
+        )
+    return modules[part]
+
+
 @without_compiler()
 def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Optimizer:
     """The optimizer of ``cfg`` for the parameters of ``model``; an optimizer is returned unchanged.
+
+    ``cfg`` may also contain several by name, ``{"g": LazyCall(Adam)(params=dict(part="generator")), "d": ...}``; they
+    become a :class:`NamedOptimizers`.
 
     ``cfg.params`` may be a lazy node, which gets ``model`` if its target takes it, or parameters or groups; without it
     the groups are those of :func:`get_default_optimizer_params`. ``cfg`` is not changed.
@@ -136,6 +154,8 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
     """
     if isinstance(cfg, Optimizer):
         return cfg
+    if are_several(cfg):
+        return NamedOptimizers({str(name): build_optimizer(cfg[name], model) for name in cfg}, where="optim")
     _check_is_lazy(cfg, "optim", "an optimizer")
     params = _params(cfg.get("params"), model)
     if not params:
@@ -156,7 +176,13 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
 
 
 def build_lr_scheduler(cfg: Mapping[str, Any] | LRScheduler, optimizer: Optimizer) -> LRScheduler:
-    """The schedule of ``cfg`` for ``optimizer``; a schedule is returned unchanged."""
+    """The schedule of ``cfg`` for ``optimizer``; a schedule is returned unchanged.
+
+    For a :class:`NamedOptimizers` it is a dict: the schedule of ``cfg`` for each of them, or, if ``cfg`` contains
+    several by name, those; optimizers without one keep their learning rate.
+    """
+    if isinstance(optimizer, NamedOptimizers):
+        return _schedules(cfg, optimizer)  # type: ignore[return-value]  # a dict only for several
     if isinstance(cfg, LRScheduler):
         return cfg
     _check_is_lazy(cfg, "train.scheduler", "a schedule")
@@ -167,6 +193,21 @@ def build_lr_scheduler(cfg: Mapping[str, Any] | LRScheduler, optimizer: Optimize
             "it must be a torch.optim.lr_scheduler.LRScheduler."
         )
     return scheduler
+
+
+def _schedules(cfg: Any, optimizer: NamedOptimizers) -> dict[str, LRScheduler]:
+    each = optimizer.optimizers
+    if are_several(cfg):
+        unknown = [str(name) for name in cfg if name not in each]
+        if unknown:
+            raise ConfigKeyError(
+                f"train.scheduler.{unknown[0]}: there is no optimizer of this name. {did_you_mean(unknown[0], each)}"
+            )
+        built = {str(name): build_lr_scheduler(cfg[name], each[name]) for name in cfg}
+    else:
+        built = {name: build_lr_scheduler(cfg, one) for name, one in each.items()}
+    check_schedules(built, each, "train.scheduler")
+    return built
 
 
 def _takes(target: Callable[..., Any], name: str) -> bool:

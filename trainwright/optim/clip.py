@@ -6,27 +6,31 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainwright.optim.named import each_optimizer
+
 
 def gradient_clipper(optimizer: Optimizer, max_norm: float | None = None) -> Callable[[], Tensor] | None:
     """A function that clips the gradients, to be called after backward; None if no group is clipped.
 
     A group is clipped if it has ``clip_grad_max_norm`` and ``clip_grad_norm_type``; ``max_norm`` clips the others by
     the 2-norm. All groups with the same two values are clipped by their common norm: a norm per group would change the
-    direction of the update. The groups are read once, so a group that is added later is not clipped.
+    direction of the update. Each of several optimizers (:class:`NamedOptimizers`) is clipped by its own norm. The
+    groups are read once, so a group that is added later is not clipped.
 
     The function returns the norm before clipping as a tensor on the device, without synchronization. For groups with
     different settings it is the norm over all clipped gradients (of the first setting's type).
     """
-    by_setting: dict[tuple[float, float], list[Tensor]] = {}
-    for group in optimizer.param_groups:
-        limit = group.get("clip_grad_max_norm", max_norm)
-        norm_type = group.get("clip_grad_norm_type", None if max_norm is None else 2.0)
-        if limit is not None and norm_type is not None:
-            by_setting.setdefault((float(limit), float(norm_type)), []).extend(group["params"])
+    by_setting: dict[tuple[int, float, float], list[Tensor]] = {}
+    for number, one in enumerate(each_optimizer(optimizer)):
+        for group in one.param_groups:
+            limit = group.get("clip_grad_max_norm", max_norm)
+            norm_type = group.get("clip_grad_norm_type", None if max_norm is None else 2.0)
+            if limit is not None and norm_type is not None:
+                by_setting.setdefault((number, float(limit), float(norm_type)), []).extend(group["params"])
     if not by_setting:
         return None
 
-    settings = [(params, limit, norm_type) for (limit, norm_type), params in by_setting.items()]
+    settings = [(params, limit, norm_type) for (_, limit, norm_type), params in by_setting.items()]
     if len(settings) == 1:
         params, limit, norm_type = settings[0]
         return lambda: torch.nn.utils.clip_grad_norm_(params, limit, norm_type)

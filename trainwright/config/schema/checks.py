@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, Fault, UserError, error_of, got
-from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, find_target
+from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, are_several, find_target
 from trainwright.config.lazy.lazy_config import SECTIONS, section_fault
 from trainwright.config.lazy.overrides import override_key
 from trainwright.config.lazy.provenance import is_trusted, origin_of, override_at, raw_children, shown
@@ -26,7 +26,7 @@ _REQUIRED = ("model", "dataloader")
 _BUILT = ("model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator")
 _OPTIMIZER_NUMBERS = ("lr", "weight_decay", "eps", "momentum")
 # Arguments of another backend's AdamW, which the builder of the optimizer removes.
-_ALSO_ACCEPTED = {"optim": {"do_bias_correction"}}
+_ALSO_ACCEPTED = {"do_bias_correction"}
 
 
 def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> None:
@@ -173,18 +173,27 @@ def _position(values: Any, path: str) -> list[int]:
 
 def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Text instead of a number, or a negative rate. The optimizer would report it without its place."""
+    for path in _optimizers(cfg):
+        optim = _get(cfg, path)
+        for name in _OPTIMIZER_NUMBERS:
+            value = _get(optim, name)
+            if isinstance(value, str | bool | ListConfig | DictConfig):
+                yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
+            elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
+                yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number >= 0.")
+
+
+def _optimizers(cfg: DictConfig) -> list[str]:
     optim = _get(cfg, "optim")
-    for name in _OPTIMIZER_NUMBERS:
-        value = _get(optim, name)
-        if isinstance(value, str | bool | ListConfig | DictConfig):
-            yield Fault(f"optim.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
-        elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
-            yield Fault(f"optim.{name}", f"{got(value)}; it must be a number >= 0.")
+    return [f"optim.{name}" for name in optim] if are_several(optim) else ["optim"]
 
 
 def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
-    for path in _BUILT:
-        yield from _node_faults(_get(cfg, path), path, also=_ALSO_ACCEPTED.get(path, set()))
+    optimizers = _optimizers(cfg)
+    for name in _BUILT:
+        for path in optimizers if name == "optim" else [name]:
+            section = _get(cfg, path)
+            yield from _node_faults(section, path, also=_ALSO_ACCEPTED if name == "optim" else set())
 
 
 def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozenset()) -> Iterator[Fault]:

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.lazy.instantiation import TARGET
+from trainwright.config.lazy.instantiation import TARGET, are_several
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.provenance import is_set, mark_default, raw_children
 from trainwright.config.schema.aliases import resolve_aliases
@@ -181,7 +181,8 @@ def _fill(node: DictConfig, defaults: DictConfig) -> None:
             continue
         _detach(node, key)
         there = raw_children(node)[key]
-        if isinstance(there, DictConfig) and isinstance(there._value(), dict) and TARGET not in there:
+        is_section = isinstance(there, DictConfig) and isinstance(there._value(), dict)
+        if is_section and TARGET not in there and not (TARGET in default and are_several(there)):
             _fill(there, default)
 
 

@@ -62,6 +62,7 @@ from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.weight_average import averaging_hook
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
+from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
 from trainwright.parallel.precision import apply_autocast
@@ -107,8 +108,11 @@ class DefaultTrainer(TrainerBase):
         if cfg.train.activation_checkpoint.enabled:
             log_recomputed(recompute_blocks(self.model))
         grad_scaler = apply_autocast(self.model, self.device) if cfg.train.amp.enabled else None
-        self.optimizer = self.build_optimizer(cfg, self.model)
-        self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        optimizer: Any = self.build_optimizer(cfg, self.model)
+        self.optimizer = NamedOptimizers(optimizer) if isinstance(optimizer, Mapping) else optimizer
+        schedule: Any = self.build_lr_scheduler(cfg, self.optimizer)
+        self.lr_schedulers = dict(schedule) if isinstance(schedule, Mapping) else {}
+        self.lr_scheduler = None if isinstance(schedule, Mapping) else schedule
         seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws other numbers
 
         self._trainer: Any = self._build_stepper(cfg, grad_scaler)
@@ -116,7 +120,9 @@ class DefaultTrainer(TrainerBase):
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
         self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema)
-        states = self._state.with_parts(self.optimizer, self.lr_scheduler, grad_scaler, self._average)
+        states = self._state.with_parts(
+            self.optimizer, self.lr_schedulers or self.lr_scheduler, grad_scaler, self._average
+        )
         saving: dict[str, Any] = {"save_to_disk": is_main_process()}
         saving |= {"asynchronous": cfg.train.checkpointer.asynchronous}
         self._evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -170,14 +176,14 @@ class DefaultTrainer(TrainerBase):
 
     @classmethod
     def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer that ``cfg.optim`` describes, over the model's parameters."""
+        """The optimizer that ``cfg.optim`` describes, over the model's parameters; or several by name, in a dict."""
         return build_optimizer(cfg.optim, model)
 
     @classmethod
     def build_lr_scheduler(
         cls, cfg: DictConfig, optimizer: torch.optim.Optimizer
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """The schedule that ``cfg.train.scheduler`` describes."""
+        """The schedule that ``cfg.train.scheduler`` describes; of several optimizers, a dict of schedules by name."""
         return build_lr_scheduler(cfg.train.scheduler, optimizer)
 
     @classmethod

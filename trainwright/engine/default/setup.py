@@ -14,7 +14,7 @@ from omegaconf import DictConfig, open_dict
 
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
-from trainwright.config.lazy.instantiation import instantiate, locate_target
+from trainwright.config.lazy.instantiation import are_several, instantiate, locate_target
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.provenance import is_set
 from trainwright.config.schema.checks import validate
@@ -97,9 +97,13 @@ def num_samples(data_loader: Any, batch_size: int) -> int | None:
 
 
 def _scale_scheduler(train: DictConfig) -> None:
-    scheduler = train.scheduler
-    if not (isinstance(scheduler, DictConfig) and "_target_" in scheduler):
-        return
+    several = train.scheduler.values() if are_several(train.scheduler) else [train.scheduler]
+    for scheduler in several:
+        if isinstance(scheduler, DictConfig) and "_target_" in scheduler:
+            _scale_one(train, scheduler)
+
+
+def _scale_one(train: DictConfig, scheduler: DictConfig) -> None:
     taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
     for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
         if name in taken:

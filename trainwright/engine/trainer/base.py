@@ -57,6 +57,7 @@ class TrainerShared(TrainerBase):
     checkpointer: Checkpointer
     total_steps: int
     _is_given_schedule: bool = False
+    lr_schedulers: dict[str, LRScheduler] = {}  # of several optimizers  # noqa: RUF012  # replaced, never changed
     _collator: Callable[[list[Any]], Any] | None
     _plan: StepPlan
     _save_steps: int

@@ -1,15 +1,16 @@
 """Checks of a Trainer's arguments, all of them before anything is built."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.optim.named import NamedOptimizers, check_schedules
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -110,7 +111,20 @@ def check_optimizer(optimizer: Any, model: nn.Module, lr_scheduler: Any = None) 
         )
 
 
-def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: LRScheduler | None) -> None:
+def several(optimizer: Any, lr_scheduler: Any, optimizers: Any, lr_schedulers: Any) -> NamedOptimizers:
+    """The optimizers as one, checked with their schedules."""
+    if optimizers is None:
+        raise ConfigError("Trainer.lr_schedulers: needs optimizers={name: ...}; the schedule of one is lr_scheduler=.")
+    if optimizer is not None or lr_scheduler is not None:
+        other = "optimizer" if optimizer is not None else "lr_scheduler"
+        raise ConfigError(f"Trainer: got optimizers and {other}. Pass all of them as {other}s={{name: ...}}.")
+    named = NamedOptimizers(optimizers, where="Trainer.optimizers")
+    if lr_schedulers is not None:
+        check_schedules(lr_schedulers, named.optimizers, "Trainer.lr_schedulers")
+    return named
+
+
+def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any) -> None:
     """Warn once about settings that a passed optimizer or schedule makes ineffective.
 
     Raises:
@@ -120,7 +134,7 @@ def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_schedu
         "optimizer": ("optimizer", "learning_rate", "weight_decay"),
         "lr_scheduler": ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
     }
-    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler or None}
     unused = [
         f"{name}={getattr(config, name)!r} (the Trainer uses the passed {part}, {type(given).__name__})"
         for part, given in parts.items()
@@ -132,7 +146,8 @@ def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_schedu
         unused.append(f"lr_scheduling_steps={steps} (lr_scheduler_type is stepped after each update)")
     if unused:
         logger.warning("TrainingConfig: settings without effect: %s. Remove them.", "; ".join(unused))
-    if steps is not None and isinstance(lr_scheduler, ReduceLROnPlateau):
+    each = lr_scheduler.values() if isinstance(lr_scheduler, Mapping) else [lr_scheduler]
+    if steps is not None and any(isinstance(one, ReduceLROnPlateau) for one in each):
         raise ConfigError(
             f"TrainingConfig.lr_scheduling_steps: got {steps}, but the passed ReduceLROnPlateau is stepped after each"
             " evaluation, or at the end of each epoch without one. Remove it."

@@ -6,6 +6,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
@@ -52,6 +53,7 @@ from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
@@ -62,6 +64,8 @@ logger = logging.getLogger("trainwright.engine")
 
 class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     """Built before the first step, and called before and after the steps."""
+
+    _own_parts: frozenset[str] = frozenset({"trainer"})  # names of checkpointables that are not the user's
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
@@ -84,7 +88,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         )
         return [
             IterationTimer(facts=facts_of_objects),
-            ScheduleHook(period=self._schedule_is_due if config.lr_scheduler or self._is_given_schedule else 1),
+            *self._schedule_hooks(),
             self._train_metrics,
             save if saves else None,  # before the final evaluation, which may take long
             evaluate if evaluates else None,
@@ -115,11 +119,22 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
         return EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)
 
-    def _build_lr_scheduler(self, num_updates: int) -> LRScheduler | None:
+    def _schedule_hooks(self) -> list[HookBase]:
+        is_torchs = bool(self.config.lr_scheduler or self._is_given_schedule)
+        if not isinstance(self.optimizer, NamedOptimizers):
+            return [ScheduleHook(period=self._schedule_is_due if is_torchs else 1)]
+        hooks: list[HookBase] = []
+        for name, optimizer in self.optimizer.optimizers.items():
+            schedule = self.lr_schedulers.get(name)
+            period = partial(self._schedule_is_due, schedule) if is_torchs else 1
+            hooks.append(ScheduleHook(optimizer, schedule, period=period, name=name))
+        return hooks
+
+    def _build_lr_scheduler(self, optimizer: Optimizer, num_updates: int) -> LRScheduler | None:
         def plateau_mode() -> str:
             return metric_for_best(self.config, self, evaluates=True)[1]
 
-        return optim.build_lr_scheduler(self.config, self.optimizer, num_updates, plateau_mode)
+        return optim.build_lr_scheduler(self.config, optimizer, num_updates, plateau_mode)
 
     def _plateau_hook(self, metric: str) -> HookBase:
         """Step by an evaluation result after each evaluation, or by a training metric at the end of each epoch."""
@@ -129,9 +144,9 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self._mean_epoch_loss if metric == "total_loss" else partial(self._latest, metric), self.state.is_epoch_end
         )
 
-    def _schedule_is_due(self) -> bool:
+    def _schedule_is_due(self, schedule: LRScheduler | None = None) -> bool:
         """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
-        is_by_updates = isinstance(self.lr_scheduler, FormulaLR)
+        is_by_updates = isinstance(schedule or self.lr_scheduler, FormulaLR)
         every = self.config.lr_scheduling_steps or (None if is_by_updates else self._plan.steps_per_epoch)
         return self.state.has_passed(every) if every else True
 
@@ -256,8 +271,11 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self._on_request["log"].write()
 
     def _set_checkpoint_parts(self) -> None:
-        parts = self.state.with_parts(self.optimizer, self.lr_scheduler, self._grad_scaler, self._average)
-        self.checkpointer.checkpointables = parts
+        kept = {name: part for name, part in self.checkpointer.checkpointables.items() if name not in self._own_parts}
+        schedule = self.lr_schedulers or self.lr_scheduler
+        parts = self.state.with_parts(self.optimizer, schedule, self._grad_scaler, self._average)
+        self._own_parts = frozenset(parts)
+        self.checkpointer.checkpointables = parts | kept
 
     def _register_hooks(self) -> None:
         config = self.config

@@ -25,6 +25,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.freeze import freeze_bn
+from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR
 
 logger = logging.getLogger("trainwright.engine")
@@ -49,6 +50,8 @@ class Trainer(TrainerSetup):
         preprocessor: set on the model and data sets whose ``preprocessor`` is None; saved with the model.
         metrics_handler: computes the metrics of evaluations in place of ``config.metrics``; or a function of
             (predictions, labels) of the complete data set that returns metrics by name.
+        optimizers, lr_schedulers: several optimizers, and their schedules, by name: ``{"g": ..., "d": ...}`` (see
+            ``docs/several-optimizers.md``).
         accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are used.
         train_dataloader, eval_dataloader: loaders to use unchanged, in place of loaders built from the data sets.
         model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
@@ -74,6 +77,8 @@ class Trainer(TrainerSetup):
         metrics_handler: Any = None,
         optimizer: Optimizer | None = None,
         lr_scheduler: LRScheduler | None = None,
+        optimizers: Mapping[str, Optimizer] | None = None,
+        lr_schedulers: Mapping[str, LRScheduler] | None = None,
         accelerator: Any = None,
         train_dataloader: Any = None,
         eval_dataloader: Any = None,
@@ -84,7 +89,9 @@ class Trainer(TrainerSetup):
         model, config = checks.in_order(model, config, training_config)
         has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
         checks.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
-        checks.check_given(config, optimizer, lr_scheduler)
+        if optimizers is not None or lr_schedulers is not None:
+            optimizer = checks.several(optimizer, lr_scheduler, optimizers, lr_schedulers)
+        checks.check_given(config, optimizer, lr_scheduler or lr_schedulers)
         checks.check_kinds(data_collator=data_collator, metrics_handler=metrics_handler, model_card=model_card)
         checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
         self.accelerator = accelerator
@@ -108,13 +115,20 @@ class Trainer(TrainerSetup):
         self._prepare_model()
         self.optimizer = optimizer or optim.build_optimizer(config, model)
         checks.check_optimizer(self.optimizer, model, lr_scheduler)
-        self.lr_scheduler = lr_scheduler or self._build_lr_scheduler(self.max_iter)
-        self._is_given_schedule = lr_scheduler is not None
-        if self._is_given_schedule and not isinstance(lr_scheduler, FormulaLR | ReduceLROnPlateau):
-            often = f"every {config.lr_scheduling_steps} steps" if config.lr_scheduling_steps else "once an epoch"
-            logger.info(
-                "The passed %s is stepped %s; lr_scheduling_steps changes that.", type(lr_scheduler).__name__, often
-            )
+        self._is_given_schedule = lr_scheduler is not None or lr_schedulers is not None
+        if isinstance(self.optimizer, NamedOptimizers):
+            self.lr_scheduler, self.lr_schedulers = None, dict(lr_schedulers or {})
+            for name, one in self.optimizer.optimizers.items() if lr_schedulers is None else ():
+                schedule = self._build_lr_scheduler(one, self.max_iter)
+                self.lr_schedulers |= {name: schedule} if schedule is not None else {}
+        else:
+            self.lr_scheduler = lr_scheduler or self._build_lr_scheduler(self.optimizer, self.max_iter)
+        for given in [lr_scheduler] if lr_scheduler is not None else (lr_schedulers or {}).values():
+            if not isinstance(given, FormulaLR | ReduceLROnPlateau):
+                often = f"every {config.lr_scheduling_steps} steps" if config.lr_scheduling_steps else "once an epoch"
+                logger.info(
+                    "The passed %s is stepped %s; lr_scheduling_steps changes that.", type(given).__name__, often
+                )
         self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
         self.loss = optim.build_criterion(config, self.device)
         self.callbacks, self.trainercontrol = CallbackList(callbacks), TrainerControl()
@@ -146,6 +160,12 @@ class Trainer(TrainerSetup):
                 " eval_dataset, an eval_strategy other than 'no', and save_enabled=True."
             )
         self._register_hooks()
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """Several optimizers by name; a single one is ``{"optimizer": ...}``."""
+        optimizer = self.optimizer
+        return optimizer.optimizers if isinstance(optimizer, NamedOptimizers) else {"optimizer": optimizer}
 
     @property
     def configs(self) -> "TrainingConfig":
@@ -187,9 +207,12 @@ class Trainer(TrainerSetup):
         """Train with ``optimizer`` from now on; the configured schedule is rebuilt for it."""
         checks.check_optimizer(optimizer, self.model)
         self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
+        if isinstance(self.optimizer, NamedOptimizers):
+            raise ConfigError("Trainer.set_optimizer: this run has several optimizers; pass others as optimizers=.")
         self.optimizer = optimizer
         left = self._plan.num_updates - self.state.updates_done
-        self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(max(1, left)), False
+        self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(optimizer, max(1, left)), False
+        self.lr_schedulers = {}
         self._set_checkpoint_parts()
         self._build_update()
         self._own_step.watch_optimizers()

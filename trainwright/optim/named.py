@@ -1,0 +1,121 @@
+"""Several optimizers by name, as one: ``{"g": Adam(...), "d": Adam(...)}``."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
+
+
+class NamedOptimizers(Optimizer):
+    """Optimizers of disjoint parameters. ``step`` and ``zero_grad`` call all of them, in the order of their names.
+
+    Attributes:
+        optimizers: by name.
+
+    Raises:
+        ConfigError: there is none, a name is not an identifier, or two optimizers hold the same parameter.
+        ConfigTypeError: a value is not an optimizer.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer], *, where: str = "optimizers") -> None:
+        # Without the base class's constructor: the parameter groups are those of the optimizers.
+        check_names(optimizers, where)
+        for name, optimizer in optimizers.items():
+            if not (hasattr(optimizer, "step") and hasattr(optimizer, "param_groups")):
+                raise ConfigTypeError(
+                    f"{where}[{name!r}]: got {optimizer!r:.60} ({type(optimizer).__name__}); it must be a"
+                    " torch.optim.Optimizer."
+                )
+        self.optimizers = dict(optimizers)
+        self.defaults: dict[str, Any] = {}
+        self._optimizer_step_pre_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self._optimizer_step_post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        owner: dict[int, str] = {}
+        for name, optimizer in optimizers.items():
+            for parameter in parameters_of(optimizer):
+                if (other := owner.setdefault(id(parameter), name)) != name:
+                    raise ConfigError(
+                        f"{where}: {other!r} and {name!r} hold the same parameter, of shape {tuple(parameter.shape)};"
+                        " each parameter belongs to one optimizer."
+                    )
+
+    @property  # a load replaces the groups of an optimizer
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for optimizer in self.optimizers.values() for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+        return {key: state for optimizer in self.optimizers.values() for key, state in optimizer.state.items()}
+
+    @property  # set by whoever steps: schedules warn if their optimizer has not stepped
+    def _opt_called(self) -> bool:
+        return all(getattr(optimizer, "_opt_called", False) for optimizer in self.optimizers.values())
+
+    @_opt_called.setter
+    def _opt_called(self, value: bool) -> None:
+        for optimizer in self.optimizers.values():
+            optimizer._opt_called = value  # type: ignore[attr-defined]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step each optimizer; ``closure`` is not used."""
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state_dict[name])
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name!r}: {type(optimizer).__name__}" for name, optimizer in self.optimizers.items())
+        return f"NamedOptimizers({{{parts}}})"
+
+
+def each_optimizer(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers of a :class:`NamedOptimizers`, or the one optimizer."""
+    return [*optimizer.optimizers.values()] if isinstance(optimizer, NamedOptimizers) else [optimizer]
+
+
+def parameters_of(optimizer: Optimizer) -> list[Any]:
+    """The parameters of all groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def check_names(optimizers: Any, where: str) -> None:
+    """Names are parts of file names and of metrics."""
+    if not isinstance(optimizers, Mapping) or not optimizers:
+        hint = " A pair (optimizer, scheduler) is passed as optimizer= and lr_scheduler=."
+        raise ConfigTypeError(
+            f'{where}: got {optimizers!r:.60}; it must be a dict of optimizers by name, {{"g": ..., "d": ...}}.'
+            f"{hint if isinstance(optimizers, tuple) else ''}"
+        )
+    wrong = [name for name in optimizers if not (isinstance(name, str) and name.isidentifier())]
+    if wrong:
+        raise ConfigError(f"{where}: got the names {wrong}; a name consists of letters, digits and underscores.")
+
+
+def check_schedules(
+    schedules: Mapping[str, LRScheduler], optimizers: Mapping[str, Optimizer], where: str = "lr_schedulers"
+) -> None:
+    """Raise unless each schedule is one of the optimizer of its name."""
+    check_names(schedules, where)
+    for name, schedule in schedules.items():
+        if name not in optimizers:
+            raise ConfigError(f"{where}: there is no optimizer {name!r}. {did_you_mean(name, optimizers)}")
+        if not (hasattr(schedule, "step") and hasattr(schedule, "last_epoch")):
+            raise ConfigTypeError(
+                f"{where}[{name!r}]: got {schedule!r:.60} ({type(schedule).__name__}); it must be a schedule of"
+                " torch.optim.lr_scheduler."
+            )
+        if getattr(schedule, "optimizer", optimizers[name]) is not optimizers[name]:
+            raise ConfigError(f"{where}[{name!r}]: {type(schedule).__name__} belongs to another optimizer.")
