@@ -8,10 +8,10 @@ verifies and reads everything before it changes the first object.
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -143,13 +143,19 @@ class Checkpointer:
             check_name(name)
             if not self.save_dir:
                 raise CheckpointError("Checkpointer.save: save_dir is empty; set it to the folder for checkpoints.")
-            _check_iteration(extra)
+            iteration = extra.get("iteration", 0)
+            if type(iteration) is not int or iteration < 0:
+                got = f"{iteration!r} ({type(iteration)})"
+                raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
             attached = self.attachments() if self.attachments is not None and self._is_writer else {}
             files: Mapping[str, Writer] = serialize(self._weights(), self.checkpointables, extra, attached)
             if self._is_writer:
                 iteration = extra.get("iteration")
                 if keep_trained:
-                    files = self._writer.with_last(files, iteration, self._trained_files())
+                    # Not an optimizer's JSON file: its learning rates may have changed after the last step.
+                    trained = [name for name, item in self.checkpointables.items() if isinstance(item, Optimizer)]
+                    names = [*MODEL_FILES, *(f"{name}.safetensors" for name in trained)]
+                    files = self._writer.with_last(files, iteration, names)
                 if self.asynchronous:
                     files = self._writer.stage(files, iteration)
                 tag_last = tag_last and name != "model_best"
@@ -253,10 +259,7 @@ class Checkpointer:
 
         ``alone``: this rank only, where the others may have failed and would not come.
         """
-        if alone:
-            self._writer.finish()
-            return
-        with raised_together():
+        with nullcontext() if alone else raised_together():
             self._writer.finish()
 
     def close(self) -> None:
@@ -285,13 +288,6 @@ class Checkpointer:
             files = serialize(self._weights(), self.checkpointables, {})
             if reserve and self.asynchronous and self._is_writer:
                 self._writer.reserve(files)
-
-    def _trained_files(self) -> list[str]:
-        """The files of the model and the optimizers' tensors. An optimizer's JSON file holds learning rates, which a
-        scheduler may have changed after the last step.
-        """
-        optimizers = [name for name, state in self.checkpointables.items() if isinstance(state, Optimizer)]
-        return [*MODEL_FILES, *(f"{name}.safetensors" for name in optimizers)]
 
     @property
     def _is_writer(self) -> bool:
@@ -346,20 +342,11 @@ class Checkpointer:
         return contents.extra
 
 
-@dataclass(frozen=True, slots=True)
-class _Contents:
-    """The content of one checkpoint: the names of its states, its extras, weights, and the requested states."""
-
-    held: list[str]
+class _Contents(NamedTuple):
+    held: list[str]  # the names of its states
     extra: dict[str, Any]
     weights: dict[str, Any]
-    states: dict[str, Any]
-
-
-def _check_iteration(extra: Mapping[str, Any]) -> None:
-    if "iteration" in extra and (type(extra["iteration"]) is not int or extra["iteration"] < 0):
-        got = extra["iteration"]
-        raise CheckpointError(f"Checkpointer.save: iteration: got {got!r} ({type(got)}); it must be an int >= 0.")
+    states: dict[str, Any]  # the requested ones
 
 
 def _check_exists(path: Path) -> None:

@@ -149,7 +149,8 @@ def order_of(save_dir: Path) -> Order:
             order.unreadable.append(entry)
         elif entry.iteration > smallest:
             order.superseded.append(entry)
-        elif _is_resumable(entry.path, entry.manifest, linked):
+        # A hidden folder has a link, unless the run was killed before it created the link.
+        elif entry.manifest.tag_last and (entry.path.name[0] != "." or real_path(entry.path) in linked):
             order.resumable.append(entry)
             smallest = smallest if entry.manifest.iteration is None else entry.iteration
         else:
@@ -227,11 +228,6 @@ def _check_candidate(path: Path) -> None:
         raise CheckpointError(f"{path}: contains {(name or '')[:100]!r}, which is not a possible file name.")
     if not path.is_dir():
         raise CheckpointError(f"{path}: {POINTER_NAME} names it, but it does not exist.")
-
-
-def _is_resumable(path: Path, manifest: Manifest, linked: set[Path]) -> bool:
-    # A hidden folder has a link, unless the run was killed before it created the link.
-    return manifest.tag_last and (not path.name.startswith(".") or real_path(path) in linked)
 
 
 def _follows(entry: Saved, last: str) -> bool:

@@ -65,17 +65,8 @@ def read_header(path: Path) -> Header:
     return Header(tensors, metadata)
 
 
-def tied_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Tied tensors: names that are not in the file, and the stored name with the same data. From the metadata."""
-    return _names(metadata, TIED)
-
-
-def renamed_names(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Names in the file, and the original names, which the format cannot hold. From the metadata."""
-    return _names(metadata, RENAMED)
-
-
-def _names(metadata: Mapping[str, str], key: str) -> dict[str, str]:
+def names_in(metadata: Mapping[str, str], key: str) -> dict[str, str]:
+    """The names in a file's metadata under ``key``, which is TIED or RENAMED."""
     try:
         names = json.loads(metadata.get(key, "{}"))
     except (ValueError, RecursionError):

@@ -255,7 +255,12 @@ def write_checkpoint(
     """
     if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
         raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
-    entries = {name: _entry_of(writer) for name, writer in writers.items()} if before else {}
+    entries: dict[str, FileEntry] = {}
+    for name, writer in writers.items() if before else ():
+        if isinstance(writer, CommittedFile):
+            entries[name] = writer.source.manifest.files[writer.name]
+        else:
+            entries[name] = measure(writer)
     if before and entries == before.manifest.files and is_checkpoint(before.folder):
         if real_path(path) == before.folder:
             return before
@@ -325,12 +330,6 @@ def _commit(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return manifest
-
-
-def _entry_of(writer: Writer) -> FileEntry:
-    if isinstance(writer, CommittedFile):
-        return writer.source.manifest.files[writer.name]
-    return measure(writer)
 
 
 def _link(source: Path, target: Path, name: str) -> bool:

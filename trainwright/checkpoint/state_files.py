@@ -15,7 +15,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
+from typing import Any, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
 
 import numpy as np
 import torch
@@ -116,10 +116,7 @@ def read_model_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _bytes_writer(content: bytes) -> Writer:
-    def write(file: BinaryIO) -> None:
-        file.write(content)
-
-    return write
+    return lambda file: file.write(content)
 
 
 def lay_out_as_parameters(optimizer: Optimizer) -> None:

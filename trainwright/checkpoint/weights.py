@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
 from trainwright.checkpoint.safetensors_file import check_tensor, read_tensors, tensor_key
-from trainwright.checkpoint.safetensors_header import RENAMED, TIED, renamed_names, tied_names
+from trainwright.checkpoint.safetensors_header import RENAMED, TIED, names_in
 
 logger = logging.getLogger("trainwright.checkpoint")
 
@@ -85,9 +85,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: this is {kind}; it must be a file with weights.")
     if path.suffix == ".safetensors":
         tensors, metadata = read_tensors(path)
-        renamed = renamed_names(metadata)
+        renamed = names_in(metadata, RENAMED)
         tensors = {renamed.get(name, name): tensor for name, tensor in tensors.items()}
-        return {**tensors, **{name: tensors[first] for name, first in tied_names(metadata).items() if first in tensors}}
+        tied = names_in(metadata, TIED)
+        return {**tensors, **{name: tensors[first] for name, first in tied.items() if first in tensors}}
     if path.suffix in (".pt", ".pth"):
         return _read_torch_file(path)
     raise CheckpointError(f"{path}: weights are read from a checkpoint folder, a .safetensors, a .pt or a .pth file.")

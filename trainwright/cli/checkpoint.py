@@ -13,7 +13,7 @@ from typing import Any
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import POINTER_NAME, WEIGHTS_NAME, is_checkpoint
 from trainwright.checkpoint.manifest import MANIFEST_NAME
-from trainwright.checkpoint.safetensors_header import Header, read_header, tied_names
+from trainwright.checkpoint.safetensors_header import TIED, Header, names_in, read_header
 from trainwright.checkpoint.verify import (
     CheckpointReport,
     FolderReport,
@@ -79,11 +79,8 @@ def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list
 
 
 _EXTRA = "extra.json"
-
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)
-
 _MAX_EXTRA_BYTES = 1_000_000
-
 _MAX_SHOWN = 100  # characters of one extra
 
 
@@ -91,15 +88,12 @@ def description(found: CheckpointReport) -> dict[str, Any]:
     """The facts that `show` prints, as JSON values. Unreadable values are None, with a fault."""
     faults = list(found.faults)
     header = _header(found.folder, faults)
-    manifest = found.manifest
     sizes = _sizes(found)
     tensors = {} if header is None else header.tensors
     return {
         "path": str(found.path),
         "points_at": found.points_at,
-        "iteration": None if manifest is None else manifest.iteration,
-        "saved_at": None if manifest is None else manifest.saved_at,
-        "world_size": None if manifest is None else manifest.world_size,
+        **_origin(found),
         "is_whole": not faults,
         "faults": faults,
         "files": sizes,
@@ -109,9 +103,13 @@ def description(found: CheckpointReport) -> dict[str, Any]:
         "weights": [
             {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype} for name, tensor in tensors.items()
         ],
-        "tied": {} if header is None else tied_names(header.metadata),
+        "tied": {} if header is None else names_in(header.metadata, TIED),
         "num_parameters": sum(tensor.num_values for tensor in tensors.values()),
     }
+
+
+def _origin(found: CheckpointReport) -> dict[str, Any]:
+    return {name: getattr(found.manifest, name, None) for name in ("iteration", "saved_at", "world_size")}
 
 
 def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
@@ -247,7 +245,8 @@ def _list(folder: Path, args: argparse.Namespace) -> int:
     for place in [] if args.json else found:
         print(f"{shown(place.folder)}: {counted(len(place.found), 'checkpoint', 'checkpoints')}")
         print("\n".join(_place_lines(place)))
-    return COMPLETE if all(_is_complete(place) for place in found) else FAULTY
+    are_complete = (not place.pointer_fault and all(entry.is_complete for entry in place.found) for place in found)
+    return COMPLETE if all(are_complete) else FAULTY
 
 
 def _show(folder: Path, args: argparse.Namespace) -> int:
@@ -309,10 +308,6 @@ def _is_one(path: Path) -> bool:
     return is_checkpoint(path) or not path.exists()
 
 
-def _is_complete(place: FolderReport) -> bool:
-    return not place.pointer_fault and all(entry.is_complete for entry in place.found)
-
-
 def _place_lines(place: FolderReport) -> list[str]:
     rows = [["name", "iteration", "saved at", "size", "ranks", "complete", ""]]
     for entry in place.found:
@@ -351,20 +346,17 @@ def _place_facts(place: FolderReport) -> dict[str, Any]:
 
 
 def _facts(entry: CheckpointReport, *, with_files: bool = False) -> dict[str, Any]:
-    manifest = entry.manifest
     facts: dict[str, Any] = {
         "name": entry.path.name,
         "path": str(entry.path),
         "points_at": entry.points_at,
-        "iteration": None if manifest is None else manifest.iteration,
-        "saved_at": None if manifest is None else manifest.saved_at,
-        "world_size": None if manifest is None else manifest.world_size,
+        **_origin(entry),
         "size_bytes": entry.size_bytes,
         "is_whole": entry.is_complete,
         "faults": list(entry.faults),
     }
     if with_files:
-        files = {} if manifest is None else manifest.files
+        files = {} if entry.manifest is None else entry.manifest.files
         facts["files"] = {
             name: {"bytes": file.bytes, "xxh3_128": file.xxh3_128, "sha256": file.sha256}
             for name, file in files.items()

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from typing import TypedDict
+from typing import Any, NoReturn, TypedDict
 
 from trainwright.config.errors import ConfigError
 
@@ -184,21 +184,8 @@ class _FrozenHistory(HistoryBuffer):
     """A history at one moment. It shares the arrays, which only grow, and stores their length at that moment."""
 
     def __init__(self, history: HistoryBuffer) -> None:
-        self.max_length = history.max_length
-        self._values = history._values
-        self._iterations = history._iterations
-        self._count = history._count
-        self._total = history._total
+        vars(self).update(vars(history))
         self._length = history._end()
-
-    def update(self, value: float, iteration: int | None = None) -> None:
-        self._refuse("update")
-
-    def extend(self, values: list[float], iterations: list[int]) -> None:
-        self._refuse("extend")
-
-    def load_state_dict(self, state: HistoryState) -> None:
-        self._refuse("load_state_dict")
 
     def frozen(self) -> HistoryBuffer:
         return self
@@ -206,11 +193,13 @@ class _FrozenHistory(HistoryBuffer):
     def _end(self) -> int:
         return self._length
 
-    def _refuse(self, name: str) -> None:
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(
-            f"HistoryBuffer.{name}: this is a read-only copy for writers. Record values during training, with"
+            "HistoryBuffer: this is a read-only copy for writers. Record values during training, with"
             " EventStorage.put_scalar."
         )
+
+    update = extend = load_state_dict = _refuse
 
 
 def median(values: list[float]) -> float:

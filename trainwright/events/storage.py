@@ -302,9 +302,7 @@ class EventStorage:
         """Restore the metrics of a checkpoint; ``iter`` and ``start_iter`` stay unchanged."""
         self._pending.clear()
         self._local, self._num_parts = {}, 0
-        self._histories = {}
-        self._hints = {}
-        self._shown = {}
+        self._histories, self._hints, self._shown = {}, {}, {}
         self.samples, self.written = state["samples"], state.get("written")
         self.first_unwritten = self.start_iter if self.written is None else min(self.start_iter, self.written + 1)
         for name, scalar in state["scalars"].items():
@@ -450,10 +448,8 @@ def _snapshot(name: str, value: Tensor) -> Tensor:
         )
     if value.is_complex():
         raise ConfigTypeError(f"put_scalar({name!r}): got a complex tensor; put value.abs() or value.real.")
-    if type(value) is not Tensor and hasattr(
-        value, "full_tensor"
-    ):  # DTensor: every rank puts, so every rank takes part
-        value = value.full_tensor()
+    if type(value) is not Tensor and hasattr(value, "full_tensor"):
+        value = value.full_tensor()  # a DTensor: every rank puts, so every rank takes part
     copy = value.detach().clone()
     return copy if copy.dim() == 0 else copy.reshape(())
 

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,23 +92,22 @@ def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict
     Raises:
         MissingFileError: there are none. CheckpointError: they are damaged.
     """
-    if (folder / MANIFEST_NAME).exists():
-        return read_unchanged(folder, partial(_read_verified, filename=filename))
-    return _read_weights_file(folder, filename)
+    if not (folder / MANIFEST_NAME).exists():
+        return _read_weights_file(folder, filename)
 
+    def read(folder: Path) -> tuple[dict[str, Tensor], Path]:
+        verify(folder)
+        return _read_weights_file(folder, filename)
 
-def _read_verified(folder: Path, *, filename: str) -> tuple[dict[str, Tensor], Path]:
-    verify(folder)
-    return _read_weights_file(folder, filename)
+    return read_unchanged(folder, read)
 
 
 def _read_weights_file(folder: Path, filename: str) -> tuple[dict[str, Tensor], Path]:
     for name in (filename, OLD_WEIGHTS_NAME):
         if (folder / name).is_file():
             return read_weights(folder / name), folder / name
-    hint = next(
-        (f" For the weights of this run give {folder / name}." for name in _LAST if (folder / name).is_dir()), ""
-    )
+    found = [folder / name for name in _LAST if (folder / name).is_dir()]
+    hint = f" For the weights of this run give {found[0]}." if found else ""
     raise MissingFileError(
         f"{folder}: has neither {filename} nor {OLD_WEIGHTS_NAME} (it holds {_listing(folder)}).{hint}"
     )

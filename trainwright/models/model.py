@@ -267,24 +267,19 @@ class Model(nn.Module):
         if len(names) == len(own) or self.preprocessor is None:
             return names
         forwarded = inspect.signature(self._part(self.preprocessor_kind)).parameters
-        return names | {name for name, p in list(forwarded.items())[1:] if p.kind is not p.VAR_KEYWORD} - {
-            "return_tensors"
-        }
+        names |= {name for name, p in list(forwarded.items())[1:] if p.kind is not p.VAR_KEYWORD}
+        return names - {"return_tensors"}
 
     def _check_arguments(self, kwargs: Mapping[str, Any], run: Callable[..., Any]) -> None:
         known = {name for step in (run, self.post_process) for name in inspect.signature(step).parameters}
         known = (known | self._preprocess_arguments()) - {"args", "kwargs", "inputs", "outputs"}
         unknown = [name for name in kwargs if name not in known]
         if unknown:
-            raise ConfigTypeError(
-                "\n".join(
-                    f"{type(self).__name__}.predict: no argument {n!r}. {did_you_mean(n, known)}" for n in unknown
-                )
-            )
+            where = f"{type(self).__name__}.predict: no argument"
+            raise ConfigTypeError("\n".join(f"{where} {n!r}. {did_you_mean(n, known)}" for n in unknown))
 
 
 M = TypeVar("M", bound=type[Model])
-
 _OWN = {
     "crnn_image2text": "trainwright.models.tasks.crnn",
     "bert": "trainwright.models.tasks.bert",
@@ -293,7 +288,6 @@ _OWN = {
     "ctc_speech_recognition": "trainwright.models.tasks.speech",
     "gpt_text_generation": "trainwright.models.tasks.gpt",
 }
-
 _registry: Registry[Model] = Registry("model", ModelConfig, _OWN)
 
 

@@ -1,7 +1,6 @@
 """Data parallelism: every rank holds the model and trains on its share of each global batch."""
 
 import gc
-from collections.abc import Iterable, Iterator
 from weakref import WeakSet
 
 import torch
@@ -47,25 +46,3 @@ def release_process_group() -> None:
 def unwrap_model(model: nn.Module) -> nn.Module:
     """The user's model, without the data-parallel wrapper."""
     return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-def accumulation_window(model: nn.Module, grad_acc_steps: int) -> Iterable[int]:
-    """The micro-steps of one update, to be looped over again and again.
-
-    Under data parallelism the gradients travel only with the last one.
-    """
-    if isinstance(model, DistributedDataParallel) and grad_acc_steps > 1:
-        return _SynchronizeLast(model, grad_acc_steps)
-    return range(grad_acc_steps)
-
-
-class _SynchronizeLast:
-    def __init__(self, model: DistributedDataParallel, grad_acc_steps: int) -> None:
-        self._model = model
-        self._last = grad_acc_steps - 1
-
-    def __iter__(self) -> Iterator[int]:
-        # What DistributedDataParallel.no_sync() sets, without a context manager around each micro-step.
-        for micro_step in range(self._last + 1):
-            self._model.require_backward_grad_sync = micro_step == self._last
-            yield micro_step

@@ -74,18 +74,6 @@ def all_gather_object(value: T) -> list[T]:
     return values
 
 
-def gather_object(value: T) -> list[T] | None:
-    """The value of every rank, by rank, on rank 0; None elsewhere."""
-    world_size = get_world_size()
-    if world_size == 1:
-        return [value]
-    import torch.distributed as dist
-
-    values: list[Any] | None = [None] * world_size if get_rank() == 0 else None
-    dist.gather_object(value, values)
-    return values
-
-
 def broadcast_object(value: T) -> T:
     """Rank 0's value on every rank."""
     if get_world_size() == 1:

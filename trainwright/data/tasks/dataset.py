@@ -93,9 +93,8 @@ class Dataset(torch.utils.data.Dataset[Any]):
     """
 
     config_class: ClassVar[type[DatasetConfig]] = DatasetConfig
-    known_by: ClassVar[
-        Sequence[Sequence[str]]
-    ] = ()  # sets of columns by which `load` finds the class of a folder without a config
+    # Sets of columns by which `load` finds the class of a folder without a config.
+    known_by: ClassVar[Sequence[Sequence[str]]] = ()
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         if not isinstance(config, self.config_class):
@@ -198,7 +197,9 @@ class Dataset(torch.utils.data.Dataset[Any]):
         if config is None:
             config = cls._config_in(dataset_folder(path, cls.__name__), path, split, config_kwargs)
             config_kwargs = {}
-        dataset_class = cls if isinstance(config, cls.config_class) and cls is not Dataset else _class_of(config)
+        is_own = isinstance(config, cls.config_class) and cls is not Dataset
+        where = f"Dataset.load: {type(config).__name__}"
+        dataset_class = cls if is_own else _registry.find(config.name, where)
         if not issubclass(dataset_class, cls):
             raise ConfigTypeError(
                 f"{path}: is a {config.name!r} of class {dataset_class.__name__}, not a {cls.__name__}. Load it with "
@@ -355,10 +356,6 @@ def dataset_folder(path: str | None, who: str) -> Path:
             f"{path}: {folder} has no folder {name!r}; it has {sorted(p.name for p in folder.iterdir())}."
         )
     return folder / name
-
-
-def _class_of(config: DatasetConfig) -> type[Dataset]:
-    return _registry.find(config.name, f"Dataset.load: {type(config).__name__}")
 
 
 def _class_by_columns(file: Path) -> type[Dataset]:

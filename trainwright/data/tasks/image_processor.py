@@ -146,10 +146,8 @@ def _per_channel(field: str, value: Any, channels: int) -> list[float] | None:
     if value is None:
         return None
     numbers = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    is_right = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers) and len(numbers) in (
-        1,
-        channels,
-    )
+    are_numbers = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
+    is_right = len(numbers) in (1, channels) and are_numbers
     if not is_right or (field == "std" and not all(n > 0 for n in numbers)):
         least = " > 0" if field == "std" else ""
         raise ConfigError(

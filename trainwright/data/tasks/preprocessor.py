@@ -34,6 +34,13 @@ class PreprocessorConfig(YamlConfig):
         return cls.filename or f"{cls.name}{_CONFIG_END}"
 
 
+def _push_to_hub(self: Any, repo_id: str, *, private: bool = False, commit_message: str | None = None) -> str:
+    """Upload the files to the repository ``repo_id`` as one commit and return its URL. Other files there stay."""
+    with tempfile.TemporaryDirectory() as name:
+        self.save(name)
+        return upload_folder(name, repo_id, private=private, commit_message=commit_message or "Upload preprocessor")
+
+
 class Preprocessor:
     """Base of preprocessors. A class of your own has a config class and ``__call__``, and is registered:
 
@@ -108,9 +115,7 @@ class Preprocessor:
             )
         return found[0] if len(found) == 1 else PreprocessorsContainer(found)
 
-    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str | None = None) -> str:
-        """Upload its files to the repository ``repo_id`` and return its URL. Other files there stay."""
-        return _push(self, repo_id, private, commit_message)
+    push_to_hub = _push_to_hub
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config!r})"
@@ -133,31 +138,17 @@ class PreprocessorsContainer(Mapping[str, Preprocessor]):
                 raise ConfigError(f"preprocessor: two have the name {item.config.name!r}; a model has one of each.")
             self._items[item.config.name] = item
 
-    @property
-    def tokenizer(self) -> Any:
-        return self._of_kind("tokenizer")
-
-    @property
-    def image_processor(self) -> Any:
-        return self._of_kind("image_processor")
-
-    @property
-    def audio_feature_extractor(self) -> Any:
-        return self._of_kind("audio_feature_extractor")
-
-    @property
-    def text_normalizer(self) -> Any:
-        return self._of_kind("text_normalizer")
+    tokenizer = property(lambda self: self._of_kind("tokenizer"))
+    image_processor = property(lambda self: self._of_kind("image_processor"))
+    audio_feature_extractor = property(lambda self: self._of_kind("audio_feature_extractor"))
+    text_normalizer = property(lambda self: self._of_kind("text_normalizer"))
+    push_to_hub = _push_to_hub
 
     def save(self, path: PathLike, subfolder: str = FOLDER) -> Path:
         """Write the files of all preprocessors into ``path/preprocessor`` and return that folder."""
         for item in self._items.values():
             item.save(path, subfolder)
         return Path(path) / subfolder
-
-    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str | None = None) -> str:
-        """As `Preprocessor.push_to_hub`, with one commit for all preprocessors."""
-        return _push(self, repo_id, private, commit_message)
 
     def _of_kind(self, kind: str) -> Preprocessor | None:
         return next((item for item in self._items.values() if item.kind == kind), None)
@@ -244,9 +235,3 @@ def _made(path: Path, content: Mapping[str, Any], overrides: Mapping[str, Any]) 
     cls = _registry.find(content["name"], str(path))
     config = cls.config_class.from_dict({**content, **overrides}, source=str(path))
     return cls.from_files(config, path.parent)
-
-
-def _push(preprocessor: Any, repo_id: str, private: bool, commit_message: str | None) -> str:
-    with tempfile.TemporaryDirectory() as name:
-        preprocessor.save(name)
-        return upload_folder(name, repo_id, private=private, commit_message=commit_message or "Upload preprocessor")

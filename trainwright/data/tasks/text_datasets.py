@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.tasks import labels
@@ -22,6 +22,13 @@ _NO_LIMIT = 2**31 - 1
 
 class TextDataset(TableDataset):
     """Base of data sets whose samples are made by the preprocessor's tokenizer, and its text normalizer, if any."""
+
+    collator_class: ClassVar[type[Any]]
+
+    def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
+        super().__init__(config, split, preprocessor, **overrides)
+        self.data_collator = self.collator_class()
+        self.connect()
 
     def connect(self) -> None:
         """Give the collator the tokenizer, whose padding it uses."""
@@ -55,11 +62,7 @@ class TextClassificationDataset(TextDataset):
     """Samples ``{"token_ids": (L,), "labels": id}`` of rows ``{"text", "label"}``: a label is a class or its id."""
 
     known_by = (("text", "label"),)
-
-    def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
-        super().__init__(config, split, preprocessor, **overrides)
-        self.data_collator = TextPaddingDataCollator()
-        self.connect()
+    collator_class = TextPaddingDataCollator
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.row(index)
@@ -108,13 +111,12 @@ class SequenceLabelingDataset(TextDataset):
     """
 
     known_by = (("tokens",),)
+    collator_class = SequenceLabelingDataCollator
 
     def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
         super().__init__(config, split, preprocessor, **overrides)
         if self.config.is_iob_schema is None:
             self.config.is_iob_schema = all(label == "O" or label[:2] in ("B-", "I-") for label in self._label2id)
-        self.data_collator = SequenceLabelingDataCollator()
-        self.connect()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.row(index)
@@ -187,11 +189,7 @@ class TextGenerationDataset(TextDataset):
     """
 
     known_by = (("source", "target"), ("text",))
-
-    def __init__(self, config: Any, split: str | None = None, preprocessor: Any = None, **overrides: Any) -> None:
-        super().__init__(config, split, preprocessor, **overrides)
-        self.data_collator = TextGenerationDataCollator()
-        self.connect()
+    collator_class = TextGenerationDataCollator
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.row(index)

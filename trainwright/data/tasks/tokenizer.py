@@ -129,17 +129,9 @@ class Tokenizer(Preprocessor):
         """The id of padding; 0 if there is no padding token (the attention mask marks the padding)."""
         return self.token_id(self.config.pad_token) or 0
 
-    @property
-    def unk_token_id(self) -> int | None:
-        return self.token_id(self.config.unk_token)
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.token_id(self.config.bos_token)
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.token_id(self.config.eos_token)
+    unk_token_id = property(lambda self: self.token_id(self.config.unk_token))
+    bos_token_id = property(lambda self: self.token_id(self.config.bos_token))
+    eos_token_id = property(lambda self: self.token_id(self.config.eos_token))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config!r}, <vocabulary of {self.vocab_size}>)"

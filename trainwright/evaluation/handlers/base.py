@@ -6,7 +6,6 @@
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Self  # a model's outputs and a loader's labels may be anything
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
+from trainwright.config.errors import ConfigError, ConfigTypeError, UserError, nearest_name
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.build_metric import (
     METRICS,
@@ -22,7 +21,6 @@ from trainwright.evaluation.metrics.build_metric import (
     MetricSettings,
     as_array,
     build_metric,
-    nearest,
     numbers_of,
     split_entry,
 )
@@ -185,8 +183,8 @@ class MetricsHandler:
         settings = {"n_decimals": None, **settings}
         if self.valid_metrics and name not in self.valid_metrics and not isinstance(entry, Metric):
             raise ConfigError(
-                f"metrics: {type(self).__name__} has no {name!r}; it has {', '.join(self.valid_metrics)}. "
-                f"{nearest(name, self.valid_metrics)}".strip()
+                f"metrics: {type(self).__name__} has no {name!r}; it has {', '.join(self.valid_metrics)}."
+                f"{nearest_name(name, self.valid_metrics)}"
             )
         if name in self.metrics:
             raise ConfigError(f"metrics: {name!r} is there twice. Leave one out.")
@@ -288,18 +286,22 @@ class TorchMetricsHandler(MetricsHandler):
             EvaluationError: there are no samples, or a metric that the user requested cannot count them.
         """
         if self.is_default:
-            with self._if_it_fits():
+            try:
                 for metric in self.metrics.values():
                     metric.flush()  # here, where an error is raised on all ranks
+            except UserError as error:
+                self._turn_off(error)
             mine = self.is_off, any(metric.has_samples for metric in self.metrics.values())
             ranks = all_gather_object(mine) if self.all_ranks else [mine]
             if any(is_off for is_off, _ in ranks) or not any(has_samples for _, has_samples in ranks):
                 return {}
         results: dict[str, float] = {}
-        with self._if_it_fits():
+        try:
             for key, metric in self.metrics.items():
                 found = numbers_of(metric, metric.compute(all_ranks=self.all_ranks))
                 results.update(_chosen(found, self._entries[key]))
+        except UserError as error:
+            self._turn_off(error)
         return {} if self.is_off else results
 
     def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
@@ -336,13 +338,6 @@ class TorchMetricsHandler(MetricsHandler):
         self.is_off = state["is_off"]
         for key, metric in self.metrics.items():
             metric.load_state_dict(state["metrics"][key])
-
-    @contextmanager
-    def _if_it_fits(self) -> Iterator[None]:
-        try:
-            yield
-        except UserError as error:
-            self._turn_off(error)
 
     def _turn_off(self, error: UserError) -> None:
         if not self.is_default:

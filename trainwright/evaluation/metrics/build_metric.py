@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, nearest_name
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.metric import Metric, load_package
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
@@ -333,16 +333,10 @@ def build_metric(
         return TorchMetric(name, **arguments) if own is None else own(**arguments)
     except ConfigError as error:
         if own is None and f"torchmetrics has no {name!r}" in str(error):
-            raise ConfigError(f"{error} Ours: {', '.join(METRICS)}. {nearest(name, METRICS)}".strip()) from error
+            raise ConfigError(f"{error} Ours: {', '.join(METRICS)}.{nearest_name(name, METRICS)}") from error
         raise
     except TypeError as error:
         raise ConfigError(f"metric {name}: {error}".replace(f"{own and own.__name__}.__init__() ", "")) from error
-
-
-def nearest(name: str, allowed: Any) -> str:
-    """A hint, if one of the allowed names is near; else ""."""
-    hint = did_you_mean(name, allowed)
-    return hint if "Did you mean" in hint else ""
 
 
 class TorchMetric(Metric):

@@ -74,7 +74,10 @@ class Metric:
         wanted = self.output_keys if output_keys is None else self._checked(output_keys)
         found = self.values(predictions, targets)
         digits = self.n_decimals if isinstance(n_decimals, EllipsisType) else n_decimals
-        return {key: _rounded(found[key], digits) for key in (wanted or found) if key in found}
+        results = {key: float(found[key]) for key in (wanted or found) if key in found}
+        if digits is None:
+            return results
+        return {key: round(value, digits) if math.isfinite(value) else value for key, value in results.items()}
 
     def _checked(self, output_keys: Sequence[str] | None) -> tuple[str, ...]:
         if output_keys is None:
@@ -83,11 +86,6 @@ class Metric:
             if key not in self.all_keys:
                 raise ConfigError(f"metric {self.name}: no result {key!r}. {did_you_mean(key, self.all_keys)}")
         return tuple(output_keys)
-
-
-def _rounded(value: float, n_decimals: int | None) -> float:
-    value = float(value)
-    return value if n_decimals is None or not math.isfinite(value) else round(value, n_decimals)
 
 
 @importing()

@@ -30,7 +30,6 @@ OLD_NAMES = {
 }  # fmt: skip
 
 _BASES = {"Metric", "BaseAggregator", "CompositionalMetric", "MetricInputTransformer", "RetrievalMetric"}
-
 _WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a perfect text has 1, the largest value
 
 
@@ -132,7 +131,6 @@ def key_of(name: str) -> str:
 IGNORED_LABEL = -100
 
 _SIZE_OF_TASK = {"multiclass": "num_classes", "multilabel": "num_labels"}
-
 _INNER = ("base_metric", "metric")  # what wrappers call the metric inside; it may be given by name
 
 
@@ -167,9 +165,8 @@ class MetricFactory:
             _check_arguments(self.arguments[self._inner], self.core_class, self.core_arguments)
         inside = [value for key in _INNER if hasattr(value := self.core_arguments.get(key), "metric_state")]
         self.domain = _domain(type(inside[0]) if inside else self.core_class)
-        prefixes = [
-            task for task in ("Binary", "Multiclass", "Multilabel") if self.core_class.__name__.startswith(task)
-        ]
+        tasks = ("Binary", "Multiclass", "Multilabel")
+        prefixes = [task for task in tasks if self.core_class.__name__.startswith(task)]
         self.task: str | None = self.core_arguments.get("task") or (prefixes[0].lower() if prefixes else None)
 
     @property
