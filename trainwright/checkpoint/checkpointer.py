@@ -21,7 +21,6 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.rank_errors import raised_together
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.state_files import (
     EXTRA,
@@ -39,6 +38,7 @@ from trainwright.checkpoint.verify import identity, read_unchanged, verify
 from trainwright.checkpoint.weights import load_weights, read_weights
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.parallel import dist
+from trainwright.parallel.dist import raised_together
 
 logger = logging.getLogger("trainwright.checkpoint")
 

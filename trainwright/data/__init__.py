@@ -34,14 +34,10 @@ if TYPE_CHECKING:
     from trainwright.data.tasks.dataset import register_dataset as register_dataset
     from trainwright.data.tasks.image_processor import ImageProcessor as ImageProcessor
     from trainwright.data.tasks.image_processor import ImageProcessorConfig as ImageProcessorConfig
-    from trainwright.data.tasks.ocr_dataset import OCRDataset as OCRDataset
-    from trainwright.data.tasks.ocr_dataset import OCRDatasetConfig as OCRDatasetConfig
     from trainwright.data.tasks.preprocessor import Preprocessor as Preprocessor
     from trainwright.data.tasks.preprocessor import PreprocessorConfig as PreprocessorConfig
     from trainwright.data.tasks.preprocessor import PreprocessorsContainer as PreprocessorsContainer
     from trainwright.data.tasks.preprocessor import register_preprocessor as register_preprocessor
-    from trainwright.data.tasks.speech_dataset import SpeechRecognitionDataset as SpeechRecognitionDataset
-    from trainwright.data.tasks.speech_dataset import SpeechRecognitionDatasetConfig as SpeechRecognitionDatasetConfig
     from trainwright.data.tasks.text_datasets import SequenceLabelingDataset as SequenceLabelingDataset
     from trainwright.data.tasks.text_datasets import SequenceLabelingDatasetConfig as SequenceLabelingDatasetConfig
     from trainwright.data.tasks.text_datasets import TextClassificationDataset as TextClassificationDataset
@@ -56,6 +52,10 @@ if TYPE_CHECKING:
     from trainwright.data.tasks.tokenizer import TextTokenizerConfig as TextTokenizerConfig
     from trainwright.data.tasks.tokenizer import Tokenizer as Tokenizer
     from trainwright.data.tasks.tokenizer import TokenizerConfig as TokenizerConfig
+    from trainwright.data.tasks.transcripts import OCRDataset as OCRDataset
+    from trainwright.data.tasks.transcripts import OCRDatasetConfig as OCRDatasetConfig
+    from trainwright.data.tasks.transcripts import SpeechRecognitionDataset as SpeechRecognitionDataset
+    from trainwright.data.tasks.transcripts import SpeechRecognitionDatasetConfig as SpeechRecognitionDatasetConfig
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
@@ -75,9 +75,7 @@ _NAMES_OF = {
     ),
     "tasks.dataset": "Dataset DatasetConfig register_dataset",
     "tasks.image_processor": "ImageProcessor ImageProcessorConfig",
-    "tasks.ocr_dataset": "OCRDataset OCRDatasetConfig",
     "tasks.preprocessor": "Preprocessor PreprocessorConfig PreprocessorsContainer register_preprocessor",
-    "tasks.speech_dataset": "SpeechRecognitionDataset SpeechRecognitionDatasetConfig",
     "tasks.text_datasets": (
         "SequenceLabelingDataset SequenceLabelingDatasetConfig TextClassificationDataset "
         "TextClassificationDatasetConfig TextGenerationDataset TextGenerationDatasetConfig"
@@ -86,6 +84,7 @@ _NAMES_OF = {
         "TextNormalizer TextNormalizerConfig HFTokenizer HFTokenizerConfig TextTokenizer "
         "TextTokenizerConfig Tokenizer TokenizerConfig"
     ),
+    "tasks.transcripts": "OCRDataset OCRDatasetConfig SpeechRecognitionDataset SpeechRecognitionDatasetConfig",
     "transforms": "transforms",
 }
 

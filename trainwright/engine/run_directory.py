@@ -21,12 +21,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.files import atomic_write, irregular, open_regular
-from trainwright.checkpoint.rank_errors import raised_together
 from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.run_files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.hooks.base import HookBase
-from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, synchronize
+from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:

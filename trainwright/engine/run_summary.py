@@ -15,7 +15,7 @@ from torch.utils.data import Subset, TensorDataset
 from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.data.columns import ColumnDataset
 from trainwright.engine.run_directory import LOG_FORMAT
-from trainwright.events.writers.progress import ProgressAwareHandler
+from trainwright.events.writers.console import ProgressAwareHandler
 from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.parallel.dist import get_data_parallel_size, get_rank
 from trainwright.terminal import open_standard_streams

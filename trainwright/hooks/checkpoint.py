@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.folder import check_name
-from trainwright.checkpoint.retention import keep_newest
+from trainwright.checkpoint.folder import check_name, keep_newest
 from trainwright.config.errors import ConfigError
 from trainwright.events.writers.console import unit_of
 from trainwright.hooks.base import HookBase, Period, condition, has_failed

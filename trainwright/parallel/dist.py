@@ -5,7 +5,10 @@ Imports nothing of ours, so every room may import it.
 """
 
 import os
+import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -84,3 +87,29 @@ def broadcast_object(value: T) -> T:
     dist.broadcast_object_list(values)
     result: T = values[0]
     return result
+
+
+@contextmanager
+def raised_together() -> Iterator[None]:
+    """A block that every rank enters. The ranks synchronize at its end; the first rank's error is raised on all."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    if get_world_size() > 1:
+        errors = all_gather_object(None if error is None else _portable(error))
+        first = next((rank for rank, other in enumerate(errors) if other is not None), None)
+        if first is not None and first != get_rank():
+            error = errors[first]
+    if error is not None:
+        raise error
+
+
+def _portable(error: Exception) -> Exception:
+    """The error if it can be pickled, otherwise a RuntimeError with the same message."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # pickling may run arbitrary code of the error's class
+        return RuntimeError(f"rank {get_rank()}: {type(error).__name__}: {error}")
+    return error

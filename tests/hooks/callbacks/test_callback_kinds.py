@@ -16,7 +16,7 @@ from trainwright.checkpoint import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.state import TrainingState
-from trainwright.events.writers.progress import live_bars
+from trainwright.events.writers.console import live_bars
 from trainwright.hooks import (
     CallbackList,
     EarlyStoppingCallback,

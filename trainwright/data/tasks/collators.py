@@ -51,9 +51,7 @@ def _as_tensor(row: Any) -> Tensor:
 
 
 IGNORED = -100  # the label that losses and metrics ignore
-
 Samples = Sequence[dict[str, Any]]
-
 Batch = dict[str, Tensor]
 
 

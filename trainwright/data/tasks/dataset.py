@@ -329,8 +329,8 @@ class TableDataset(Dataset):
 
 
 _OWN = {
-    "ocr": "trainwright.data.tasks.ocr_dataset",
-    "speech_recognition": "trainwright.data.tasks.speech_dataset",
+    "ocr": "trainwright.data.tasks.transcripts",
+    "speech_recognition": "trainwright.data.tasks.transcripts",
     "text_classification": "trainwright.data.tasks.text_datasets",
     "sequence_labeling": "trainwright.data.tasks.text_datasets",
     "text_generation": "trainwright.data.tasks.text_datasets",

@@ -13,13 +13,12 @@ from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.files import replace_link
-from trainwright.checkpoint.rank_errors import raised_together
-from trainwright.checkpoint.retention import keep_newest
+from trainwright.checkpoint.folder import keep_newest
 from trainwright.config.errors import MissingFileError
 from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
-from trainwright.parallel.dist import broadcast_object, is_main_process
+from trainwright.parallel.dist import broadcast_object, is_main_process, raised_together
 
 logger = logging.getLogger("trainwright.engine")
 

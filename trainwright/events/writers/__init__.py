@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainwright.events.writers.base import EventWriter, SafeWriter
-from trainwright.events.writers.console import ConsoleWriter
-from trainwright.events.writers.csv_table import CSVWriter
-from trainwright.events.writers.json_lines import JSONWriter
-from trainwright.events.writers.progress import ProgressAwareHandler, ProgressWriter
+from trainwright.events.writers.console import ConsoleWriter, ProgressAwareHandler, ProgressWriter
+from trainwright.events.writers.rows import CSVWriter, JSONWriter
 from trainwright.events.writers.tensorboard import TensorBoardWriter
 from trainwright.terminal import is_terminal
 

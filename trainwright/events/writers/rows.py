@@ -1,17 +1,23 @@
 """Files with one row per iteration: appended in complete blocks; on resume the rows to be repeated are removed."""
 
+import csv
+import io
+import json
 import logging
+import math
 import os
+import re
 from abc import abstractmethod
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from trainwright.checkpoint.files import atomic_write, irregular, open_regular, remove_stale, sync_folder
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 
 logger = logging.getLogger("trainwright.events")
-
 Row = dict[str, float]
 
 
@@ -168,3 +174,111 @@ def is_blocked(path: Path) -> bool:
 def _write_all(descriptor: int, block: bytes) -> None:
     while block:  # os.write may write only a part
         block = block[os.write(descriptor, block) :]
+
+
+class JSONWriter(RowWriter):
+    """Append new metrics as JSON lines: sorted keys, including ``iteration``; NaN and inf are null.
+
+    The file is opened at the first write. A resumed run then removes the rows of iterations that it repeats, and a
+    line that a crash left incomplete; a run that starts at 0 renames the file of an earlier run to ``….old``.
+    """
+
+    def __init__(self, json_file: str | os.PathLike[str], window_size: int = 20) -> None:
+        super().__init__(json_file, window_size)
+
+    def _append(self, rows: list[tuple[int, Row]]) -> None:
+        self._file.append("".join(_line(iteration, row) for iteration, row in rows).encode())
+
+    def _keep_before(self, first: int) -> int:
+        content = self._file.path.read_bytes()
+        lines = content.splitlines()
+        rows = [(iteration, line) for line in lines if (iteration := _iteration(line)) is not None]
+        # Of two rows of one iteration, this keeps the later one: sorting is stable.
+        kept = {iteration: line for iteration, line in sorted(rows, key=itemgetter(0)) if iteration < first}
+        num_again = sum(iteration >= first for iteration, _ in rows)
+        num_duplicates = len(rows) - num_again - len(kept)
+        new_content = b"".join(line + b"\n" for line in kept.values())
+        if new_content != content:
+            self._file.replace(new_content)
+            counts = [
+                (num_again, "row", f" from iteration {first + 1} on, to be written again"),
+                (num_duplicates, "duplicate row", ""),
+                (len(lines) - len(rows), "incomplete line", ""),
+            ]
+            removed = ", ".join(f"{n} {what}{'s' * (n > 1)}{more}" for n, what, more in counts if n)
+            if removed:  # else the lines were only in another order
+                logger.info("%s: removed %s.", self._file.path, removed)
+        return max(kept, default=-1)
+
+
+def _line(iteration: int, row: Row) -> str:
+    finite: dict[str, float | None] = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    return json.dumps({**finite, "iteration": iteration}, sort_keys=True, allow_nan=False) + "\n"
+
+
+def _iteration(line: bytes) -> int | None:
+    """The iteration of a row; None for a line that is incomplete or not a row of this writer."""
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError):  # RecursionError: the line is nested too deeply for a row
+        return None
+    iteration = row.get("iteration") if isinstance(row, dict) else None
+    return iteration if type(iteration) is int else None
+
+
+_ITERATION = re.compile(r"[0-9]{1,18}")
+Cells = dict[str, str]
+
+
+class CSVWriter(RowWriter):
+    """Append new metrics as rows of a CSV file; the first column is ``iteration``, a missing value is an empty cell.
+
+    A metric that appears later adds a column: the file is then replaced atomically. Rows of an earlier run are handled
+    as in ``JSONWriter``: removed on resume from the resumed iteration on, renamed to ``….old`` if a run starts at 0.
+    """
+
+    def __init__(self, csv_file: str | os.PathLike[str], window_size: int = 20) -> None:
+        super().__init__(csv_file, window_size)
+        self._columns: list[str] = []
+
+    def _append(self, rows: list[tuple[int, Row]]) -> None:
+        cells = [{"iteration": str(at), **{name: repr(value) for name, value in row.items()}} for at, row in rows]
+        new_columns = sorted({name for row in cells for name in row} - {"iteration", *self._columns})
+        if new_columns:
+            columns, known_rows = self._read() if self._columns else (["iteration"], [])
+            self._rewrite([*columns, *new_columns], known_rows)
+        self._file.append(_encode([[row.get(column, "") for column in self._columns] for row in cells]))
+
+    def _prepare(self, first: int, *, is_new_run: bool) -> int:
+        self._columns = []
+        return super()._prepare(first, is_new_run=is_new_run)
+
+    def _keep_before(self, first: int) -> int | None:
+        columns, rows = self._read()
+        if columns[:1] != ["iteration"]:
+            return None
+        # Of two rows of one iteration, this keeps the later one.
+        kept = {at: row for row in rows if (at := int(row["iteration"])) < first}
+        self._rewrite(columns, [kept[at] for at in sorted(kept)])
+        return max(kept, default=-1)
+
+    def _rewrite(self, columns: list[str], rows: list[Cells]) -> None:
+        self._file.replace(_encode([columns, *([row.get(column, "") for column in columns] for row in rows)]))
+        self._columns = columns
+
+    def _read(self) -> tuple[list[str], list[Cells]]:
+        """Columns and complete rows. A last line without a newline may lack digits, so it counts as incomplete."""
+        text = self._file.path.read_bytes().decode(errors="replace")
+        complete = text[: text.rfind("\n") + 1]
+        try:
+            columns, *rows = [*csv.reader(io.StringIO(complete, newline=""))] or [[]]
+        except csv.Error:  # a field too long for a file of this writer
+            return [], []
+        complete_rows = [row for row in rows if row and len(row) == len(columns) and _ITERATION.fullmatch(row[0])]
+        return columns, [dict(zip(columns, row, strict=True)) for row in complete_rows]
+
+
+def _encode(lines: list[list[str]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sized
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from trainwright.events.writers.progress import live_bars
+from trainwright.events.writers.console import live_bars
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
