@@ -167,6 +167,58 @@ def test_only_nan_saves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("values", "mode", "kept"),
+    [
+        ([0.1, 0.5, 0.3, 0.4], "max", [1, 3]),
+        ([0.5, 0.1, 0.4, 0.3, 0.2], "min", [1, 4]),
+        ([0.5, 0.5, 0.5], "max", [0, 1]),  # only strictly better counts
+        ([float("nan"), 0.2], "max", [1]),
+    ],
+)
+def test_the_k_best_checkpoints_are_kept(tmp_path: Path, values: list[float], mode: str, kept: list[int]) -> None:
+    best = train_with_metric(tmp_path, values, mode, top_k=2)
+    expected = [f"model_best_{iteration:07d}" for iteration in kept]
+    assert names(tmp_path) == ["model_best", *expected]
+    assert sorted(name for _, _, name in best.top) == expected
+    assert (tmp_path / "model_best").resolve().name == best.top[0][2]
+    for iteration, name in zip(kept, expected, strict=True):
+        assert steps_in(tmp_path, name) == iteration + 1
+
+
+def test_the_k_best_and_the_newest_are_kept_apart(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    given = iter([0.9, 0.8, 0.1, 0.2, 0.3])
+    best = BestCheckpointer(1, trainer.checkpointer, "accuracy", top_k=2)
+    save = PeriodicCheckpointer(trainer.checkpointer, 1, max_to_keep=1)
+    trainer.register_hooks([save, EvalHook(1, lambda: {"accuracy": next(given)}), best])
+    trainer.train(0, 5)
+    expected = ["model_0000004", "model_best", "model_best_0000000", "model_best_0000001", "model_final"]
+    assert [name for name in names(tmp_path) if name != "last_checkpoint"] == expected
+
+
+def test_the_k_best_after_a_kill_are_those_of_the_uninterrupted_run(tmp_path: Path) -> None:
+    values = [0.5, 0.3, 0.4, 0.6, 0.2]
+    whole = train_with_metric(tmp_path / "whole", values, top_k=2)
+
+    states: list[dict[str, Any]] = []
+    killed = Trainer(tmp_path / "cut")
+    best = BestCheckpointer(1, killed.checkpointer, "accuracy", top_k=2)
+    given = iter(values)
+    keep_state = CallbackHook(before_step=lambda t: states.append(json.loads(json.dumps(best.state_dict()))))
+    killed.register_hooks([keep_state, EvalHook(1, lambda: {"accuracy": next(given)}), best])
+    killed.train(0, 5)
+    resumed = Trainer(tmp_path / "cut")
+    nn.init.constant_(resumed.model.weight, 2)
+    best = BestCheckpointer(1, resumed.checkpointer, "accuracy", top_k=2)
+    best.load_state_dict(states[2])
+    given = iter(values[2:])
+    resumed.register_hooks([EvalHook(1, lambda: {"accuracy": next(given)}), best])
+    resumed.train(2, 5)
+    assert best.top == whole.top
+    assert names(tmp_path / "cut") == names(tmp_path / "whole")
+
+
 def test_the_best_value_survives_in_the_hooks_state(tmp_path: Path) -> None:
     first = train_with_metric(tmp_path, [0.5, 0.9])
     second = BestCheckpointer(1, Checkpointer(nn.Linear(1, 1)), "accuracy")

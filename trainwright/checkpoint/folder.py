@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from pathlib import Path
@@ -278,12 +278,30 @@ def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int, *, links: Ite
     for link in links:
         if link.is_symlink() and real_path(link) in excess:
             link.unlink()
+    return _delete_unprotected(folder, steps[max_to_keep:])
+
+
+def keep_named(save_dir: PathLike, prefix: str, names: Collection[str]) -> list[str]:
+    """Delete the checkpoints ``<prefix>_<digits>`` except for those in ``names``; returns the deleted names.
+
+    Protected checkpoints and folders without a readable manifest are kept, as by :func:`keep_newest`.
+    """
+    folder = Path(os.path.abspath(save_dir))
+    order = order_of(folder)
+    found = [entry.path for entry in (*order.resumable, *order.others, *order.superseded)]
+    shape = re.compile(rf"{re.escape(prefix)}_\d+")
+    return _delete_unprotected(
+        folder, [path for path in found if shape.fullmatch(path.name) and path.name not in names]
+    )
+
+
+def _delete_unprotected(folder: Path, paths: Iterable[Path]) -> list[str]:
     # Links may also be in the parent folder: epoch_3 is next to checkpoints/.
     protected = link_targets(folder) | link_targets(folder.parent)
     if last := read_pointer(folder):
         protected.add(real_path(folder / last))
     removed = []
-    for path in steps[max_to_keep:]:
+    for path in paths:
         if real_path(path) not in protected:
             remove_folder(path)
             removed.append(path.name)

@@ -387,7 +387,7 @@ class TrainerFolder(RunFolder):
             tables=("metrics.json", (Path(config.logs_dir) / CSV_NAME).as_posix()),
             event_folders=() if event_folder.startswith(os.pardir) else (Path(event_folder).as_posix(),),
             checkpoints=Path(config.checkpoints_dir).as_posix(),
-            checkpoint_name=re.compile(r"\d+|model_best"),
+            checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),
             link_name=re.compile(r"epoch_\d+|final_epoch"),
             card="README.md" if config.save_enabled else None,
         )

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.folder import check_name, keep_newest
+from trainwright.checkpoint.folder import check_name, keep_named, keep_newest
 from trainwright.config.errors import ConfigError
 from trainwright.events.writers.console import unit_of
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
@@ -178,6 +178,9 @@ class BestCheckpointer(HookBase):
     Checks the metric after each evaluation, so register it after the :class:`EvalHook`. NaN and infinity are never
     best. The best value so far survives a resume. If an evaluation did not compute the metric, it calls
     ``on_missing()``; by default it warns once.
+
+    ``top_k``: also keep the k best checkpoints, as ``{file_prefix}_{number()}``; ``file_prefix`` is a link to the best
+    of them. The number is that of the iteration by default.
     """
 
     def __init__(
@@ -188,6 +191,8 @@ class BestCheckpointer(HookBase):
         mode: str = "max",
         file_prefix: str = "model_best",
         *,
+        top_k: int = 1,
+        number: Callable[[], str] | None = None,
         on_missing: Callable[[], None] | None = None,
     ) -> None:
         if mode not in ("max", "min"):
@@ -197,17 +202,24 @@ class BestCheckpointer(HookBase):
         self._metric = val_metric
         self._direction = "higher" if mode == "max" else "lower"
         self._is_better = operator.gt if mode == "max" else operator.lt
+        if top_k < 1:
+            raise ConfigError(f"BestCheckpointer.top_k: got {top_k}; it must be a whole number >= 1.")
         check_prefix(file_prefix, "BestCheckpointer.file_prefix")
         self._file_prefix = file_prefix
         self.best: float | None = None
         self.best_iter: int | None = None
+        self.top: list[tuple[float, int, str]] = []  # value, iteration and name, the best first
+        self._top_k = 0 if top_k == 1 else top_k  # the best one has its own name
+        self._number = number or (lambda: f"{self._last_iteration():07d}")
         self._due: int | None = None
         self._on_missing = on_missing
         self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint that is saved first has the new best value, and may be the last one that a killed run writes.
-        return {"metric": self._metric, "best": self.best, "best_iter": self.best_iter, "due": self._due}
+        return {"metric": self._metric, "best": self.best, "best_iter": self.best_iter, "due": self._due} | (
+            {"top": [list(entry) for entry in self.top]} if self._top_k else {}
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("metric", self._metric) != self._metric:  # the two cannot be compared
@@ -216,6 +228,7 @@ class BestCheckpointer(HookBase):
             )
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
+        self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
 
     def after_step(self) -> None:
         if self._is_check_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
@@ -237,22 +250,41 @@ class BestCheckpointer(HookBase):
 
     def _check_metric(self) -> None:
         """Record a new best value."""
-        # The final evaluation counts as iteration max_iter, one more than the last completed iteration. A training
-        # metric belongs to that one.
-        last = min(self.trainer.iter, self.trainer.max_iter - 1)
+        last = self._last_iteration()
         if self.trainer.storage.first_local_iteration(self._metric) <= last:
             self.trainer.storage.reduce()  # all processes decide by the same value
         value, put_at = self.trainer.storage.latest().get(self._metric, (math.nan, -1))
         if put_at < last:
             self._warn_missing()
-        elif math.isfinite(value) and (self.best is None or self._is_better(value, self.best)):
-            self.best, self.best_iter, self._due = value, last, last
+        elif math.isfinite(value):
+            if self.best is None or self._is_better(value, self.best):
+                self.best, self.best_iter, self._due = value, last, last
+            if len(self.top) < self._top_k or (self.top and self._is_better(value, self.top[-1][0])):
+                place = next((n for n, entry in enumerate(self.top) if self._is_better(value, entry[0])), len(self.top))
+                self.top.insert(place, (value, last, f"{self._file_prefix}_{self._number()}"))
+                self.top, self._due = self.top[: self._top_k], last
+
+    def _last_iteration(self) -> int:
+        # The final evaluation counts as iteration max_iter, one more than the last completed iteration. A training
+        # metric belongs to that one.
+        return int(min(self.trainer.iter, self.trainer.max_iter - 1))
 
     def _save_due(self) -> None:
         iteration, self._due = self._due, None
         assert iteration is not None, "called only if a save is due"
+        settings: dict[str, Any] = {"tag_last": False, "iteration": iteration}
         with self.trainer.phases.counting("save"):
-            self._checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration, **{self._metric: self.best})
+            names = [name for _, _, name in self.top]
+            delete = partial(_delete_others, self._checkpointer.save_dir, self._file_prefix, names)
+            for value, at, name in self.top:
+                if at == iteration:
+                    self._checkpointer.save(name, on_commit=delete, **settings, **{self._metric: value})
+            if self.best_iter == iteration:
+                self._checkpointer.save(self._file_prefix, **settings, **{self._metric: self.best})
+        if self.best_iter == iteration:
+            self._log_best(iteration)
+
+    def _log_best(self, iteration: int) -> None:
         logger.info(
             "Best %s so far: %.5g%s (%s is better; iteration %d), saved as %s.",
             self._metric,
@@ -276,3 +308,10 @@ class BestCheckpointer(HookBase):
             ", ".join(sorted(self.trainer.last_eval_results)) or "nothing",
             self._file_prefix,
         )
+
+
+def _delete_others(save_dir: str, prefix: str, names: list[str]) -> None:
+    try:
+        keep_named(save_dir, prefix, names)
+    except OSError as error:  # the next save tries again; an extra checkpoint does no harm
+        logger.warning("%s: a checkpoint could not be deleted (%s).", save_dir, error)

@@ -77,6 +77,7 @@ VALUES: dict[str, list[Any]] = {
     "save_steps": [None, 0, 10, 0.1, 1.0],
     "checkpoints_dir": ["saved"],
     "max_to_keep": [None, 3],
+    "save_top_k": [None, 2],
     "distributed": [True],
     "graph": [True],
 }

@@ -384,3 +384,34 @@ def test_a_default_dtype_of_float64_trains_saves_and_resumes(tmp_path: Path) -> 
         torch.set_default_dtype(torch.float32)
     assert trainer.iterations_done == 6
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float64}
+
+
+def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
+    class Given(DatasetEvaluator):
+        def __init__(self) -> None:
+            self.values = [0.3, 0.9, 0.5, 0.7, 0.1, 0.2]
+
+        def reset(self) -> None:
+            pass
+
+        def process(self, inputs: Any, outputs: Any) -> None:
+            pass
+
+        def evaluate(self) -> dict[str, float]:
+            return {"score": self.values.pop(0)}
+
+    cfg = config(tmp_path, checkpointer={"period": 1, "max_to_keep": 2, "save_top_k": 3})
+    cfg._set_flag("allow_objects", True)
+    cfg.train.evaluation.update({"evaluator": Given(), "eval_metric": "score", "eval_mode": "max", "eval_period": 1})
+    DefaultTrainer(cfg).train()
+    kept = sorted(path.name for path in tmp_path.glob("model_best*"))
+    assert kept == ["model_best", "model_best_0000001", "model_best_0000002", "model_best_0000003"]
+    assert (tmp_path / "model_best").resolve().name == "model_best_0000001"
+    assert sorted(path.name for path in tmp_path.glob("model_0*")) == ["model_0000004", "model_0000005"]
+
+
+def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = config(tmp_path, checkpointer={"save_top_k": 3})
+    cfg.train.evaluation.enabled = False
+    DefaultTrainer(cfg)
+    assert "train.checkpointer.save_top_k has no effect: nothing is evaluated" in caplog.text

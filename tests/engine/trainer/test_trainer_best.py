@@ -411,3 +411,18 @@ def test_a_card_tells_no_place_on_this_machine(tmp_path: Path) -> None:
     for card in (tmp_path / "next").rglob("README.md"):
         assert str(tmp_path) not in card.read_text()
         assert "final_epoch" in card.read_text()
+
+
+def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
+    settings = {"num_epochs": 4, "save_top_k": 2, "max_to_keep": 1}
+    Told(make(), config(tmp_path, **settings), PAIRS, PAIRS).train()
+    folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith("."))
+    assert folders == ["20", "last_checkpoint", "model_best", "model_best_10", "model_best_20"]
+    assert (tmp_path / "checkpoints" / "model_best").resolve().name == "model_best_10"
+    Told(make(), config(tmp_path, **settings), PAIRS, PAIRS).train()
+    assert len(list((tmp_path / "checkpoints").glob("model_best_*"))) == 2, "the earlier run is moved aside"
+
+
+def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Trainer(make(), config(tmp_path, save_top_k=2), PAIRS)
+    assert "save_top_k=2 has no effect: nothing is evaluated" in caplog.text

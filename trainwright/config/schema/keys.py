@@ -54,6 +54,7 @@ class ZeroOptimization(TypedDict, total=False):
 class Checkpointer(TypedDict, total=False):
     period: Count
     max_to_keep: CountOrNone
+    save_top_k: CountOrNone
     save_model_after_n_epoch: CountOrNone
     asynchronous: YesNo
 

@@ -211,6 +211,11 @@ class TrainingConfig(CheckedConfig):
     max_to_keep: types.CountOrNone = setting(
         None, "checkpoint", "Keep only so many of the newest checkpoints, and the best; None: all."
     )
+    save_top_k: types.CountOrNone = setting(
+        None,
+        "checkpoint",
+        "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
+    )
     distributed: types.YesNo = setting(False, "device", "Train in the processes of `accelerate launch`.")
     graph: types.YesNo = setting(False, "device", "Make each update one compiled program.")
 

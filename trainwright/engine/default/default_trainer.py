@@ -253,8 +253,13 @@ class DefaultTrainer(TrainerBase):
             check_eval_metric(self, evaluator)
             hooks += [
                 EvalHook(period, partial(self._evaluate, evaluator)),
-                BestCheckpointer(period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode),
-            ]
+                BestCheckpointer(
+                    period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode,
+                    top_k=train.checkpointer.save_top_k or 1,
+                ),
+            ]  # fmt: skip
+        elif train.checkpointer.save_top_k is not None:
+            logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
         hooks.append(profile_hook(train.profile, train.output_dir))
         if is_main_process():
             hooks.append(PeriodicWriter(self.build_writers(), train.log_period))

@@ -133,12 +133,15 @@ class SavingTrainer(TrainerShared):
 
     def _save_by(self, checkpointer: Checkpointer, *, keep_trained: bool = False) -> None:
         state = self.state
-        name = f"{state.global_step:0{len(str(self.total_steps))}d}"
+        name = self._step_number()
         links = [self.output_dir / link for link in self._links_to_this()]
         is_own = checkpointer is self.checkpointer
         on_commit = partial(_link_and_prune, Path(checkpointer.save_dir), name, links, self.config.max_to_keep)
         settings: dict[str, Any] = {"on_commit": on_commit if is_own else None, "keep_trained": keep_trained}
         checkpointer.save(name, iteration=state.updates_done - 1, **settings)
+
+    def _step_number(self) -> str:
+        return f"{self.state.global_step:0{len(str(self.total_steps))}d}"
 
     def _links_to_this(self) -> Iterator[str]:
         state = self.state

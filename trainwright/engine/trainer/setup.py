@@ -78,7 +78,13 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             check_best_metric(config, self)
             _, mode = metric_for_best(config, self, evaluates=True)
             missing = partial(raise_missing, metric, self) if config.load_best_model_at_end else None
-            best = BestCheckpointer(eval_is_due, self.checkpointer, metric, mode, on_missing=missing)
+            kept: dict[str, Any] = {"top_k": config.save_top_k or 1, "number": self._step_number}
+            best = BestCheckpointer(eval_is_due, self.checkpointer, metric, mode, on_missing=missing, **kept)
+        elif config.save_top_k is not None:
+            logger.warning(
+                "TrainingConfig.save_top_k=%d has no effect: nothing is %s.",
+                config.save_top_k, "evaluated" if saves else "saved",
+            )  # fmt: skip
         evaluation = self._run_callbacks.evaluating(self._evaluate_in_training)
         evaluate = EvalHook(eval_is_due, evaluation, name_scope="evaluation")
         write = PeriodicWriter(lambda: self.build_writers(), self._log_is_due)  # with the settings of each training

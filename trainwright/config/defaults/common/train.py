@@ -33,9 +33,10 @@ train = dict(
     nccl_fusion_max_ops=24,
     rdma_enabled=True,
     zero_optimization=dict(enabled=False, stage=1),
-    # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`. Saves are
-    # `asynchronous`: a background thread writes them, from a copy of model and optimizer in memory.
-    checkpointer=dict(period=5000, max_to_keep=100, save_model_after_n_epoch=None, asynchronous=True),
+    # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`, and the
+    # `save_top_k` best ones by eval_metric. Saves are `asynchronous`: a background thread writes them, from a copy of
+    # model and optimizer in memory.
+    checkpointer=dict(period=5000, max_to_keep=100, save_top_k=None, save_model_after_n_epoch=None, asynchronous=True),
     # Samples per rank in one batch of evaluation.
     test_micro_batch_size=32,
     evaluation=dict(
