@@ -118,9 +118,6 @@ def remove_stale(folder: PathLike) -> list[Path]:
 
     For this machine, the process table shows which processes are dead. For another machine (each container has its
     own host name), a process is dead if it no longer holds its lock; without a lock, entries expire after a day.
-
-    Raises:
-        OSError: an entry could not be deleted. The others are deleted.
     """
     removed, failure = [], None
     matches = [(entry, _TEMPORARY.fullmatch(entry.name)) for entry in _entries(folder)]
@@ -211,11 +208,7 @@ def irregular(path: PathLike) -> str | None:
 
 
 def open_regular(path: PathLike, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, which may be created, and return its descriptor. Does not block on a pipe.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
+    """Open a regular file, which may be created, and return its descriptor. Does not block on a pipe."""
     if (kind := irregular(path)) is None:
         descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o644)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):

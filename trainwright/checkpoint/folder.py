@@ -30,11 +30,7 @@ T = TypeVar("T")
 
 
 def check_name(name: str) -> None:
-    """Check a checkpoint's name: it must stay inside the folder and differ from the folder's own entries.
-
-    Raises:
-        CheckpointError: the name is not allowed; the message says which names are.
-    """
+    """Check a checkpoint's name: it must stay inside the folder and differ from the folder's own entries."""
     is_plain = bool(name) and name[0] != "." and not set(name) & set("/\\\0") and name != POINTER_NAME
     if not is_plain or name.encode(errors="replace").decode() != name:  # a lone surrogate cannot be encoded
         raise CheckpointError(
@@ -75,11 +71,7 @@ def link_targets(folder: Path) -> set[Path]:
 
 
 def read_pointer(save_dir: Path) -> str | None:
-    """The name in ``last_checkpoint``; None if there is no such file.
-
-    Raises:
-        CheckpointError: the file does not hold a checkpoint name.
-    """
+    """The name in ``last_checkpoint``; None if there is no such file."""
     try:
         name = read_regular(save_dir / POINTER_NAME).decode(errors="replace").strip()
     except FileNotFoundError:
@@ -201,11 +193,7 @@ def resume_candidates(save_dir: Path) -> list[Path]:
 def first_good(
     save_dir: Path, candidates: list[Path], read: Callable[[Path], T], *, warn: bool = True
 ) -> tuple[Path, T]:
-    """The first candidate that ``read`` accepts; with ``warn``, one warning lists the errors of the earlier ones.
-
-    Raises:
-        CheckpointError: ``read`` accepts none. The message gives the reason for each.
-    """
+    """The first candidate that ``read`` accepts; with ``warn``, one warning lists the errors of the earlier ones."""
     faults = []
     for path in candidates:
         try:

@@ -82,11 +82,7 @@ def measure(writer: Writer, file: BinaryIO | None = None) -> FileEntry:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint folder, which may be a link.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """The manifest of a checkpoint folder, which may be a link."""
     path = folder / MANIFEST_NAME
     try:
         text = read_regular(path)

@@ -41,11 +41,7 @@ _DTYPE_NAMES = {
 
 
 def check_tensor(tensor: Tensor, where: str) -> None:
-    """Check that a tensor can be written.
-
-    Raises:
-        CheckpointTypeError: it has no dense data, or the format does not support its dtype.
-    """
+    """Check that a tensor can be written."""
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or is_lazy(tensor):
         raise CheckpointTypeError(
             f"{where}: got a {type(tensor).__name__}, which does not store its data as a plain tensor; "
@@ -125,9 +121,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file, and its metadata.
 
     The tensors may be memory-mapped: copy them before the file may be deleted.
-
-    Raises:
-        CheckpointError: the file is not a safetensors file, or has two tensors of one name.
     """
     read_header(path)  # the library silently uses the last of two tensors of one name
     try:

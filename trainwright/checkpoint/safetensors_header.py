@@ -48,11 +48,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a safetensors file.
-
-    Raises:
-        CheckpointError: it is not a safetensors file, or its header is inconsistent with itself or the file's length.
-    """
+    """The header of a safetensors file."""
     try:
         content, data_bytes = _read_json(path)
         metadata = content.pop(_METADATA, {})

@@ -248,10 +248,6 @@ def write_checkpoint(
     Args:
         manifest: the values of the manifest except for its files.
         before: a checkpoint of the same iteration; files equal to its files become hard links to them.
-
-    Raises:
-        CheckpointError: ``path`` exists and is not a checkpoint.
-        OSError: writing failed; existing checkpoints are unchanged.
     """
     if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
         raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")

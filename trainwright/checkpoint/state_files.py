@@ -82,11 +82,7 @@ def serialize(
 
 
 def check_state(state: object, target: Stateful, source: str) -> None:
-    """Check the state of an optimizer, a scheduler or a trainer, before anything is loaded.
-
-    Raises:
-        CheckpointError: it is empty, or lacks keys that every such state has. The message names ``source``.
-    """
+    """Check the state of an optimizer, a scheduler or a trainer, before anything is loaded."""
     module = type(target).__module__
     is_known = isinstance(target, Optimizer | LRScheduler) or module.startswith("trainwright.engine.")
     is_of_torch = isinstance(target, Optimizer) and module.startswith("torch.")
@@ -142,9 +138,6 @@ def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
     """``state`` as JSON text, and the tensors that the text refers to.
 
     The tensors are those of the state itself, not copies; one that occurs twice is listed once.
-
-    Raises:
-        CheckpointTypeError: it holds a value that a checkpoint cannot store; the message gives its path from ``name``.
     """
     encoder = _Encoder()
     try:
@@ -156,11 +149,7 @@ def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def decode_state(text: bytes, tensors: Mapping[str, Tensor], source: str) -> Any:  # the type is the saved state's
-    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient.
-
-    Raises:
-        CheckpointError: the text is not output of `encode_state`; the message names ``source``.
-    """
+    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient."""
     try:
         return _Decoder(tensors).decode(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:

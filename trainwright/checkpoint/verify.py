@@ -68,9 +68,6 @@ def read_unchanged(path: PathLike, read: Callable[[Path], T], *, identify: Ident
 
     Args:
         identify: `identity`, or a function that returns one rank's `identity` on all ranks.
-
-    Raises:
-        CheckpointError: another process replaces it faster than it can be read.
     """
     for tries_left in reversed(range(_TRIES)):
         before = identify(path)

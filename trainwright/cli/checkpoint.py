@@ -284,12 +284,7 @@ _COMMANDS: dict[str, Callable[[Path, argparse.Namespace], int]] = {"list": _list
 
 
 def _existing(text: str) -> Path:
-    """The folder, or the link to a deleted one.
-
-    Raises:
-        MissingFileError: it does not exist; the message has the nearest name.
-        ConfigError: it is a file.
-    """
+    """The folder, or the link to a deleted one."""
     path = Path(text)
     if path.is_dir() or path.is_symlink():
         return path

@@ -128,12 +128,7 @@ def load_yaml(filename: str | os.PathLike[str]) -> "DictConfig":
 
 
 def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
-    """The mapping in a YAML file as plain values. An empty file is an empty mapping.
-
-    Raises:
-        MissingFileError: the file does not exist.
-        ConfigError: the file is not valid YAML, or not a mapping.
-    """
+    """The mapping in a YAML file as plain values. An empty file is an empty mapping."""
     try:
         text = regular_file(filename).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -152,12 +147,7 @@ def read_mapping(filename: str | os.PathLike[str]) -> dict[Any, Any]:
 
 
 def regular_file(filename: str | os.PathLike[str]) -> Path:
-    """The path of a config file. Pipes and devices are refused, because opening them could block forever.
-
-    Raises:
-        MissingFileError: the file does not exist.
-        ConfigError: it is not a regular file.
-    """
+    """The path of a config file. Pipes and devices are refused, because opening them could block forever."""
     path = Path(filename)
     if path.is_file():
         return path

@@ -87,9 +87,6 @@ def join(batches: Sequence[Any]) -> Any:
 
     >>> join([{"scores": torch.zeros(2, 3), "loss": torch.tensor(0.5)}, {"scores": torch.ones(1, 3)}])["scores"].shape
     torch.Size([3, 3])
-
-    Raises:
-        ConfigError: the outputs have no value for each sample.
     """
     if not _has_samples(batches[0]):
         raise ConfigError(

@@ -30,11 +30,7 @@ class ModelConfig(YamlConfig):
 
 
 def checked_labels(value: Any, where: str) -> dict[int, str]:
-    """``id2label`` as a dict with the ids 0, 1, ..., from a mapping (its keys may be text) or a list.
-
-    Raises:
-        ConfigError, ConfigTypeError: it is neither, is empty, or an id is missing.
-    """
+    """``id2label`` as a dict with the ids 0, 1, ..., from a mapping (its keys may be text) or a list."""
     if isinstance(value, Mapping):
         pairs = list(value.items())
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -59,11 +55,7 @@ def checked_labels(value: Any, where: str) -> dict[int, str]:
 
 
 def checked_characters(value: Any, silent_id: int, field: str, where: str) -> dict[int, str]:
-    """``id2label`` of a model whose texts leave out one id: CTC's blank, or padding. ``field`` is the name of that id.
-
-    Raises:
-        ConfigError: the id has a character, which could then never be in a text.
-    """
+    """``id2label`` of a model whose texts leave out one id: CTC's blank, or padding. ``field`` is the name of that id."""
     labels = checked_labels(value, where)
     if silent_id not in labels:
         raise ConfigError(f"{where}.{field}: got {silent_id}; it must be an id of id2label, 0 to {len(labels) - 1}.")

@@ -29,11 +29,7 @@ _KEPT = "README.md"  # the hub's page of a model
 def save_model(
     model: nn.Module, path: str | os.PathLike[str], *, files: Mapping[str, bytes], weights_name: str = WEIGHTS_NAME
 ) -> Path:
-    """Write a model's folder: its weights and ``files``. An existing one is replaced atomically. Returns it.
-
-    Raises:
-        ConfigError: the folder holds other things, which replacing it would delete.
-    """
+    """Write a model's folder: its weights and ``files``. An existing one is replaced atomically. Returns it."""
     folder = Path(path).expanduser().resolve()
     _check_place(folder, {weights_name, *files})
     tensors, metadata, extra_state = split_model_state(model)
@@ -59,11 +55,7 @@ def save_model(
 
 
 def read_config(folder: Path, filename: str = CONFIG_NAME) -> tuple[str, dict[str, Any]]:
-    """The registered name of the model in ``folder``, and the content of its config file.
-
-    Raises:
-        MissingFileError: there is no such file. ConfigError: it names no model.
-    """
+    """The registered name of the model in ``folder``, and the content of its config file."""
     file = folder / filename
     if not file.is_file():
         raise MissingFileError(

@@ -221,10 +221,6 @@ def locate_untrusted(path: str, *, config_file: Path | None = None, partial: boo
     """The object at ``path`` if data may name it. Only trusted modules are imported to check this.
 
     ``partial``: the object is called later, by the code that receives it.
-
-    Raises:
-        ConfigError: data may not name it.
-        ConfigImportError: there is no such object.
     """
     if path in PLAIN_CONTAINERS and not partial:  # called later, dict() could make data look like code
         return PLAIN_CONTAINERS[path]

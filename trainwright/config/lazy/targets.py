@@ -16,11 +16,7 @@ _TORCH_HOMES = ("torch.nn.functional", "torch.linalg", "torch.special", "torch.f
 
 
 def locate(path: str) -> Any:
-    """The object at ``path``. The modules of the path are imported.
-
-    Raises:
-        ConfigImportError: the object does not exist (the message has the nearest name), or an import fails.
-    """
+    """The object at ``path``. The modules of the path are imported."""
     first, *rest = path.split(".")
     if not all(part.isidentifier() for part in (first, *rest)):
         raise ConfigImportError(f"{path!r} is not the dotted path of an object, such as 'torch.nn.Linear'.")

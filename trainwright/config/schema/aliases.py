@@ -17,12 +17,7 @@ CANONICAL = {
 
 
 def resolve_aliases(train: DictConfig, defaults: DictConfig) -> None:
-    """Move the values of aliases in ``train`` to their canonical keys.
-
-    Raises:
-        ConfigError: alias and canonical key are set to different values. A canonical value equal to the default counts
-            as not set.
-    """
+    """Move the values of aliases in ``train`` to their canonical keys."""
     for alias, canonical in CANONICAL.items():
         if alias not in train:
             continue

@@ -34,10 +34,6 @@ def validate(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[
 
     ``source`` is its file, ``overrides`` are those of the command line: the message names the one that set a wrong
     value. Targets are imported but not called.
-
-    Raises:
-        ConfigError: the message lists every fault with its key, its value, the allowed values and the nearest right
-            name. It is a ConfigKeyError or ConfigTypeError if all faults are of this kind.
     """
     faults = [*_section_faults(cfg), *_setting_faults(cfg), *_rate_faults(cfg), *_target_faults(cfg)]
     if not faults:

@@ -23,9 +23,6 @@ def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tu
     """``(train_micro_batch_size, global_batch_size, num_accumulation_steps)``, computed from the given ones.
 
     ``global = micro * accumulation * data_parallel_size`` holds for the result.
-
-    Raises:
-        ConfigError: neither batch size is given, or the given values are inconsistent.
     """
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
     micro, total, accumulation = (try_get_key(train, name) for name in names)

@@ -86,11 +86,7 @@ class Draft:
                 check(self)
 
     def raise_faults(self, source: str = "") -> None:
-        """Raise one error with all faults, if there are any.
-
-        Raises:
-            ConfigError: a ConfigKeyError if every fault is an unknown name, a ConfigTypeError if every fault is a type.
-        """
+        """Raise one error with all faults, if there are any."""
         if self.faults:
             lines = (f"{source}: {fault}" if source else str(fault) for fault in self.faults)
             raise error_of(self.faults, "\n".join(lines))

@@ -153,11 +153,7 @@ def _as_list(audio: Any) -> list[Any]:
 
 
 def read_waveform(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
-    """The samples of a file as float32 (n,) in [-1, 1], averaged over its channels, and the sampling rate.
-
-    Raises:
-        DataError: the file cannot be read, or is empty; the message says what to do.
-    """
+    """The samples of a file as float32 (n,) in [-1, 1], averaged over its channels, and the sampling rate."""
     if not os.path.isfile(path):
         raise DataError(f"{path}: there is no such audio file.")
     try:
@@ -175,11 +171,7 @@ def read_waveform(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
 
 
 def resampled(waveform: Waveform, rate: int, wanted: int, source: str = "audio") -> Waveform:
-    """The samples at the rate ``wanted``.
-
-    Raises:
-        DataError: the rates differ, and scipy, which converts them, is not installed.
-    """
+    """The samples at the rate ``wanted``."""
     if rate == wanted:
         return waveform
     try:

@@ -162,9 +162,6 @@ def to_pillow(source: Any, *, gray_scale: bool = False) -> Any:
 
     Whole numbers are 0 to 255, floating-point numbers 0 to 1. The result is RGB, or gray ("L"). The orientation of a
     photo's EXIF data is applied; transparent parts become white.
-
-    Raises:
-        DataError: it cannot be read as an image; names the file and the reason.
     """
     image_module = pillow()
     if isinstance(source, str | os.PathLike):

@@ -31,11 +31,7 @@ def classes_of(labels: Iterable[Any]) -> dict[int, str]:
 
 
 def checked_labels(value: Any, where: str) -> dict[int, str] | None:
-    """``id2label`` with int keys, from a mapping (its keys may be strings, as in JSON) or a list.
-
-    Raises:
-        ConfigError: it is neither, or a label occurs twice.
-    """
+    """``id2label`` with int keys, from a mapping (its keys may be strings, as in JSON) or a list."""
     if value is None:
         return None
     if isinstance(value, list | tuple):

@@ -182,11 +182,7 @@ def register_preprocessor(name: str, config_class: type[PreprocessorConfig]) -> 
 
 
 def part_of_kind(preprocessor: Any, kind: str, who: str) -> Any:
-    """The part of ``preprocessor`` (one, several, or a container) that has this ``kind``, such as "tokenizer".
-
-    Raises:
-        ConfigError: there is none; the message says what to do. ``who`` is the class that needs it.
-    """
+    """The part of ``preprocessor`` (one, several, or a container) that has this ``kind``, such as "tokenizer"."""
     words = kind.replace("_", " ")
     if preprocessor is None:
         raise ConfigError(

@@ -26,10 +26,6 @@ class Registry(Generic[T]):
         """A class decorator that registers the class as ``name`` and sets its ``config_class``.
 
         Defining a class again, as a notebook does, replaces it.
-
-        Raises:
-            ConfigTypeError: ``config_class`` is not a config class.
-            ConfigError: it has another name, or another class is registered under the name.
         """
         where = f"register_{self.kind}({name!r})"
         if not (isinstance(config_class, type) and issubclass(config_class, self._config_base)):
@@ -57,11 +53,7 @@ class Registry(Generic[T]):
         return register
 
     def find(self, name: Any, where: str) -> type[T]:
-        """The class that is registered under a name.
-
-        Raises:
-            ConfigKeyError: there is none; the message suggests the nearest name.
-        """
+        """The class that is registered under a name."""
         self._load(name)
         if name not in self._classes:
             raise ConfigKeyError(

@@ -76,11 +76,7 @@ class Row(dict[str, Any]):
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """The file of each split in a folder, by the name of the split, sorted.
-
-    Raises:
-        ConfigError: a split has two files.
-    """
+    """The file of each split in a folder, by the name of the split, sorted."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         files = [path / name for name in _IN_FOLDER] if path.is_dir() else [path]
@@ -96,11 +92,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
-    """Name and file of a split; of the only split for None.
-
-    Raises:
-        MissingFileError: there is no split. ConfigKeyError: not this one. ConfigError: there are several for None.
-    """
+    """Name and file of a split; of the only split for None."""
     files = split_files(folder)
     if not files:
         names = sorted(path.name for path in folder.iterdir())[:8]
@@ -120,11 +112,7 @@ def find_split(folder: Path, split: str | None) -> tuple[str, Path]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a ``.csv`` (with a header; by commas, semicolons or tabs) or ``.jsonl`` file, in order; UTF-8.
-
-    Raises:
-        DataError: a row is invalid (the message names file and line), or the file has no rows.
-    """
+    """The rows of a ``.csv`` (with a header; by commas, semicolons or tabs) or ``.jsonl`` file, in order; UTF-8."""
     text = read_text(path)
     rows = _jsonl(path, text) if path.suffix == ".jsonl" else _csv(path, text)
     if not rows:
@@ -163,11 +151,7 @@ def text_of(row: Row, column: str) -> str:
 
 
 def check_columns(path: Path, row: Row, wanted: Iterable[str]) -> None:
-    """Check that a file has the columns that a data set needs.
-
-    Raises:
-        ConfigKeyError: columns are missing; lists them, and those that the file has.
-    """
+    """Check that a file has the columns that a data set needs."""
     faults = [
         f"{path}: has no column {name!r}. {did_you_mean(name, row)} (Its columns: {', '.join(row)}.)"
         for name in wanted
@@ -178,11 +162,7 @@ def check_columns(path: Path, row: Row, wanted: Iterable[str]) -> None:
 
 
 def raise_faults(faults: Sequence[str], total: int) -> None:
-    """Raise one error about all faults of ``total`` rows; it lists the first ones.
-
-    Raises:
-        DataError: ``faults`` is not empty.
-    """
+    """Raise one error about all faults of ``total`` rows; it lists the first ones."""
     if not faults:
         return
     rest = f"\n... and {len(faults) - _SHOWN} more." if len(faults) > _SHOWN else ""

@@ -44,11 +44,7 @@ def rows_of(values: Any) -> list[Any]:
 
 
 def paired_rows(predictions: Any, labels: Any, handler: object) -> Iterator[tuple[Any, Any]]:
-    """The rows of both, sample by sample.
-
-    Raises:
-        EvaluationError: they are not equally many.
-    """
+    """The rows of both, sample by sample."""
     some, others = rows_of(predictions), rows_of(labels)
     if len(some) != len(others):
         raise EvaluationError(

@@ -356,11 +356,7 @@ class TorchMetric(Metric):
 
 
 def numbers_of(metric: TMMetrics, value: Any) -> dict[str, float]:
-    """A result as numbers by name: one by the metric's key, a vector by ``key_0, key_1 …``, a dictionary by its own.
-
-    Raises:
-        EvaluationError: it is a table or a curve.
-    """
+    """A result as numbers by name: one by the metric's key, a vector by ``key_0, key_1 …``, a dictionary by its own."""
     if isinstance(value, Mapping):
         scalars = {str(k): v for k, v in value.items() if not isinstance(v, Tensor) or v.numel() == 1}
         return {key: float(item) for key, item in scalars.items()}

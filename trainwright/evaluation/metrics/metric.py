@@ -90,11 +90,7 @@ class Metric:
 
 @importing()
 def load_package(name: str, needed_for: str, install: str = "pip install 'trainwright[metrics]'") -> Any:
-    """The module ``name`` of an optional package, imported when a metric is first used.
-
-    Raises:
-        UserError: it is not installed; the message says what needs it and how to get it.
-    """
+    """The module ``name`` of an optional package, imported when a metric is first used."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -32,9 +32,6 @@ def infer_task(predictions: Tensor, targets: Tensor) -> tuple[str, int | None]:
     """``("binary", None)``, ``("multiclass", C)`` or ``("multilabel", L)``, of aligned predictions and targets.
 
     ``("multiclass", None)``: the predictions are class indices, and their shape does not show the number of classes.
-
-    Raises:
-        EvaluationError: the two do not fit a classification.
     """
     has_scores = predictions.is_floating_point()
     if predictions.shape == targets.shape:
@@ -67,11 +64,7 @@ def _is_channels_first(predictions: Tensor, targets: Tensor) -> bool:
 def for_classification(
     predictions: Tensor, targets: Tensor, task: str | None, *, channels_last: bool = False, from_logits: bool = False
 ) -> Pair:
-    """Scores in full precision with classes in dimension 1, and targets as int64.
-
-    Raises:
-        EvaluationError: targets are numbers with a fraction.
-    """
+    """Scores in full precision with classes in dimension 1, and targets as int64."""
     if channels_last and predictions.dim() > 2:
         predictions = predictions.movedim(-1, 1)
     predictions = full_precision(predictions)
@@ -86,11 +79,7 @@ def for_classification(
 
 
 def check_classes(pair: Pair, num_classes: int, ignored: int | None) -> None:
-    """Check that class indices are in range: torchmetrics only counts the different ones.
-
-    Raises:
-        EvaluationError: one is not.
-    """
+    """Check that class indices are in range: torchmetrics only counts the different ones."""
     for what, values in zip(("predictions", "targets"), pair, strict=True):
         if values.is_floating_point():
             continue

@@ -90,9 +90,6 @@ def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
     """The class of a name, and the arguments that a name of torchmetrics 0.7 implies.
 
     Case and underscores are ignored: ``"f1_score"`` is ``"F1Score"``.
-
-    Raises:
-        ConfigError: there is no such metric; the message contains the nearest name.
     """
     known = {_plain(one): one for one in available_names()}
     found = known.get(_plain(name))

@@ -196,11 +196,7 @@ class BertSequenceLabeling(_BertWithHead):
 
 
 def _scores(outputs: Any, *, classes_dim: int) -> Tensor | None:
-    """The scores of classes in a model's outputs; None for ids.
-
-    Raises:
-        ConfigTypeError: it is neither.
-    """
+    """The scores of classes in a model's outputs; None for ids."""
     if isinstance(outputs, Mapping):
         outputs = outputs.get("logits")
     if isinstance(outputs, Tensor) and outputs.is_floating_point() and outputs.dim() == classes_dim:

@@ -26,9 +26,6 @@ def ctc_loss(log_probs_BTC: Tensor, labels_BL: Tensor, input_lengths_B: Tensor |
     Args:
         labels_BL: ids; the blank and negative ones are padding.
         input_lengths_B: how many time steps are real; None means all.
-
-    Raises:
-        DataError: a label is no id of a character.
     """
     batch_size, num_steps, num_classes = log_probs_BTC.shape
     is_label = (labels_BL != blank) & (labels_BL >= 0)
@@ -75,11 +72,7 @@ def ctc_greedy_decode(log_probs_BTC: Tensor, *, blank: int) -> Tensor:
 
 
 def ids_of(outputs: Any, *, blank: int) -> Tensor:
-    """Ids of characters, from the outputs of a model with CTC (``logits``), from generated ids, or from labels.
-
-    Raises:
-        ConfigTypeError: ``outputs`` is none of these.
-    """
+    """Ids of characters, from the outputs of a model with CTC (``logits``), from generated ids, or from labels."""
     if isinstance(outputs, Mapping):
         outputs = outputs.get("logits", outputs.get("generated_ids"))
     if not isinstance(outputs, Tensor):
