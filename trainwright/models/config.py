@@ -55,7 +55,7 @@ def checked_labels(value: Any, where: str) -> dict[int, str]:
 
 
 def checked_characters(value: Any, silent_id: int, field: str, where: str) -> dict[int, str]:
-    """``id2label`` of a model whose texts leave out one id: CTC's blank, or padding. ``field`` is the name of that id."""
+    """``id2label`` of a model whose texts leave out one id (CTC's blank, padding). ``field`` is the name of that id."""
     labels = checked_labels(value, where)
     if silent_id not in labels:
         raise ConfigError(f"{where}.{field}: got {silent_id}; it must be an id of id2label, 0 to {len(labels) - 1}.")

@@ -1,0 +1,82 @@
+"""The reference page of the settings: ``python tools/reference_page.py > docs/trainer-config.md``."""
+
+from typing import Any
+
+from trainwright.config.enums import LRSchedulerType, TaskType
+from trainwright.config.training.aliases import ALIASES
+from trainwright.config.training.checked_config import CATEGORIES
+from trainwright.config.training.reference import settings_help
+from trainwright.config.training.training_config import TrainerConfig, TrainingConfig
+
+_HEAD = """# Settings of the Trainer
+
+[//]: # (Made by `python tools/reference_page.py > docs/trainer-config.md`.)
+
+`TrainingConfig` and `TrainerConfig`, its subclass for a training with a `task`, have the same settings with different
+defaults. The other names of a setting are aliases; two names with different values are an error, and so is an unknown
+name. One error message lists all faults. Changes are checked like a new configuration, so dicts and lists are replaced,
+not modified:
+
+```python
+from trainwright import TrainingConfig
+
+config = TrainingConfig(batch_size=16, lr=1e-3)
+config.early_stopping = {**config.early_stopping, "patience": 2}
+config.update(eval_strategy="step", eval_steps=100)  # settings that depend on each other change together
+config.save_to_yaml("config.yaml")  # {category: {setting: value}}
+assert TrainingConfig.load_from_yaml("config.yaml") == config
+```
+
+A file may contain some of the settings, with or without categories. A default value in a file counts as not set.
+`get_config_help()` prints this page's tables, `dump_default_yaml(path)` writes a file to start from, and
+`TrainingConfig.model_json_schema()` is for editors.
+
+A step is one batch of one process; an update changes the weights, once in `gradient_accumulation_steps` steps.
+"""
+
+_TAIL = f"""
+The tasks: {", ".join(f"`{name}`" for name in TaskType.words())}.
+
+Short names of `lr_scheduler`: {", ".join(f"`{kind}` ({kind.torch_name})" for kind in LRSchedulerType)}.
+Other classes of `torch.optim.lr_scheduler` have their own names.
+
+An optimizer, a loss, a schedule with arguments: `{{"name_": "SGD", "momentum": 0.9}}`. A metric:
+`MetricConfig("f1", n_decimals=2)` or `{{"name": "f1", "n_decimals": 2}}`. It has `objective`, `output_keys` and
+`n_decimals`; other arguments are passed to the metric.
+"""
+
+
+def reference_page() -> str:
+    """The page, in Markdown."""
+    shared, for_tasks = settings_help(TrainingConfig), settings_help(TrainerConfig)
+    parts = [_HEAD]
+    for category in CATEGORIES:
+        parts.append(
+            f"\n## {category.capitalize()}\n\n| setting | other names | allowed | default | |\n|---|---|---|---|---|\n"
+        )
+        for name, info in shared.items():
+            if info["category"] == category:
+                cells = [
+                    f"`{name}`",
+                    _other_names(info),
+                    info["allowed"],
+                    _default(info, for_tasks[name]),
+                    info["help"],
+                ]
+                parts.append(f"| {' | '.join(cells)} |\n")
+    return "".join([*parts, _TAIL])
+
+
+def _other_names(info: dict[str, Any]) -> str:
+    notes = {name: ALIASES[name].note for name in info["other_names"]}
+    return ", ".join(f"`{name}`" + (f" ({note})" if note else "") for name, note in notes.items())
+
+
+def _default(info: dict[str, Any], for_tasks: dict[str, Any]) -> str:
+    here = f"`{info['default']!r}`"
+    there = f"`{for_tasks['default']!r}`" if "default" in for_tasks else "required"
+    return here if here == there else f"{here}; TrainerConfig: {there}"
+
+
+if __name__ == "__main__":
+    print(reference_page(), end="")
