@@ -24,7 +24,7 @@ ROOMS = {
     " WarmupCosineAnnealingLR WarmupStepLR WarmupMultiStepLR WarmupExponentialLR WarmupPolynomialLR"
     " configure_constant_scheduler configure_constant_scheduler_with_warmup configure_linear_scheduler_with_warmup"
     " configure_cosine_scheduler_with_warmup configure_cosine_with_hard_restarts_scheduler_with_warmup"
-    " configure_polynomial_decay_scheduler_with_warmup LayerFreezer freeze_bn",
+    " configure_polynomial_decay_scheduler_with_warmup LayerFreezer freeze_bn layer_depths",
     "evaluation": "DatasetEvaluator DatasetEvaluators ClsEvaluator PPLEvaluator RegEvaluator BLEUEvaluator"
     " inference_on_dataset print_csv_format flatten_results_dict MetricsHandler TextClassificationMetricsHandler"
     " SequenceLabelingMetricsHandler Image2TextMetricHandler Image2TextMetricsHandler SpeechRecognitionMetricsHandler"

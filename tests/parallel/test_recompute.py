@@ -1,10 +1,13 @@
 """Recomputing blocks saves memory and changes no number."""
 
 import copy
+from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from trainwright import Trainer, TrainingConfig
 from trainwright.parallel.recompute import recompute_blocks
 
 
@@ -101,3 +104,32 @@ def test_the_state_dict_keeps_its_names() -> None:
     names = list(copy.deepcopy(model).state_dict())
     recompute_blocks(model)
     assert list(model.state_dict()) == names
+
+
+def test_models_of_transformers_and_timm_do_it_themselves() -> None:
+    import timm
+    from transformers import BertConfig, BertModel
+
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    bert = BertModel(BertConfig(**tiny, vocab_size=11))
+    assert recompute_blocks(bert) in (["activation_checkpointing_enable"], ["gradient_checkpointing_enable"])
+    assert any(getattr(module, "gradient_checkpointing", False) for module in bert.modules())
+    vit = timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=12, num_heads=2, img_size=32)
+    assert recompute_blocks(vit) == ["set_grad_checkpointing"]
+    assert vit.grad_checkpointing
+
+
+def test_the_setting_of_the_python_api_changes_no_number(tmp_path: Path) -> None:
+    trained = []
+    for recomputes in (False, True):
+        settings = TrainingConfig(
+            output_dir=str(tmp_path / str(recomputes)), gradient_checkpointing=recomputes, metrics=[],
+            progress_bar=False, batch_size=4, num_epochs=1, loss="MSELoss", device="cpu", save_enabled=False,
+        )  # fmt: skip
+        data = TensorDataset(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(8, 8))
+        trainer = Trainer(network(), settings, data)
+        trainer.train()
+        trained.append(trainer.model)
+    assert trained[1][2][0].calls == 2 * trained[0][2][0].calls
+    for left, right in zip(trained[0].state_dict().values(), trained[1].state_dict().values(), strict=True):
+        assert torch.equal(left, right)

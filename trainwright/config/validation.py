@@ -173,6 +173,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number in [0, 2**6
 Positive = Annotated[_Finite, Field(gt=0), Allowed("a number > 0")]
 PositiveOrNone = Annotated[Annotated[_Finite, Field(gt=0)] | None, Allowed("a number > 0, or None")]
 NotNegative = Annotated[_Finite, Field(ge=0), Allowed("a number >= 0")]
+LayerDecay = Annotated[Annotated[float, Field(gt=0, le=1)] | None, Allowed("a number in (0, 1], or None")]
+
 Ratio = Annotated[float, Field(ge=0, le=1), Allowed("a number in [0, 1]")]
 RatioBelowOne = Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1)")]
 StepsOrFraction = Annotated[

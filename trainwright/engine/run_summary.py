@@ -62,7 +62,7 @@ def log_recomputed(names: Sequence[str]) -> None:
         logger.info("The backward pass recomputes %d blocks: %s.", len(names), ", ".join(names))
     else:
         logger.warning(
-            "train.activation_checkpoint: the model has no repeated blocks (children of nn.ModuleList or"
+            "Activation checkpointing: the model has no repeated blocks (children of nn.ModuleList or"
             " nn.Sequential with"
             " parameters) and no set_activation_checkpoint, so nothing is recomputed."
         )

@@ -127,8 +127,13 @@ class ReduceOnPlateau(HookBase):
 
 
 def _representative_group(optimizer: Optimizer) -> int:
-    """The group whose rate is recorded: the largest; the most common rate if every group has one parameter."""
+    """The group whose rate is recorded: the largest; the most common rate if every group has one parameter.
+
+    With learning rates by layer, the first one, which is of the last layer.
+    """
     groups = optimizer.param_groups
+    if "layer" in groups[0]:
+        return 0
     largest = max(len(group["params"]) for group in groups)
     if largest > 1:
         return next(i for i, group in enumerate(groups) if len(group["params"]) == largest)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainwright.optim.clip import gradient_clipper as gradient_clipper
     from trainwright.optim.freeze import LayerFreezer as LayerFreezer
     from trainwright.optim.freeze import freeze_bn as freeze_bn
+    from trainwright.optim.layer_depth import layer_depths as layer_depths
     from trainwright.optim.schedules import WarmupCosineAnnealingLR as WarmupCosineAnnealingLR
     from trainwright.optim.schedules import WarmupCosineLR as WarmupCosineLR
     from trainwright.optim.schedules import WarmupExponentialLR as WarmupExponentialLR
@@ -40,6 +41,7 @@ _NAMES_OF = {
     "build": "build_lr_scheduler build_optimizer get_default_optimizer_params reduce_param_groups",
     "clip": "gradient_clipper",
     "freeze": "LayerFreezer freeze_bn",
+    "layer_depth": "layer_depths",
     "schedules": (
         "configure_constant_scheduler configure_constant_scheduler_with_warmup "
         "configure_cosine_scheduler_with_warmup "

@@ -15,6 +15,7 @@ from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.instantiation import are_several, instantiate, locate_target
 from trainwright.optim.fused import fused_arguments, run_fused
+from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.named import NamedOptimizers, check_schedules
 
 NORM_LAYERS = (*RUNNING_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -32,6 +33,8 @@ def get_default_optimizer_params(
     clip_grad_norm_type: float | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
     part: str | None = None,
+    layer_decay: float | None = None,
+    include_frozen: bool = False,
 ) -> list[ParamGroup]:
     """The trainable parameters of ``model``, in as few groups as their settings allow.
 
@@ -40,14 +43,20 @@ def get_default_optimizer_params(
     A value of None leaves the optimizer's own default. ``weight_decay_norm`` is for the parameters of norm layers,
     ``weight_decay_bias`` for each parameter named ``bias``, also in norm layers. ``overrides`` gives settings by the
     last part of a parameter's name, ``{"pos_embed": {"weight_decay": 0.0}}``, and has precedence over both. Frozen
-    parameters are left out; a shared parameter is in one group, by its first name in the model.
+    parameters are left out, unless ``include_frozen``; a shared parameter is in one group, by its first name in the
+    model.
+
+    With ``layer_decay`` the learning rate of a layer is ``base_lr * layer_decay ** (n - depth)``: the last layer n has
+    ``base_lr``, each one below it ``layer_decay`` times the rate of the next (:func:`~trainwright.optim.layer_depths`).
+    A group has its ``layer``; the groups of the last layer are first.
 
     With ``clip_grad_max_norm`` each group carries the clipping settings that :func:`gradient_clipper` reads; the norm
     type is 2 by default.
 
     Raises:
         ConfigKeyError: an override names no parameter of the model, or ``part`` no submodule.
-        ConfigError: ``weight_decay_bias`` and ``overrides`` both set biases, or a clipping value is out of range.
+        ConfigError: ``weight_decay_bias`` and ``overrides`` both set biases, a clipping value or ``layer_decay`` is out of
+            range, or ``layer_decay`` has no ``base_lr``.
     """
     if part is not None:
         model = _part_of(model, part)
@@ -62,16 +71,22 @@ def get_default_optimizer_params(
             )
         by_name["bias"] = {"weight_decay": weight_decay_bias}
 
+    by_layer = _by_layer(model, base_lr, layer_decay)
     groups: list[ParamGroup] = []
     seen: set[nn.Parameter] = set()
     for module in model.modules():
-        norm = _given(weight_decay=weight_decay_norm) if isinstance(module, NORM_LAYERS) else {}
+        norm = _given(weight_decay=weight_decay_norm) if _is_norm(module) else {}
         for name, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad or parameter in seen:
+            if not (parameter.requires_grad or include_frozen) or parameter in seen:
                 continue
             seen.add(parameter)
-            groups.append({"params": [parameter], **defaults, **norm, **by_name.get(name, {})})
-    return reduce_param_groups(groups)
+            layer = by_layer.get(parameter, {})
+            groups.append({"params": [parameter], **defaults, **layer, **norm, **by_name.get(name, {})})
+    groups = reduce_param_groups(groups)
+    if layer_decay is not None:
+        groups.sort(key=lambda group: -group["layer"])
+        log_layer_rates(groups, layer_decay)
+    return groups
 
 
 def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[ParamGroup]:
@@ -95,6 +110,32 @@ def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[ParamGroup]
         else:
             reduced.append((settings, [parameter]))
     return [{"params": members, **settings} for settings, members in reduced]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether it is a norm layer of torch, or one of another library by its name (``LlamaRMSNorm``)."""
+    if isinstance(module, NORM_LAYERS):
+        return True
+    is_named_so = type(module).__name__.removesuffix("2d").endswith("Norm")
+    return is_named_so and all(parameter.ndim <= 1 for parameter in module.parameters(recurse=False))
+
+
+def _by_layer(
+    model: nn.Module, base_lr: float | None, layer_decay: float | None
+) -> dict[nn.Parameter, dict[str, float]]:
+    """The settings of each parameter by its layer."""
+    if layer_decay is None:
+        return {}
+    if not 0 < layer_decay <= 1:
+        raise ConfigError(f"layer_decay: got {layer_decay}; it must be a number in (0, 1], or None.")
+    if base_lr is None:
+        raise ConfigError("layer_decay: got it without base_lr, the learning rate of the last layer. Set base_lr.")
+    depths = layer_depths(model)
+    last = max(depths.values())
+    return {
+        parameter: {"lr": base_lr * layer_decay ** (last - depths[name]), "layer": depths[name]}
+        for name, parameter in model.named_parameters()
+    }
 
 
 def _given(**settings: float | None) -> dict[str, float]:
@@ -157,7 +198,7 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
     if are_several(cfg):
         return NamedOptimizers({str(name): build_optimizer(cfg[name], model) for name in cfg}, where="optim")
     _check_is_lazy(cfg, "optim", "an optimizer")
-    params = _params(cfg.get("params"), model)
+    params = _params(cfg.get("params"), model, cfg.get("lr"))
     if not params:
         raise _nothing_to_train(model)
 
@@ -225,13 +266,17 @@ def _check_is_lazy(cfg: object, where: str, what: str) -> None:
         )
 
 
-def _params(params: Any, model: nn.Module) -> list[Any]:
+def _params(params: Any, model: nn.Module, lr: float | None) -> list[Any]:
     if params is None:
         return list(get_default_optimizer_params(model))
+    # Rates by layer are fractions of the optimizer's.
+    has_layers = isinstance(params, Mapping) and params.get("layer_decay") is not None and not params.get("base_lr")
+    given: dict[str, Any] = {"base_lr": lr} if has_layers else {}
     if isinstance(params, Mapping) and "_target_" not in params:  # only settings of the groups
-        return list(get_default_optimizer_params(model, **{str(name): params[name] for name in params}))
+        return list(get_default_optimizer_params(model, **{**{str(name): params[name] for name in params}, **given}))
     if isinstance(params, Mapping):
-        params = instantiate(params, model=model) if _takes(locate_target(params), "model") else instantiate(params)
+        given |= {"model": model} if _takes(locate_target(params), "model") else {}
+        params = instantiate(params, **given)
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise ConfigTypeError(
             f"optim.params: got {type(params).__name__}; it must be parameters or groups of them, for example "

@@ -20,11 +20,20 @@ def recompute_blocks(model: nn.Module) -> list[str]:
     """Recompute the model's repeated blocks in the backward pass; returns the names of these blocks.
 
     A model with a method ``set_activation_checkpoint`` decides itself: it may do the work, or return the modules to
-    recompute. Otherwise the blocks are the children of each ``nn.ModuleList`` and ``nn.Sequential`` that hold
-    parameters (the outermost ones: a block inside a block is recomputed with it).
+    recompute. Models of transformers and timm have their own method, whose name is returned. Otherwise the blocks are
+    the children of each ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters (the outermost ones: a block
+    inside a block is recomputed with it).
     """
     names = {module: name for name, module in model.named_modules()}
     decide = getattr(type(model), "set_activation_checkpoint", None)
+    if decide is None and getattr(model, "supports_gradient_checkpointing", False):  # transformers, by release
+        names_of_method = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+        method = next(name for name in names_of_method if hasattr(model, name))
+        getattr(model, method)({"use_reentrant": False})
+        return [method]
+    if decide is None and callable(getattr(model, "set_grad_checkpointing", None)):  # timm
+        model.set_grad_checkpointing(True)
+        return ["set_grad_checkpointing"]
     blocks: Iterable[nn.Module] = _outermost_blocks(model) if decide is None else decide(model) or ()
     recomputed = []
     for block in blocks:

@@ -23,6 +23,7 @@ CASES = [
     ("load_weight", "init_weights_from", "here", "here"),
     ("eval_metric", "metric_for_best_model", "cer", "cer"),
     ("save_total_limit", "max_to_keep", 3, 3),
+    ("filter_bias_and_bn", "decay_norm_and_bias", True, False),
     ("group_by_length", "bucket_by_length", True, True),
     ("metric", "metrics", "F1Score", ["F1Score"]),
     ("metric", "metrics", None, []),

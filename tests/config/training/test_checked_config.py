@@ -78,6 +78,9 @@ VALUES: dict[str, list[Any]] = {
     "checkpoints_dir": ["saved"],
     "max_to_keep": [None, 3],
     "save_top_k": [None, 2],
+    "decay_norm_and_bias": [True, False],
+    "layer_decay": [None, 0.75],
+    "gradient_checkpointing": [True, False],
     "distributed": [True],
     "graph": [True],
 }

@@ -57,6 +57,10 @@ def _is_cpu(device: Any) -> bool:
     return isinstance(device, str) and device.partition(":")[0] == "cpu"
 
 
+def _is_off(value: Any) -> bool:
+    return not _yes_or_no(value)
+
+
 def _evaluates(eval_strategy: Any) -> bool:
     return bool(eval_strategy != "no")
 
@@ -98,6 +102,7 @@ ALIASES: dict[str, Alias] = {
     "save_freq": Alias(
         "model_checkpoint", _epochs_to_checkpoint, _checkpoint_of_epochs, note="its every_n_epoch; 0: None"
     ),
+    "filter_bias_and_bn": Alias("decay_norm_and_bias", _is_off, _is_off, note="False: True"),
     "do_evaluate": Alias("eval_strategy", _evaluates, _strategy_of, _evaluates, note="False: 'no'"),
     "use_cpu": Alias("device_str", _is_cpu, _device_of, note="True: 'cpu'"),
 }

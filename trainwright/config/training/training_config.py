@@ -151,6 +151,15 @@ class TrainingConfig(CheckedConfig):
         None, "train", "A folder or a hub id with the initial weights. A resumed run loads its own weights."
     )
     weight_decay: types.NotNegative = setting(0.0, "learning", "The weight decay of the optimizer.")
+    decay_norm_and_bias: types.YesNo = setting(
+        True, "learning", "False: no weight decay on biases and on parameters of norm layers."
+    )
+    layer_decay: types.LayerDecay = setting(
+        None,
+        "learning",
+        "Learning rates by depth: the last layer has learning_rate, each layer below it layer_decay times the rate of"
+        " the next.",
+    )
     max_grad_norm: types.PositiveOrNone = setting(
         None, "learning", "Clip the gradients of an update to this norm. None: no clipping."
     )
@@ -215,6 +224,11 @@ class TrainingConfig(CheckedConfig):
         None,
         "checkpoint",
         "Keep the k best checkpoints by metric_for_best_model, in addition to the newest, as model_best_{step}.",
+    )
+    gradient_checkpointing: types.YesNo = setting(
+        False,
+        "device",
+        "Compute activations again in the backward pass instead of storing them: less memory, more time.",
     )
     distributed: types.YesNo = setting(False, "device", "Train in the processes of `accelerate launch`.")
     graph: types.YesNo = setting(False, "device", "Make each update one compiled program.")

@@ -131,7 +131,7 @@ def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_schedu
         ConfigError: ``lr_scheduling_steps`` is set for a ReduceLROnPlateau.
     """
     names = {
-        "optimizer": ("optimizer", "learning_rate", "weight_decay"),
+        "optimizer": ("optimizer", "learning_rate", "weight_decay", "decay_norm_and_bias", "layer_decay"),
         "lr_scheduler": ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
     }
     parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler or None}

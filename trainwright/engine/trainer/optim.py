@@ -1,6 +1,7 @@
 """Build what changes the weights from a TrainingConfig: precision, criterion, optimizer and schedule."""
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,10 +16,13 @@ from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError
 from trainwright.optim import schedules as configured
+from trainwright.optim.build import get_default_optimizer_params
 from trainwright.optim.fused import fused_arguments
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
 
 Autocast = Callable[[], torch.autocast]  # builds the context of one call: contexts may be nested
 
@@ -87,13 +91,30 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     settings = {"lr": config.learning_rate, **arguments}
     if "weight_decay" in inspect.signature(found).parameters or config.weight_decay:
         settings.setdefault("weight_decay", config.weight_decay)
-    parameters = list(model.parameters())
+    parameters: list[Any] = list(model.parameters())
+    if config.layer_decay is not None or not config.decay_norm_and_bias:
+        parameters = _parameter_groups(config, model, settings)
     settings |= fused_arguments(found, settings, parameters, model)
     try:
         optimizer: Optimizer = found(parameters, **settings)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"TrainingConfig.optimizer: {found.__name__} does not accept {settings}: {error}.") from error
     return optimizer
+
+
+def _parameter_groups(config: "TrainingConfig", model: nn.Module, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Groups by layer, and without weight decay of norm layers and biases, as configured."""
+    off = None if config.decay_norm_and_bias else 0.0
+    if off is not None and not settings.get("weight_decay"):
+        logger.warning("TrainingConfig.decay_norm_and_bias=False has no effect without weight_decay.")
+    return get_default_optimizer_params(
+        model,
+        base_lr=settings["lr"],
+        weight_decay_norm=off,
+        weight_decay_bias=off,
+        layer_decay=config.layer_decay,
+        include_frozen=True,
+    )
 
 
 def build_lr_scheduler(

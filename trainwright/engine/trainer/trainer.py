@@ -17,7 +17,7 @@ from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import to_batch
 from trainwright.engine.run_directory import TrainerFolder
-from trainwright.engine.run_summary import log_to_console
+from trainwright.engine.run_summary import log_recomputed, log_to_console
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.setup import TrainerSetup
@@ -27,6 +27,7 @@ from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR
+from trainwright.parallel.recompute import recompute_blocks
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -111,6 +112,8 @@ class Trainer(TrainerSetup):
             self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
         self._build_plan()
 
+        if config.gradient_checkpointing:
+            log_recomputed(recompute_blocks(model))
         self._autocast = optim.autocast_for(config, self.device)
         self._prepare_model()
         self.optimizer = optimizer or optim.build_optimizer(config, model)

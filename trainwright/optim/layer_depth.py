@@ -1,0 +1,60 @@
+"""The depth of each parameter of a model, in layers: for learning rates that decrease towards the input."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+logger = logging.getLogger("trainwright.optim")
+
+
+def layer_depths(model: nn.Module) -> dict[str, int]:
+    """The layer of each parameter, by its name: 0 for embeddings and stem, 1 to n for n blocks, n + 1 for what follows.
+
+    For models of timm the layers are timm's own (``group_matcher``). For others the blocks are the children of each
+    ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters (the outermost ones), in the order of the model;
+    without such containers they are the children of the model.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> layer_depths(model)
+    {'0.weight': 1, '0.bias': 1, '2.weight': 2, '2.bias': 2}
+    """
+    names = [name for name, _ in model.named_parameters()]
+    if callable(matcher := getattr(model, "group_matcher", None)):
+        from timm.models import group_parameters  # a model with this method is timm's
+
+        found = group_parameters(model, matcher(coarse=False), reverse=True)
+        return {name: int(found[name]) for name in names}
+    containers = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    block_of = {name: _block(name, containers) for name in names}
+    if not any(block_of.values()):
+        block_of = {name: name.partition(".")[0] if "." in name else None for name in names}
+    order = list(dict.fromkeys(block for block in block_of.values() if block is not None))
+    depths, num_seen = {}, 0
+    for name in names:
+        block = block_of[name]
+        if block is not None:
+            num_seen = max(num_seen, order.index(block) + 1)
+        is_after = block is None and 0 < num_seen == len(order)
+        depths[name] = order.index(block) + 1 if block is not None else num_seen + is_after
+    return depths
+
+
+def log_layer_rates(groups: Iterable[Mapping[str, Any]], layer_decay: float) -> None:
+    """Log the learning rate and the number of tensors of each layer."""
+    rows: dict[int, list[float]] = {}
+    for group in groups:
+        row = rows.setdefault(group["layer"], [group["lr"], 0])
+        row[1] += len(group["params"])
+    lines = [f"layer {layer}: lr {lr:.3g}, {num:.0f} parameters" for layer, (lr, num) in sorted(rows.items())]
+    logger.info("layer_decay=%g: %d layers.\n  %s", layer_decay, len(rows), "\n  ".join(lines))
+
+
+def _block(name: str, containers: Iterable[str]) -> str | None:
+    """The name of the outermost block that holds a parameter."""
+    for container in containers:  # outer ones first
+        prefix = f"{container}." if container else ""
+        if name.startswith(prefix) and "." in name[len(prefix) :]:
+            return prefix + name[len(prefix) :].partition(".")[0]
+    return None
