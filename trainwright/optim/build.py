@@ -55,8 +55,8 @@ def get_default_optimizer_params(
 
     Raises:
         ConfigKeyError: an override names no parameter of the model, or ``part`` no submodule.
-        ConfigError: ``weight_decay_bias`` and ``overrides`` both set biases, a clipping value or ``layer_decay`` is out of
-            range, or ``layer_decay`` has no ``base_lr``.
+        ConfigError: ``weight_decay_bias`` and ``overrides`` both set biases, a clipping value or ``layer_decay`` is
+            out of range, or ``layer_decay`` has no ``base_lr``.
     """
     if part is not None:
         model = _part_of(model, part)
