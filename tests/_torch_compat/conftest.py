@@ -38,6 +38,13 @@ def _forget() -> None:
                 value.cache_clear()
 
 
+@pytest.fixture
+def compiler() -> None:
+    """Torch's compiler is imported."""
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._inductor")
+
+
 class Torch:
     """``torch`` with other objects at some dotted paths; None for a missing one."""
 

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tests._torch_compat.conftest import CHANGES, Trained, change_torch, changed
+from trainwright._torch_compat import (
+    fused_update,
+)
 from trainwright._torch_compat.fused_update import DirectUpdate, direct
 from trainwright._torch_compat.optimizer_import import PlainUpdate
 
@@ -312,3 +316,40 @@ def test_a_zero_grad_of_somebodys_own_is_called(kind: Any) -> None:
     direct(optimizer).zero_grad()
     assert calls == [1]
     assert parameter.grad is not None
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("adam", "_fused_adam_"), ("adamw", "_fused_adamw_"), ("sgd", "_fused_sgd_"), ("adagrad", "_fused_adagrad_")],
+)
+def test_the_fused_kernels(
+    name: str, kernel: str, change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
+) -> None:
+    change_torch(monkeypatch, fused_update, kernel, change, lambda *args, **kwargs: None)
+    (line,) = lines_of_training(optimizer=name)
+    assert "using the public API for the steps of" in line
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_the_lists_that_an_optimizer_makes(
+    kind: Any, change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
+) -> None:
+    def empty(*args: Any) -> None:
+        """Fills no list."""
+
+    monkeypatch.setattr(kind, "_init_group", changed(kind._init_group, change, empty))
+    lines = lines_of_training(optimizer=kind.__name__.lower())
+    # Without a list of parameters there is nothing that a kernel could be called for: the step is torch's own.
+    assert len(lines) == (change != "other result")
+
+
+@pytest.mark.parametrize("name", ["_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"])
+def test_the_hooks_of_an_optimizer(name: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
+    def missing(optimizer: Optimizer) -> Any:
+        raise AttributeError(name)
+
+    monkeypatch.setattr(fused_update, "step_hooks", missing)
+    (line,) = lines_of_training()
+    assert "using the public API for the steps of Adam" in line

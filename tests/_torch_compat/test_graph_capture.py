@@ -1,23 +1,16 @@
 """Whatever becomes of the parts of torch that graph mode stands on, a training completes, eagerly, with one line."""
 
 import functools
-import importlib
-from operator import attrgetter
 from typing import Any
 
 import pytest
-import torch
 
 from tests._torch_compat.conftest import CHANGES, Trained, change_torch
-from trainwright._torch_compat import ahead_of_time, compile_graph, graph_capture, traced_step
+from trainwright._torch_compat import graph_capture, traced_step
+
+pytestmark = pytest.mark.usefixtures("compiler")
 
 EAGER = "Graph mode: the steps stay eager: torch"
-
-
-@pytest.fixture(autouse=True)
-def _compiler() -> None:
-    importlib.import_module("torch._dynamo")
-    importlib.import_module("torch._inductor")
 
 
 def test_todays_torch_is_as_expected() -> None:
@@ -64,65 +57,3 @@ def test_where_arguments_come_from(sources: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(graph_capture, "argument_sources", other)
     (line,) = lines_of_training(graph=True)
     assert line.startswith(EAGER)
-
-
-@pytest.mark.parametrize("change", ["missing", "no effect"])
-def test_the_flag_of_a_compiler_at_work(
-    change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
-) -> None:
-    path, kind = "compiler._is_compiling_flag", "missing" if change == "missing" else "error"
-    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", torch.compiler._is_compiling_flag)
-    change_torch(monkeypatch, traced_step, path, kind, bool)
-    (line,) = lines_of_training(graph=True)
-    assert line.startswith(EAGER)
-
-
-@pytest.mark.parametrize("name", ["_HOOKS", "_LATE_HOOKS"])
-def test_the_hooks_on_gradients(name: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    for other in (attrgetter("_no_such_thing"), lambda parameter: None):
-        monkeypatch.setattr(traced_step, name, other)
-        traced_step.fault.cache_clear()
-        (line,) = lines_of_training(graph=True)
-        assert line.startswith(EAGER)
-
-
-def as_it_is(graph: Any, flat: Any, options: Any) -> Any:
-    return graph
-
-
-def another(graph: Any, flat: Any, options: Any) -> Any:
-    return lambda *inputs: [output + 1 for output in graph(*inputs)]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_compiler_of_graphs(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
-    monkeypatch.setattr("trainwright.engine.compiled.program.ahead_of_time", lambda *_: None)
-    change_torch(monkeypatch, compile_graph, "_inductor.compile", change, another)
-    (line,) = lines_of_training(graph=True)
-    assert line.startswith("Graph mode: the steps stay eager: the backend 'inductor' failed")
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["aoti_compile_and_package", "aoti_load_package"])
-def test_compiling_ahead_of_time(
-    name: str, change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained, tmp_path: Any
-) -> None:
-    """The program is called from Python then."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    if name == "aoti_load_package":
-        monkeypatch.setattr(ahead_of_time, "_compile", lambda *_: None)
-    change_torch(monkeypatch, compile_graph, "_inductor.compile", "other result", as_it_is)
-    change_torch(monkeypatch, ahead_of_time, f"_inductor.{name}", change, lambda *args, **kwargs: str(tmp_path / "no"))
-    refused, made = lines_of_training(graph=True, is_equal=False, optimizer="sgd")
-    assert refused.startswith("Graph mode: the program is called from Python")
-    assert made.startswith("Graph mode: forward, backward and the step of SGD are one program")
-
-
-def test_a_program_that_computes_something_else_is_not_taken() -> None:
-    x = torch.tensor([1.0, 2.0], dtype=torch.float32)
-    graph = torch.fx.symbolic_trace(lambda x: [x * 2])
-    compile_graph.check(lambda inputs: [inputs[0] * 2.0000001], graph, [x])
-    for other in (lambda x: [x * 3], lambda x: [x.double() * 2], lambda x: [x * 2, x], lambda x: [x[:1] * 2]):
-        with pytest.raises((ArithmeticError, ValueError)):
-            compile_graph.check(lambda inputs, other=other: other(*inputs), graph, [x])
-    assert x.tolist() == [1.0, 2.0]

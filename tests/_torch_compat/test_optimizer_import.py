@@ -12,6 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from tests._torch_compat.conftest import CHANGES, Trained, changed
+from trainwright._torch_compat import (
+    optimizer_import,
+)
 from trainwright._torch_compat.optimizer_import import PlainUpdate, steps_as_its_class, without_compiler
 
 COMMON = """
@@ -240,3 +244,43 @@ def test_a_torch_that_looks_different_is_left_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "torch._dynamo")
     with without_compiler():
         assert torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1).param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_step_of_an_optimizer_without_the_compiler(
+    change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
+) -> None:
+    monkeypatch.setattr(optimizer_import, "_COMPILER", "nothing.has.imported.it")
+    for kind in (torch.optim.SGD, torch.optim.RMSprop):
+        guarded: Any = kind.step.__wrapped__  # type: ignore[attr-defined]
+        if change == "missing":
+            monkeypatch.delattr(guarded, "__wrapped__")
+        else:
+            monkeypatch.setattr(guarded, "__wrapped__", changed(guarded.__wrapped__, change, lambda self: None))
+    lines = lines_of_training(optimizer="rmsprop")
+    # Where torch does not wrap its steps there is nothing to leave out, and nothing to say.
+    assert len(lines) == (change != "missing")
+
+
+@pytest.mark.parametrize("change", ["other result", "error"])
+def test_how_torch_keeps_the_guarded_form_of_a_method(
+    change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained
+) -> None:
+    def other(name: str) -> Any:
+        if change == "error":
+            raise AttributeError("a method has no attributes")
+        return lambda *args, **kwargs: None
+
+    monkeypatch.setattr(optimizer_import, "_COMPILER", "nothing.has.imported.it")
+    monkeypatch.setattr(optimizer_import, "_unguarded", other)
+    if change == "other result":  # what is put there is called in place of the method
+        monkeypatch.setattr(optimizer_import, "_unguarded_methods", _methods_that_do_nothing)
+    (line,) = lines_of_training(optimizer="rmsprop")
+    assert "using the public API for optimizers without torch's compiler" in line
+
+
+def _methods_that_do_nothing() -> Any:
+    patch = pytest.MonkeyPatch.context()
+    monkeypatch = patch.__enter__()
+    monkeypatch.setattr(Optimizer, "zero_grad", lambda self, set_to_none=True: None)
+    return patch

@@ -13,33 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from tests.checkpoint.conftest import Training
 from tests.fork_server import python
 from trainwright.checkpoint import Checkpointer, CheckpointTypeError, files, keep_newest, saving, verify
-
-LARGE = 300
-
-
-class Training:
-    """A model with dropout's sibling, batch norm, and an optimizer with state."""
-
-    def __init__(self, optimizer=torch.optim.Adam, seed=0):
-        torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(LARGE, LARGE), nn.BatchNorm1d(LARGE))
-        self.optimizer = optimizer(self.model.parameters(), lr=0.1)
-
-    def step(self):
-        self.optimizer.zero_grad()
-        self.model(torch.randn(8, LARGE)).square().mean().backward()
-        self.optimizer.step()
-
-    def state(self):
-        tensors = [*self.model.state_dict().values()]
-        for state in self.optimizer.state_dict()["state"].values():
-            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-        return [tensor.clone() for tensor in tensors]
-
-    def checkpointer(self, path, **options):
-        return Checkpointer(self.model, path, optimizer=self.optimizer, **options)
 
 
 def loaded(path):
@@ -123,24 +99,6 @@ def test_a_state_that_changes_right_after_a_save_is_not_in_it(tmp_path, slow_dis
     slow_disk.may_go_on.set()
     checkpointer.wait()
     assert equal(loaded(tmp_path / "model_0000000"), before)
-
-
-def test_much_is_copied_by_two_threads_and_memory_that_is_got_ready_is_not_what_is_saved(tmp_path):
-    model = nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(3)])  # 27 MB
-    weights = {name: value.clone() for name, value in model.state_dict().items()}
-    checkpointer = Checkpointer(model, tmp_path)
-    checkpointer.prepare()
-    for name in ("one", "two", "three"):
-        checkpointer.save(name, iteration=1)
-        checkpointer.wait()
-        checkpointer.prepare()
-    checkpointer.save("four", iteration=1)
-    checkpointer.prepare()
-    checkpointer.save("five", iteration=1)
-    for name in ("one", "two", "three", "four", "five"):
-        other = nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(3)])
-        Checkpointer(other, tmp_path).load(tmp_path / name)
-        assert all(torch.equal(value, weights[key]) for key, value in other.state_dict().items()), name
 
 
 def test_a_state_that_cannot_be_saved_is_found_before_hours_have_passed(tmp_path):
@@ -310,47 +268,10 @@ Checkpointer(torch.nn.Linear(2, 2), sys.argv[1]).save("model_0000009", iteration
     assert verify(tmp_path / "model_0000009").iteration == 9
 
 
-def test_memory_is_taken_once(tmp_path):
-    training = Training()
-    training.step()
-    checkpointer = training.checkpointer(tmp_path)
-    before = set(threading.enumerate())
-    for iteration in range(20):
-        checkpointer.prepare()
-        training.step()
-        checkpointer.save("model_0000009", iteration=iteration)
-    checkpointer.wait()
-    assert len(set(threading.enumerate()) - before) == 1
-
-
 def test_without_a_background_a_save_is_on_disk_when_it_returns(tmp_path):
     training = Training()
     training.checkpointer(tmp_path, asynchronous=False).save("model_0000009", iteration=9)
     assert verify(tmp_path / "model_0000009").iteration == 9
-
-
-def test_shapes_types_and_strides_of_all_kinds_are_staged_as_they_are(tmp_path):
-    class Odd(nn.Module):
-        def __init__(self, seed):
-            super().__init__()
-            generator = torch.Generator().manual_seed(seed)
-            random = torch.randn(4, 6, 8, 8, generator=generator)
-            self.register_buffer("channels_last", random.to(memory_format=torch.channels_last))
-            self.register_buffer("transposed", random[0, 0].t())
-            self.register_buffer("scalar", random[0, 0, 0, 0].clone())
-            self.register_buffer("empty", torch.empty(0, 3))
-            self.register_buffer("flags", random[0, 0] > 0)
-            self.register_buffer("brain", random[1].to(torch.bfloat16))
-            self.register_buffer("two_parts", torch.view_as_complex(random[..., :2].contiguous()).conj())
-            self.register_buffer("wide", random[2].double())
-            self.register_buffer("small", random[3].to(torch.float8_e4m3fn))
-
-    saved, other = Odd(0), Odd(1)
-    checkpointer = Checkpointer(saved, tmp_path)
-    checkpointer.save("one", iteration=1)
-    Checkpointer(other, tmp_path).load(tmp_path / "one")
-    for name, value in saved.state_dict().items():
-        assert torch.equal(other.state_dict()[name].to(torch.complex128), value.to(torch.complex128)), name
 
 
 def test_links_lead_to_their_neighbours_also_where_the_folder_is_reached_over_a_link(tmp_path):

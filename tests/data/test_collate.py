@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
+from trainwright.data import DistTensorData, Instance, collate, to_batch
 
 
 def test_samples_that_are_no_instances_are_batched_as_torch_does():
@@ -81,28 +81,6 @@ def test_instances_become_one_instance():
     batch = collate([Instance(inputs=torch.tensor(i)) for i in range(3)])
     assert isinstance(batch, Instance)
     assert batch.inputs.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("samples", "fact"),
-    [
-        (
-            [{"image": np.zeros((1, 8))}, {"image": np.zeros((8,))}],
-            r"sample 1 of the batch has 'image' of shape \(8,\); sample 0 has \(1, 8\)",
-        ),
-        (
-            [(torch.zeros(2), 1), (torch.zeros(2), 1), (torch.zeros(3), 1)],
-            r"sample 2 of the batch has '\[0\]' of shape \(3,\)",
-        ),
-        ([{"a": 1}, {"b": 1}], r"sample 1 of the batch has keys \['b'\]; sample 0 has \['a'\]"),
-        ([{"a": [1, 2]}, {"a": [1]}], "sample 1 of the batch has 'a' of length 1; sample 0 has 2"),
-        ([torch.zeros(2), None], "sample 1 of the batch has type NoneType; sample 0 has torch.float32"),
-        ([object(), object()], "the samples cannot be batched"),
-    ],
-)
-def test_what_does_not_fit_is_said_with_its_place(samples, fact):
-    with pytest.raises(DataError, match=fact):
-        collate(samples)
 
 
 def test_an_instance_becomes_the_arguments_of_forward():

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 @pytest.fixture
@@ -13,3 +15,35 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Classifier(nn.Module):
+    """B batch, F features, C classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"losses": F.cross_entropy(self.body(inputs), labels)}
+
+
+def batches(count: int, size: int = 8) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        {
+            "inputs": torch.randn(size, 6, generator=generator),
+            "labels": torch.randint(3, (size,), generator=generator),
+        }
+        for _ in range(count)
+    ]
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier()
+
+
+def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
+    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
+        assert torch.equal(left, right), name

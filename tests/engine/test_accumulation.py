@@ -3,9 +3,7 @@
 B batch, L tokens, F features, C classes, V vocabulary. Everything is float64, so that 1e-6 is far above rounding.
 """
 
-import copy
 import math
-from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,15 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from tests.engine.token_losses import IGNORED, Language, Points, Sentences, assert_same, by_hand, model_of, sgd
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.engine import EagerTrainer
 from trainwright.engine.accumulation import count_samples
-
-IGNORED = -100
-EXACT = {"rtol": 1e-6, "atol": 1e-12}
 
 
 class Classifier(nn.Module):
@@ -33,77 +29,6 @@ class Classifier(nn.Module):
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"loss": F.cross_entropy(self.body(inputs), labels)}
-
-
-class Language(nn.Module):
-    """Predicts a token's label; says over how many its loss is a mean."""
-
-    def __init__(self, says: Any = lambda count: count) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 7)).double()
-        self.says = says
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Any]:
-        logits_BLV = self.body(inputs)
-        loss = F.cross_entropy(logits_BLV.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
-        accuracy = (logits_BLV.argmax(-1) == labels)[labels != IGNORED].double().mean()
-        return {"loss": loss, "num_tokens": self.says((labels != IGNORED).sum()), "accuracy": accuracy}
-
-
-class Points(Dataset):
-    def __init__(self, length: int) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self.inputs = torch.randn(length, 4, generator=generator, dtype=torch.float64)
-        self.labels = torch.randint(3, (length,), generator=generator)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"inputs": self.inputs[index], "labels": self.labels[index]}
-
-    def slice(self, indices: Iterable[int]) -> dict[str, Tensor]:
-        picked = list(indices)
-        return {"inputs": self.inputs[picked], "labels": self.labels[picked]}
-
-
-class Sentences(Points):
-    """Of 1 to 6 tokens that count; every 5th has none at all."""
-
-    def __init__(self, length: int) -> None:
-        generator = torch.Generator().manual_seed(4)
-        self.inputs = torch.randint(7, (length, 6), generator=generator)
-        self.labels = torch.randint(7, (length, 6), generator=generator)
-        for index in range(length):
-            self.labels[index, 0 if index % 5 == 4 else 1 + index % 6 :] = IGNORED
-
-
-def model_of(kind: type[nn.Module], *arguments: Any) -> nn.Module:
-    torch.manual_seed(0)
-    return kind(*arguments)
-
-
-def by_hand(model: nn.Module, updates: list[dict[str, Tensor]], lr: float = 0.3) -> tuple[nn.Module, list[float]]:
-    """A plain loop with one batch for each update."""
-    model = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    losses = []
-    for batch in updates:
-        loss = model(**batch)["loss"]
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return model, losses
-
-
-def assert_same(ours: nn.Module, theirs: nn.Module) -> None:
-    for (name, left), right in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(left, right, msg=lambda text, name=name: f"{name}: {text}", **EXACT)
-
-
-def sgd(model: nn.Module, lr: float = 0.3) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
 def losses_of(trainer: Any) -> list[float]:
@@ -167,33 +92,6 @@ def test_a_micro_batch_without_any_token_counts_for_nothing() -> None:
     assert_same(ours, theirs)
     assert losses_of(trainer) == pytest.approx(losses)
     assert math.isfinite(trainer.storage.history("accuracy").latest())
-
-
-def test_gradients_are_clipped_after_the_tokens_have_divided_them() -> None:
-    data = Sentences(8)
-    ours, theirs = model_of(Language), model_of(Language)
-    optimizer = sgd(theirs)
-    theirs(**data.slice(range(8)))["loss"].backward()
-    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.01)
-    optimizer.step()
-
-    groups = [{"params": list(ours.parameters()), "clip_grad_max_norm": 0.01, "clip_grad_norm_type": 2.0}]
-    trainer = EagerTrainer(
-        ours, [data.slice(range(3)), data.slice(range(3, 8))], torch.optim.SGD(groups, lr=0.3, momentum=0.9), 2
-    )
-    trainer.train(0, 1)
-    assert_same(ours, theirs)
-    assert trainer.storage.history("grad_norm").latest() == pytest.approx(norm.item())
-
-
-def test_a_gradient_scaler_changes_nothing_about_it() -> None:
-    data = Sentences(8)
-    theirs, _ = by_hand(model_of(Language), [data.slice(range(8))])
-    ours = model_of(Language)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    batches = [data.slice(range(3)), data.slice(range(3, 8))]
-    EagerTrainer(ours, batches, sgd(ours), 2, grad_scaler=scaler).train(0, 1)
-    assert_same(ours, theirs)
 
 
 def test_a_count_that_is_no_number_is_explained() -> None:

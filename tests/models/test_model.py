@@ -1,14 +1,17 @@
 """What every model can do: its config, its loss, predict."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.data.tasks.preprocessor import PreprocessorsContainer
-from trainwright.models import BertConfig, Model, ModelConfig, ModelOutput
+from trainwright.models import BertConfig, Model, ModelConfig, ModelOutput, build_model, register_model
+from trainwright.models.model import _OWN, find_model
 
 
 def test_keyword_arguments_set_fields_of_a_copy_of_the_config(tiny: Model) -> None:
@@ -62,25 +65,6 @@ def test_predict_takes_raw_inputs_and_gives_an_output_for_each(tiny: Model) -> N
     assert [out.label for out in outputs] == [f"class {i}" for i in expected]
     assert tiny.predict("three") == outputs[1:2]
     assert tiny.predict(batch) == outputs
-
-
-def test_predict_leaves_modes_and_gradients_as_they_were(tiny: Model) -> None:
-    tiny.train()
-    tiny.norm.eval()
-    before = tiny.norm.running_mean.clone()
-    assert tiny.predict(["a"]) == tiny.predict(["a"])  # no dropout
-    assert [m.training for m in (tiny, tiny.linear, tiny.dropout, tiny.norm)] == [True, True, True, False]
-    assert torch.equal(tiny.norm.running_mean, before)
-    assert not tiny.predict(["a"], post_process=False)["logits"].requires_grad
-    assert torch.is_grad_enabled()
-
-
-def test_predict_restores_the_mode_after_an_error(tiny: Model) -> None:
-    tiny.train()
-    with pytest.raises(RuntimeError):
-        tiny.predict({"lengths": torch.ones(1, 7)})
-    assert tiny.training
-    assert tiny.dropout.training
 
 
 def test_arguments_of_predict_go_where_they_are_named(tiny: Model) -> None:
@@ -148,3 +132,72 @@ def test_an_output_is_a_mapping_with_attributes() -> None:
     assert out == ModelOutput(text="a", score=1.0)
     with pytest.raises(AttributeError, match=r"no 'txt'. Did you mean 'text'"):
         out.txt  # noqa: B018
+
+
+def make(name: str, config_name: str | None = None) -> type[Model]:
+    @dataclass
+    class Config(ModelConfig):
+        width: int = 2
+
+    Config.name = config_name or name
+
+    @register_model(name, config_class=Config)
+    class Made(Model):
+        def __init__(self, config: Any, **kwargs: Any) -> None:
+            super().__init__(config, **kwargs)
+            self.linear = nn.Linear(self.config.width, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.linear(x)}
+
+    return Made
+
+
+@pytest.mark.parametrize("name", _OWN)
+def test_each_model_of_ours_is_registered_under_its_name(name: str) -> None:
+    model_class = find_model(name)
+    assert model_class.config_class.name == name
+
+
+def test_a_model_is_built_by_name_from_nothing_a_mapping_or_a_config() -> None:
+    made = make("registry_built")
+    assert build_model("registry_built").config.width == 2
+    assert build_model("registry_built", {"width": 3}, width=4).linear.in_features == 4
+    config = made.config_class(width=5)
+    model = build_model("registry_built", config, width=6)
+    assert isinstance(model, made)
+    assert (model.config.width, config.width) == (6, 5)
+    assert model(torch.ones(1, 6))["logits"].shape == (1, 1)
+
+
+def test_an_unknown_name_tells_the_nearest() -> None:
+    with pytest.raises(
+        ConfigKeyError, match=r"no model is registered as 'crnn_image2txt'. Did you mean 'crnn_image2text'"
+    ):
+        build_model("crnn_image2txt")
+
+
+def test_the_config_of_another_model_is_refused() -> None:
+    make("registry_first")
+    with pytest.raises(ConfigTypeError, match="config: got BertConfig"):
+        build_model("registry_first", find_model("bert").config_class())
+
+
+def test_a_class_that_is_defined_again_replaces_the_first() -> None:
+    make("registry_again")
+    second = make("registry_again")
+    assert find_model("registry_again") is second
+
+
+def test_a_name_that_another_class_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="BertTextClassification has this name"):
+        register_model("bert_text_classification", find_model("bert_text_classification").config_class)(
+            make("registry_other")
+        )
+
+
+def test_a_config_with_another_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="write `name = 'registry_x'`"):
+        make("registry_x", "registry_y")
+    with pytest.raises(ConfigTypeError, match="subclass of ModelConfig"):
+        register_model("registry_x", config_class=dict)  # type: ignore[arg-type]

@@ -1,47 +1,15 @@
 """What data may call."""
 
-import copy
-import importlib
 import logging
 import sys
-import threading
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from trainwright.config import ConfigError, ConfigImportError, LazyCall, LazyConfig, instantiate
+from tests.config.lazy.conftest import from_yaml
+from trainwright.config import ConfigError, ConfigImportError, LazyConfig, instantiate
 from trainwright.config.lazy.allowlist import allow_module, locate_untrusted, project_root, project_roots, use_project
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A project in the working folder, with a module of its own, and a stranger's module outside of it."""
-    (tmp_path / "project/configs").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "project/own_parts_xyz.py").write_text(
-        "import os, subprocess\nfrom collections import Counter\n"
-        "import torch\n"
-        "from trainwright.config import instantiate\n"
-        "class Net:\n    def __init__(self, width=1): self.width = width\n    apply = torch.nn.Module.apply\n"
-        "    def _make(): pass\n"
-        "def _hidden(): pass\n"
-        "def pair(name, path=None): return {'_target_': name, 'path': path}\n"
-        "def listed(name, path=None): return [pair(name, path)]\n"
-        "def fails(**_): raise RuntimeError('on the way')\n"
-        "class Builds:\n    def __init__(self, parts): self.parts = instantiate(parts)\n"
-    )
-    (tmp_path / "elsewhere/stranger_xyz.py").write_text("raise SystemExit('a stranger was imported')\n")
-    monkeypatch.chdir(tmp_path / "project")
-    monkeypatch.syspath_prepend(tmp_path / "project")
-    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
-    yield tmp_path / "project"
-    sys.modules.pop("own_parts_xyz", None)
-
-
-def from_yaml(folder, text):
-    (folder / "c.yaml").write_text(text)
-    return LazyConfig.load(folder / "c.yaml")
 
 
 def test_the_projects_own_modules_torch_and_trainwright_may_be_named(project):
@@ -212,50 +180,6 @@ def test_a_refused_target_is_not_called_wherever_it_is_put(project):
         assert not marker.exists()
 
 
-@pytest.mark.parametrize("launder", ["pair", "listed"])
-@pytest.mark.parametrize("outer", ["own_parts_xyz.Builds", "trainwright.data.build_image_test_loader"])
-def test_data_stays_data_when_a_function_hands_it_on_as_a_plain_dict(project, launder, outer):
-    marker = project / "marker"
-    inner = f"{{_target_: own_parts_xyz.{launder}, name: os.mkdir, path: {marker}}}"
-    key = "parts" if "Builds" in outer else "test_batch_size: 1, num_workers: 0, dataset"
-    cfg = from_yaml(project, f"x: {{_target_: {outer}, {key}: {inner}}}\n")
-    with pytest.raises(ConfigError, match=r"'os\.mkdir' is refused"):
-        instantiate(cfg.x)
-    assert not marker.exists()
-
-    (project / "c.py").write_text(
-        "from own_parts_xyz import Builds\nfrom trainwright.config import LazyCall\nx = LazyCall(Builds)(parts=None)\n"
-    )
-    mixed = LazyConfig.apply_overrides(LazyConfig.load(project / "c.py"), [f"x.parts={inner.replace(': ', ':')}"])
-    with pytest.raises(ConfigError, match=r"'os\.mkdir' is refused"):
-        instantiate(mixed.x)
-    assert not marker.exists()
-
-
-def test_plain_dicts_are_codes_again_after_data_was_built_or_failed(project):
-    cfg = from_yaml(project, "a: {_target_: own_parts_xyz.Net}\nb: {_target_: own_parts_xyz.fails, x: 1}\n")
-    instantiate(cfg.a)
-    with pytest.raises(RuntimeError, match="on the way"):
-        instantiate(cfg.b)
-    assert instantiate({"_target_": "os.getcwd"}) == str(project)
-
-
-def test_another_thread_that_builds_what_code_wrote_is_not_hindered(project):
-    inside, done = threading.Event(), threading.Event()
-    (project / "waits_xyz.py").write_text("EVENTS = []\ndef wait(): EVENTS[0].set(); EVENTS[1].wait(10)\n")
-    cfg = from_yaml(project, "x: {_target_: waits_xyz.wait}")
-    importlib.import_module("waits_xyz").EVENTS.extend([inside, done])
-    thread = threading.Thread(target=instantiate, args=(cfg.x,))
-    thread.start()
-    try:
-        assert inside.wait(10)
-        assert instantiate({"_target_": "os.getcwd"}) == str(project)
-    finally:
-        done.set()
-        thread.join()
-        sys.modules.pop("waits_xyz")
-
-
 def test_what_builds_nodes_may_be_called_but_not_handed_on_by_data(project):
     for name in ("trainwright.data.build_image_train_loader", "builtins.dict"):
         cfg = from_yaml(project, f"x: {{_target_: own_parts_xyz.Net, width: {{_target_: {name}, _partial_: true}}}}")
@@ -270,15 +194,6 @@ def test_data_may_describe_plain_containers(project):
 def test_a_private_name_is_refused_with_the_reason(project):
     with pytest.raises(ConfigError, match=r"public.*'_'"):
         locate_untrusted("own_parts_xyz._hidden")
-
-
-def test_the_mark_of_data_survives_copies_merges_and_moves(project):
-    data = from_yaml(project, "x: {_target_: os.getcwd}")
-    base = OmegaConf.create({"x": LazyCall(list)()}, flags={"allow_objects": True})
-    moved = OmegaConf.create({"deep": [data.x]})
-    for node in (copy.deepcopy(data).x, OmegaConf.merge(base, data).x, moved.deep[0], OmegaConf.create(data).x):
-        with pytest.raises(ConfigError, match="refused"):
-            instantiate(node)
 
 
 def test_nodes_cannot_be_built_out_of_text(project):
@@ -322,10 +237,6 @@ def test_allow_module_adds_a_module_but_never_one_that_runs_anything():
             allow_module(name)
     with pytest.raises(ConfigError, match="not the name"):
         allow_module("a b")
-
-
-def test_python_configurations_are_code():
-    assert instantiate(LazyCall("os.getcwd")())
 
 
 def test_the_project_root_is_the_folder_or_the_parent_of_configs(project):

@@ -2,11 +2,9 @@
 # ruff: noqa: C408 - configurations are written with dict(...), as users write them
 
 import builtins
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from trainwright.config import (
     ConfigError,
-    ConfigImportError,
     ConfigKeyError,
     ConfigTypeError,
     LazyCall,
@@ -268,19 +265,6 @@ def test_yaml_is_read_safely_and_as_written(tmp_path):
         "empty": "",
         "big": 1e9,
     }
-
-
-def test_a_missing_target_names_the_nearest(tmp_path):
-    with pytest.raises(ConfigImportError, match="Did you mean 'OrderedDict'"):
-        instantiate(LazyCall("collections.OrderedDic")())
-    with pytest.raises(ConfigImportError, match="no module 'nowhere_at_all'"):
-        instantiate(LazyCall("nowhere_at_all.X")())
-
-
-def test_the_place_of_a_lazy_call_is_not_part_of_the_configuration():
-    node = LazyCall(count)(start=1)
-    assert set(node) == {"_target_", "start"}
-    assert os.path.basename(__file__) not in OmegaConf.to_yaml(LazyCall("itertools.count")(start=1))
 
 
 # Reading by dotted key.

@@ -3,8 +3,7 @@
 import enum
 import logging
 import math
-from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainwright.config import LazyCall, LazyConfig, instantiate
-from trainwright.config.lazy.allowlist import allow_module
 
 
 class Colour(enum.Enum):
     RED = 1
-
-
-@dataclass
-class Shape:
-    channels: int = 1
 
 
 class Part:
@@ -69,24 +62,6 @@ def test_what_is_saved_loads_to_an_equal_config_with_its_interpolations(cfg, tmp
     loaded.numbers[0] = 7
     assert loaded.link == 7
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]  # no file beside it
-
-
-def test_targets_are_written_as_the_shortest_path_and_build_again(tmp_path):
-    cfg = OmegaConf.create({}, flags={"allow_objects": True})
-    cfg.model = LazyCall(OrderedDict)(a=1)
-    cfg.part = LazyCall(Part)(fn=collate, shape=Shape(2), cls=Counter, parts=[LazyCall(Part)(n="${model.a}")])
-    LazyConfig.save(cfg, tmp_path / "c.yaml")
-    text = (tmp_path / "c.yaml").read_text()
-    assert "_target_: collections.OrderedDict" in text
-
-    loaded = LazyConfig.load(tmp_path / "c.yaml")
-    allow_module("collections")
-    part = instantiate(loaded.part)
-    assert part.kw["fn"] is collate
-    assert part.kw["cls"] is Counter
-    assert part.kw["shape"] == Shape(2)
-    assert part.kw["parts"][0].kw == {"n": 1}
-    assert instantiate(loaded.model) == OrderedDict(a=1)
 
 
 def test_what_has_no_path_is_left_as_text_with_one_warning(tmp_path, caplog):

@@ -95,31 +95,6 @@ def test_nodes_with_a_target_of_their_own_get_no_arguments_of_the_default():
     assert complete(run(optim={"lr": 0.5})).optim._target_ == "torch.optim.AdamW"
 
 
-def test_aliases_move_to_their_canonical_places():
-    train = get_config("common/train.py").train
-    train.update(dict(eval_period=100, topk=(1,), recompute_grad=dict(enabled=True), evaluation=dict(enabled=True)))
-    whole = complete(run(train=train)).train
-    assert whole.evaluation.eval_period == 100
-    assert whole.evaluation.evaluator.topk == [1]
-    assert whole.evaluation.evaluator._target_ == "trainwright.evaluation.ClsEvaluator"
-    assert whole.activation_checkpoint.enabled is True
-    assert not {"eval_period", "topk", "recompute_grad"} & set(whole)
-
-
-def test_an_alias_beats_the_default_that_came_along():
-    train = get_config("common/train.py").train
-    train.eval_period = 100
-    assert complete(run(train=train)).train.evaluation.eval_period == 100
-
-
-def test_two_values_for_one_setting_are_an_error_that_names_both():
-    with pytest.raises(ConfigError, match=r"train\.eval_period is 100 and train\.evaluation\.eval_period is 50"):
-        complete(run(train={"eval_period": 100, "evaluation": {"eval_period": 50}}))
-    assert (
-        complete(run(train={"eval_period": 50, "evaluation": {"eval_period": 50}})).train.evaluation.eval_period == 50
-    )
-
-
 def test_the_input_is_not_changed_and_its_objects_are_passed_on():
     stream = (n for n in range(3))  # cannot be copied
     cfg = run(model=LazyCall(Evaluator)(level=stream), train={"eval_period": 3}, own=[stream])

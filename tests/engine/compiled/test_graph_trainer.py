@@ -1,10 +1,7 @@
 """Graph mode: a whole update as one program gives what eager steps give."""
 
-import logging
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from tests.engine.compiled.conftest import UPDATES, Net, Run, Schedule, adamw, batches, captures, has_compiler, refusals
 from trainwright import DefaultTrainer, LazyCall, get_config
-from trainwright.config.errors import ConfigTypeError
+from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import build_image_train_loader
-from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
+from trainwright.engine import GraphBase, GraphTrainer
 from trainwright.hooks import HookBase
 from trainwright.parallel.precision import apply_autocast
-
-UPDATES = 200
-
-
-class Net(nn.Module):
-    """Dropout, batch normalization, a buffer that counts, and a second figure."""
-
-    def __init__(self, dropout: float = 0.2) -> None:
-        super().__init__()
-        # Without the bias, whose gradient would be rounding alone: an optimizer that divides by it goes anywhere.
-        first = nn.Linear(6, 16, bias=False)
-        self.layers = nn.Sequential(first, nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 4))
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        self.calls += 1
-        logits = self.layers(inputs)
-        return {"loss": F.cross_entropy(logits, labels), "accuracy": (logits.argmax(-1) == labels).float().mean()}
 
 
 class Tagger(nn.Module):
@@ -50,17 +30,6 @@ class Tagger(nn.Module):
         return {"loss": loss, "num_tokens": (labels != -100).sum()}
 
 
-def batches(count: int, size: int = 8, seed: int = 0) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        {
-            "inputs": torch.randn(size, 6, generator=generator),
-            "labels": torch.randint(0, 4, (size,), generator=generator),
-        }
-        for _ in range(count)
-    ]
-
-
 def token_batches(count: int) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -69,61 +38,6 @@ def token_batches(count: int) -> list[dict[str, Tensor]]:
         labels[torch.rand(4, 6, generator=generator) < 0.5] = -100
         found.append({"inputs": torch.randint(0, 10, (4, 6), generator=generator), "labels": labels})
     return found
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.01, fused=True)
-
-
-class Run:
-    """A training of so many updates, eager or not."""
-
-    def __init__(
-        self,
-        graph: str | None,
-        data: Any = None,
-        *,
-        net: Callable[[], nn.Module] = Net,
-        optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
-        hooks: Callable[[torch.optim.Optimizer], list[HookBase]] = lambda optimizer: [],
-        updates: int = UPDATES,
-        accumulation: int = 1,
-        **settings: Any,
-    ) -> None:
-        torch.manual_seed(0)
-        self.model = net()
-        self.optimizer = optimizer(self.model.parameters())
-        loader = batches(7) if data is None else data
-        torch.manual_seed(1)
-        if graph is None:
-            trainer = EagerTrainer(self.model, loader, self.optimizer, accumulation, **settings)
-        else:
-            base = GraphBase(self.model, self.optimizer, backend=graph)
-            trainer = GraphTrainer(base, loader, accumulation, **settings)
-        self.trainer = trainer
-        trainer.register_hooks(hooks(self.optimizer))
-        trainer.train(0, updates)
-
-    def values(self, name: str = "total_loss") -> Tensor:
-        return torch.tensor([value for value, _ in self.trainer.storage.history(name).values()])
-
-
-def captures(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if "are one program" in r.getMessage()]
-
-
-def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if "stay eager" in r.getMessage()]
-
-
-@pytest.fixture(autouse=True)
-def _seen(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    caplog.set_level(logging.INFO, "trainwright.engine")
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)  # megabytes, where somebody listens
-
-
-def has_compiler() -> bool:
-    return bool(shutil.which("g++") or shutil.which("clang++"))
 
 
 BACKENDS = [
@@ -144,14 +58,6 @@ class Clipped:
         return torch.optim.AdamW(groups, lr=0.01, fused=True)
 
 
-class Schedule(HookBase):
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
-
-    def after_step(self) -> None:
-        self._scheduler.step()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_program_with_everything_in_it_gives_the_losses_of_eager_steps(
     backend: str, caplog: pytest.LogCaptureFixture
@@ -166,29 +72,6 @@ def test_a_program_with_everything_in_it_gives_the_losses_of_eager_steps(
     assert len(captures(caplog)) == 1  # neither the schedule nor the second epoch makes another one
     assert "clipping and the step of AdamW are one program" in captures(caplog)[0]
     assert not refusals(caplog)
-
-
-OPTIMIZERS = {
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.1),
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
-    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01, fused=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.01, fused=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9, centered=True),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_steps_of_torchs_optimizers_can_be_in_a_program(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    settings: dict[str, Any] = {"optimizer": OPTIMIZERS[name], "hooks": lambda optimizer: [Schedule(optimizer)]}
-    eager, graph = Run(None, updates=60, **settings), Run("aot_eager", updates=60, **settings)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    theirs, ours = eager.optimizer.state_dict(), graph.optimizer.state_dict()
-    assert [*ours["state"]] == [*theirs["state"]]
-    for left, right in zip(ours["state"].values(), theirs["state"].values(), strict=True):
-        assert [*left] == [*right]
-        assert all(a is b is None or a.dtype == b.dtype for a, b in zip(left.values(), right.values(), strict=True))
-    assert ours["param_groups"] == theirs["param_groups"]
-    assert len(captures(caplog)) == 1
 
 
 @pytest.mark.exhaustive(every=3)
@@ -232,21 +115,6 @@ def test_a_batch_that_the_model_does_not_take_is_the_same_error(graph: str | Non
         Run(graph, data, updates=1)
 
 
-def test_a_shorter_last_batch_is_made_eagerly_and_nothing_anew(caplog: pytest.LogCaptureFixture) -> None:
-    data = [*batches(4), *batches(1, size=5)]
-    eager, graph = Run(None, data), Run("aot_eager", data)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert len(captures(caplog)) == 1
-    assert not refusals(caplog)
-
-
-def test_many_batches_of_other_shapes_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    data = [*batches(2), *batches(30, size=5)]
-    eager, graph = Run(None, data, updates=64), Run("aot_eager", data, updates=64)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert caplog.text.count("20 consecutive batches do not have the shape") == 1
-
-
 @pytest.mark.usefixtures("one_thread")
 def test_bfloat16_autocast_is_in_the_program(caplog: pytest.LogCaptureFixture) -> None:
     def net() -> nn.Module:
@@ -271,66 +139,6 @@ def test_an_update_that_is_not_finite_changes_nothing(caplog: pytest.LogCaptureF
     for left, right in zip(graph.model.state_dict().values(), eager.model.state_dict().values(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
     assert len(captures(caplog)) == 1
-
-
-class Event(HookBase):
-    """Something that happens to the model after an iteration."""
-
-    def __init__(self, happens: dict[int, Callable[[Any], None]]) -> None:
-        self._happens = happens
-
-    def after_step(self) -> None:
-        self._happens.get(self.trainer.iter, lambda trainer: None)(self.trainer)
-
-
-def thaw(trainer: Any) -> None:
-    first = next(trainer._plain_model.parameters())
-    first.requires_grad_(not first.requires_grad)
-
-
-def less_dropout(trainer: Any) -> None:
-    trainer._plain_model.layers[3].p = 0.01
-
-
-def other_decay(trainer: Any) -> None:
-    trainer.optimizer.param_groups[0]["weight_decay"] = 0.3
-
-
-def reload(trainer: Any) -> None:
-    state = trainer.optimizer.state_dict()
-    zeroed = {k: {n: torch.zeros_like(t) + (n == "step") for n, t in s.items()} for k, s in state["state"].items()}
-    trainer.optimizer.load_state_dict({**state, "state": zeroed})
-
-
-def other_values(trainer: Any) -> None:
-    for parameter in trainer._plain_model.parameters():
-        parameter.data = parameter.data.clone() * 0.5
-
-
-def evaluation_mode(trainer: Any) -> None:
-    trainer._plain_model.eval()
-
-
-@pytest.mark.parametrize(
-    ("event", "programs"),
-    [(thaw, 2), (less_dropout, 2), (other_decay, 2), (reload, 1), (other_values, 1), (evaluation_mode, 2)],
-)
-def test_what_happens_to_the_model_between_steps_is_noticed(
-    event: Callable[[Any], None], programs: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    hooks = lambda optimizer: [Event({20: event})]  # noqa: E731
-    eager, graph = Run(None, hooks=hooks, updates=40), Run("aot_eager", hooks=hooks, updates=40)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    undisturbed = Run(None, updates=40)
-    assert (undisturbed.values() - eager.values()).abs().max() > 1e-4  # it did matter
-    assert len(captures(caplog)) == programs
-
-
-def test_what_has_been_is_no_reason_for_another_program(caplog: pytest.LogCaptureFixture) -> None:
-    hooks = lambda optimizer: [Event(dict.fromkeys(range(5, 60, 5), thaw))]  # noqa: E731
-    eager, graph = Run(None, hooks=hooks, updates=60), Run("aot_eager", hooks=hooks, updates=60)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert len(captures(caplog)) == 2
 
 
 class Count(nn.Module):
@@ -405,19 +213,6 @@ def test_the_scaler_of_float16_stays_eager(caplog: pytest.LogCaptureFixture) -> 
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     Run("aot_eager", updates=3, grad_scaler=scaler)
     assert "gradient scaler" in refusals(caplog)[0]
-
-
-def test_settings_that_change_at_each_step_end_the_programs(caplog: pytest.LogCaptureFixture) -> None:
-    class Cycle(HookBase):
-        def after_step(self) -> None:
-            group = self.trainer.optimizer.param_groups[0]
-            group["betas"] = (0.9 - 0.001 * self.trainer.iter, 0.999)
-
-    hooks = lambda optimizer: [Cycle()]  # noqa: E731
-    eager, graph = Run(None, hooks=hooks, updates=30), Run("aot_eager", hooks=hooks, updates=30)
-    torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)
-    assert "has changed 8 times" in refusals(caplog)[0]
-    assert len(captures(caplog)) == 8
 
 
 def test_a_step_of_the_users_own_is_not_passed_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -521,19 +316,16 @@ def test_a_run_may_change_its_mode(tmp_path: Path, modes: tuple[bool, bool]) -> 
     assert whole.optimizer.state_dict()["param_groups"] == resumed.optimizer.state_dict()["param_groups"]
 
 
-@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
-def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    first = Run("inductor", updates=20)
-    kept = list((tmp_path / "trainwright").iterdir())
-    assert len(kept) == 1
+def test_a_graph_needs_an_optimizer_and_a_backend_that_exists() -> None:
+    model = Net()
+    with pytest.raises(ConfigError, match=r"graph\.backend: got 'inducktor'.*inductor"):
+        GraphBase(model, backend="inducktor")
+    with pytest.raises(ConfigError, match="no optimizer"):
+        GraphTrainer(GraphBase(model), batches(1))
 
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a compiler was started")
 
-    monkeypatch.setattr(subprocess, "run", refuse)
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    monkeypatch.setattr(subprocess, "check_output", refuse)
-    second = Run("inductor", updates=20)
-    assert second.values().tolist() == first.values().tolist()
-    assert list((tmp_path / "trainwright").iterdir()) == kept
+def test_the_state_of_a_graph_is_the_models() -> None:
+    model = Net()
+    graph = GraphBase(model, torch.optim.SGD(model.parameters(), lr=0.1), backend="aot_eager")
+    assert graph.model is model
+    assert {id(p) for p in graph.parameters()} == {id(p) for p in model.parameters()}

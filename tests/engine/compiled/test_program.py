@@ -1,12 +1,18 @@
-"""What is recorded once and replayed: the bookkeeping, with a recorder that needs no device."""
+"""Programs: compiled in a process that has compiled nothing, kept on disk, recorded once and replayed."""
 
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.compiled.conftest import Run, Small, captures, has_compiler, train_by_trainer
 from trainwright.engine.compiled.program import Replayed
 
 
@@ -65,3 +71,126 @@ def test_what_cannot_be_recorded_is_called(caplog: pytest.LogCaptureFixture) -> 
         "Graph mode: the launches of a step are not recorded in a CUDA graph: operation not permitted when stream is"
         " capturing."
     ]
+
+
+NO_FOLDER = """
+import logging, sys, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from trainwright import Trainer, TrainingConfig
+
+logging.basicConfig(level="INFO")
+data = TensorDataset(torch.randn(32, 6), torch.arange(32) % 4)
+config = TrainingConfig(
+    output_dir=sys.argv[1], graph=True, loss="CrossEntropyLoss", batch_size=8, num_epochs=2, eval_strategy="no",
+    save_enabled=False, progress_bar=False, metrics=None,
+)
+for _ in range(2):
+    trainer = Trainer(nn.Linear(6, 4), config, train_dataset=data)
+    trainer.train()
+    assert trainer.iter == 8
+"""
+
+
+def test_a_folder_that_cannot_be_used_leaves_the_steps_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(blocked))
+    done = subprocess.run(
+        [sys.executable, "-c", NO_FOLDER, str(tmp_path / "run")],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stderr.splitlines() if "stay eager" in line]
+    assert told
+    assert "torch's compiler cannot be imported (FileExistsError" in told[0]
+
+
+@pytest.mark.exhaustive(every=2)
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("damage", ["text", "half"])
+def test_a_program_on_disk_that_cannot_be_read_is_made_anew(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    first = Run("inductor", net=Small, updates=5)
+    (kept,) = (tmp_path / "trainwright").iterdir()
+    whole = kept.read_bytes()
+    kept.write_bytes(b"not a program" if damage == "text" else whole[: len(whole) // 2])
+    second = Run("inductor", net=Small, updates=5)
+    third = Run("inductor", net=Small, updates=5)
+    assert caplog.text.count("cannot be read and is compiled again") == 1
+    assert ["loaded from disk" in line for line in captures(caplog)] == [False, False, True]
+    assert first.values().tolist() == second.values().tolist() == third.values().tolist()
+    assert [*(tmp_path / "trainwright").iterdir()] == [kept]
+
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler"
+)
+
+
+FRESH = """
+import logging, torch
+from torch import nn
+from tests.engine.compiled.conftest import losses
+
+def layers():
+    first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    return *first, nn.Dropout(0.2), nn.Flatten(), nn.Linear(72, 4)
+
+logging.basicConfig(level="INFO")
+torch.testing.assert_close(losses("inductor", *layers())[0], losses(None, *layers())[0], rtol=1e-5, atol=1e-5)
+"""
+
+
+@needs_compiler
+def test_a_network_with_pooling_is_a_program_in_a_process_that_has_compiled_nothing() -> None:
+    """Where a test before it has compiled, inductor is there whole already."""
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], cwd=root, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "are one program" in done.stderr
+    assert "stay eager" not in done.stderr
+
+
+@needs_compiler
+def test_a_resumed_program_of_inductor_goes_on_bit_for_bit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is then taken from disk, and the log says so."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kept"))
+    saving: dict[str, Any] = {"save_steps": 25, "save_total_limit": 9}
+    whole = train_by_trainer(tmp_path / "whole", **saving)
+    folders = (tmp_path / "whole" / "checkpoints").iterdir()
+    first = min(path for path in folders if path.is_dir() and not path.is_symlink())
+    resumed = train_by_trainer(tmp_path / "resumed", str(first), **saving)
+    found = re.findall(r"are one program \(.*\), (.*) in \d+\.\d s\.", caplog.text)
+    assert found == ["compiled by inductor", "loaded from disk"]
+    assert resumed.iter == whole.iter == 60
+    assert "Trained 40 iterations" in caplog.text
+    for left, right in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
+    theirs, ours = (trainer.optimizer.state_dict()["state"] for trainer in (whole, resumed))
+    for key, state in theirs.items():
+        assert all(torch.equal(value, ours[key][name]) for name, value in state.items())
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
+def test_a_second_start_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    first = Run("inductor", updates=20)
+    kept = list((tmp_path / "trainwright").iterdir())
+    assert len(kept) == 1
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a compiler was started")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "check_output", refuse)
+    second = Run("inductor", updates=20)
+    assert second.values().tolist() == first.values().tolist()
+    assert list((tmp_path / "trainwright").iterdir()) == kept

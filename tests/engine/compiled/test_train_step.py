@@ -1,6 +1,5 @@
 """Graph mode of the Python API."""
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -97,10 +96,8 @@ def messages(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _one_by_one(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a C++ compiler, so that nothing is compiled for seconds: the programs are the same."""
-    caplog.set_level(logging.INFO, "trainwright.engine")
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
     monkeypatch.setenv("PATH", "")
 
 

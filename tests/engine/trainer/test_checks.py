@@ -79,32 +79,6 @@ def test_settings_beside_a_part_that_is_given_are_one_warning(tmp_path: Path, ca
 PLATEAU = {"name_": "ReduceLROnPlateau", "patience": 0, "factor": 0.5, "threshold": 10.0, "mode": "min"}  # never better
 
 
-@pytest.mark.parametrize(
-    ("settings", "evaluates"),
-    [({}, False), ({"eval_strategy": "no"}, True), ({"metric_for_best_model": "train.loss"}, True)],
-)
-def test_a_plateau_goes_by_the_loss_of_training_where_nothing_is_evaluated(
-    settings: dict[str, Any], evaluates: bool, tmp_path: Path
-) -> None:
-    class Recorder(torch.optim.lr_scheduler.ReduceLROnPlateau):
-        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
-            seen.append(float(metrics))
-            super().step(metrics)
-
-    seen: list[float] = []
-    model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    schedule = Recorder(optimizer, **{name: value for name, value in PLATEAU.items() if name != "name_"})
-    given = {"metric": None, "num_epochs": 3, **settings}
-    config_ = TrainingConfig(output_dir=tmp_path, batch_size=4, progress_bar=False, **given)
-    data = {"eval_dataset": DATA} if evaluates else {}
-    trainer = Trainer(model, config_, DATA, **data, optimizer=optimizer, lr_scheduler=schedule)
-    trainer.train()
-    losses = [value for value, _ in trainer.storage.history("total_loss").values()]
-    assert seen == pytest.approx([sum(losses[at : at + 5]) / 5 for at in (0, 5, 10)])
-    assert optimizer.param_groups[0]["lr"] == 0.1 / 8
-
-
 def test_steps_between_two_steps_of_a_schedule_that_has_moments_of_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,34 +101,6 @@ def test_a_share_of_the_steps_is_reported_at_the_start(tmp_path: Path, caplog: p
     assert trainer.total_steps == 8  # ceil(0.25 * 5) * 4
     assert "max_steps=0.25: 8 steps in total, that fraction of 4 epochs of 5 batches" in caplog.text
     assert "training ends in epoch 2" in caplog.text
-
-
-def test_a_schedule_is_stepped_alike_by_name_and_as_an_object(tmp_path: Path) -> None:
-    rates = []
-    for given in (False, True):
-        model = make()
-        settings: dict[str, Any] = {"output_dir": tmp_path / str(given), "num_epochs": 3, "batch_size": 4}
-        parts: dict[str, Any] = {}
-        if given:
-            parts["optimizer"] = torch.optim.Adam(model.parameters(), lr=5e-5)
-            parts["lr_scheduler"] = torch.optim.lr_scheduler.StepLR(parts["optimizer"], 1, gamma=0.5)
-        else:
-            settings |= {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1, "gamma": 0.5}}
-        trainer = Trainer(model, TrainingConfig(**settings, progress_bar=False), DATA, **parts)
-        trainer.train()
-        rates.append([rate for rate, _ in trainer.storage.history("lr").values()])
-    assert rates[0] == rates[1] == pytest.approx([5e-5] * 5 + [2.5e-5] * 5 + [1.25e-5] * 5)
-
-
-def test_a_plateau_of_a_metric_that_shall_rise(tmp_path: Path) -> None:
-    class Told(Trainer):
-        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
-            return {"accuracy": self.epoch / 10}
-
-    settings = {"lr_scheduler": "reduce_on_plateau", "lr_scheduler_kwargs": {"patience": 0}, "num_epochs": 4}
-    trainer = Told(make(), config(tmp_path, **settings, metric_for_best_model="accuracy"), DATA, DATA)
-    trainer.train()
-    assert {rate for rate, _ in trainer.storage.history("lr").values()} == {0.01}
 
 
 def test_a_copy_of_a_model_in_mixed_precision_computes_with_its_own_weights(tmp_path: Path) -> None:
@@ -269,14 +215,14 @@ def test_a_run_stays_in_its_folder_wherever_the_program_goes(tmp_path: Path, mon
 
 
 def test_a_run_that_is_done_gives_its_results_and_its_best_weights_again(tmp_path: Path) -> None:
-    class Told(Trainer):
+    class Scripted(Trainer):
         def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
             return {"loss": float(self.epoch)}  # the first is best
 
     settings = {"num_epochs": 3, "load_best_model_at_end": True}
-    first = Told(make(), config(tmp_path, **settings), DATA, DATA)
+    first = Scripted(make(), config(tmp_path, **settings), DATA, DATA)
     results = first.train()
-    again = Told(make(), config(tmp_path, **settings, resume_from_checkpoint=True), DATA, DATA)
+    again = Scripted(make(), config(tmp_path, **settings, resume_from_checkpoint=True), DATA, DATA)
     assert again.train() == results == {"loss": 3.0}
     assert torch.equal(again.model.weight, first.model.weight)
 

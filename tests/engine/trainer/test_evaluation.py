@@ -9,6 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.engine.trainer.contracts import (
+    INPUTS,
+    LABELS,
+    PAIRS,
+    Named,
+    Net,
+    ReturnsLosses,
+    config,
+    make,
+)
+from trainwright import Trainer, TrainingConfig
 
 PROGRAM = Path(__file__).with_name("evaluation_ranks.py")
 
@@ -72,3 +88,72 @@ def test_an_error_on_one_process_is_an_error_on_all(ranks: list[dict[str, Any]])
 def test_no_data_is_the_same_error_on_all(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
     assert "yielded no batch" in alone["failures"]["empty"]
     assert {rank["failures"]["empty"] for rank in ranks} == {alone["failures"]["empty"]}
+
+
+def test_evaluation_is_exact_and_changes_nothing(tmp_path: Path) -> None:
+    trainer = Trainer(make(Net), config(tmp_path, eval_batch_size=16), train_dataset=PAIRS, eval_dataset=PAIRS)
+    before = torch.get_rng_state()
+    results = trainer.evaluate()
+    assert torch.equal(before, torch.get_rng_state())
+    assert trainer.model.training
+    with torch.no_grad():
+        logits = trainer.model.eval()(INPUTS)
+    assert results["accuracy"] == pytest.approx((logits.argmax(1) == LABELS).sum().item() / 50, rel=1e-7)
+    assert results["loss"] == pytest.approx(F.cross_entropy(logits, LABELS).item(), rel=1e-6)  # float32 batches
+    assert trainer.evaluate(DataLoader(PAIRS, 50)) == pytest.approx(results)
+    assert torch.equal(trainer.predict(INPUTS), logits)
+
+
+def test_train_returns_the_last_evaluation_and_writes_it(tmp_path: Path, read_rows: Any) -> None:
+    trainer = Trainer(make(ReturnsLosses), config(tmp_path, log_steps=3), Named(), Named())
+    results = trainer.train()
+    assert results == trainer.evaluate()
+    rows = read_rows(tmp_path)
+    assert [row["iteration"] for row in rows] == [2, 5, 6, 8, 11, 13, 14]
+    assert rows[-1]["evaluation/accuracy"] == results["accuracy"]
+    assert rows[2]["evaluation/loss"] > results["loss"]
+    assert (tmp_path / "metrics.csv").is_file()
+    assert next(tmp_path.glob("events.out.tfevents.*"))
+    assert TrainingConfig.load_from_yaml(tmp_path / "training_config.yaml") == trainer.config
+
+
+def test_a_model_without_a_loss_in_evaluation_gives_its_accuracy(tmp_path: Path) -> None:
+    class Quiet(ReturnsLosses):
+        def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+            outputs = super().forward(inputs, labels)
+            return outputs if self.training else {"logits": outputs["logits"]}
+
+    trainer = Trainer(make(Quiet), config(tmp_path), Named(), Named())
+    assert set(trainer.train()) == {"accuracy"}
+
+
+def test_callbacks_see_loss_and_metric_of_an_evaluation_so_far(tmp_path: Path) -> None:
+    from trainwright.hooks import Callback
+
+    class Watching(Callback):
+        def on_eval_batch_end(self, batch: Any, logs: Any) -> None:
+            seen.append((logs["eval_step_loss"], logs["eval_epoch_loss"], logs["eval_epoch_metric"]))
+
+        def on_eval_end(self, logs: Any) -> None:
+            ends.append((logs["eval_epoch_loss"], logs["eval_epoch_metric"]))
+
+    seen: list[tuple[float, ...]] = []
+    ends: list[tuple[float, ...]] = []
+    inputs = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
+    config = TrainingConfig(output_dir=tmp_path, num_epochs=2, progress_bar=False)
+    Trainer(nn.Linear(4, 2), config, data, data, callbacks=[Watching()]).train()
+    assert len(seen) == 6
+    assert seen[0][0] == pytest.approx(seen[0][1])
+    assert seen[1][1] == pytest.approx((seen[0][0] + seen[1][0]) / 2)
+    assert [epoch[1:] for epoch in seen[2::3]] == [pytest.approx(end) for end in ends]
+    tags = events_in(tmp_path)
+    assert {"eval_epoch_loss", "eval_epoch_metric", "evaluation/loss", "evaluation/accuracy"} <= tags
+
+
+def events_in(folder: Path) -> set[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return set(events.Tags()["scalars"])

@@ -16,29 +16,24 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainwright
+from tests.engine.trainer.contracts import (
+    INPUTS,
+    LABELS,
+    PAIRS,
+    Named,
+    Net,
+    ReturnsLosses,
+    assert_equal_weights,
+    by_hand,
+    config,
+    make,
+    pair_loss,
+)
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data import DataError, EpochSampler
+from trainwright.data import DataError
 
-# B batch, F features, C classes.
-INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
-LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
 PACKAGE = str(Path(trainwright.__file__).parent)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.body(inputs)
-
-
-class ReturnsLosses(Net):
-    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
-        logits = self.body(inputs)
-        return {"logits": logits, "ce_loss": F.cross_entropy(logits, labels), "z_loss": 1e-3 * logits.square().mean()}
 
 
 class HasComputeLoss(Net):
@@ -47,23 +42,6 @@ class HasComputeLoss(Net):
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, label_smoothing=0.1)
-
-
-class Named:
-    """Samples with names."""
-
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"inputs": INPUTS[index], "labels": LABELS[index]}
-
-
-PAIRS = TensorDataset(INPUTS, LABELS)
-
-
-def pair_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x), y)
 
 
 def returned_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -82,44 +60,6 @@ CONTRACTS = {
     "criterion on pairs": (Net, PAIRS, pair_loss),
     "criterion on names": (Net, Named(), pair_loss),
 }
-
-
-def make(kind: type[nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    return kind()
-
-
-def config(folder: Path, **settings: Any) -> TrainingConfig:
-    given = {
-        "dataloader_drop_last": False,
-        "lr_scheduler_type": None,
-        "save_freq": 0,
-        "progress_bar": False,
-        **settings,
-    }
-    return TrainingConfig(output_dir=folder, learning_rate=0.01, **given)
-
-
-def by_hand(model: nn.Module, loss_of: Any, *, accumulation: int = 1, epochs: int = 2, batch: int = 8) -> nn.Module:
-    """The loop that a user would write, over the same order of samples."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    order = iter(EpochSampler(PAIRS, batch, shuffle=True, seed=42))
-    per_epoch = math.ceil(50 / batch)
-    torch.manual_seed(42)
-    for _ in range(epochs):
-        for first in range(0, per_epoch, accumulation):
-            window = min(accumulation, per_epoch - first)
-            for _ in range(window):
-                indices = next(order)
-                (loss_of(model, INPUTS[indices], LABELS[indices]) / window).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return model
-
-
-def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
-    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
-        assert torch.equal(left, right), name
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])  # 7 batches an epoch: windows of 3, 3 and 1
@@ -149,16 +89,6 @@ def test_a_given_loader_is_used_as_it_is(tmp_path: Path) -> None:
     trainer = Trainer(make(Net), config(tmp_path), train_dataloader=DataLoader(PAIRS, 8, shuffle=True))
     trainer.train()
     assert_equal_weights(trainer.model, theirs)
-
-
-def test_bf16_is_autocast_around_model_and_criterion(tmp_path: Path) -> None:
-    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return pair_loss(model, x, y)
-
-    trainer = Trainer(make(Net), config(tmp_path, amp=True), train_dataset=PAIRS)
-    trainer.train()
-    assert_equal_weights(trainer.model, by_hand(make(Net), loss_of))
 
 
 def test_a_graph_gives_the_weights_of_the_eager_model(tmp_path: Path) -> None:
@@ -194,64 +124,6 @@ def test_five_frames_stand_between_train_and_the_model(contract: str, tmp_path: 
     Trainer(model, config(tmp_path, num_epochs=1), train_dataset=data).train()
     assert len(seen) == 7
     assert all(frames == ["train", "run", "train_step", "training_step", "compute_loss"] for frames in seen)
-
-
-def test_every_override_point_is_called_where_the_document_says(tmp_path: Path) -> None:
-    calls: list[str] = []
-
-    class Mine(Trainer):
-        def prepare_input_batch(self, batch: Any) -> Any:
-            calls.append("prepare")
-            return super().prepare_input_batch(batch)
-
-        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-            calls.append("train_step")
-            return super().train_step(model, inputs)
-
-        def training_step(self, batch: Any) -> Tensor:
-            calls.append("training_step")
-            return super().training_step(batch)
-
-        def optimization_step(self) -> None:
-            calls.append("optimization_step")
-            super().optimization_step()
-
-        def compute_loss(self, model: Any, inputs: Any) -> Any:
-            calls.append("compute_loss")
-            return super().compute_loss(model, inputs)
-
-    trainer = Mine(make(Net), config(tmp_path, num_accumulation_steps=2, max_steps=3), train_dataset=PAIRS)
-    trainer.train()
-    step = ["prepare", "train_step", "training_step", "compute_loss"]
-    assert calls == [*step, *step, "optimization_step", *step, "optimization_step"]
-    plain = Trainer(make(Net), config(tmp_path / "b", num_accumulation_steps=2, max_steps=3), train_dataset=PAIRS)
-    plain.train()
-    assert_equal_weights(trainer.model, plain.model)
-
-
-def test_an_own_train_step_and_an_own_loss_take_any_batch(tmp_path: Path) -> None:
-    three = TensorDataset(INPUTS, LABELS, torch.ones(50))
-
-    class Weighted(Trainer):
-        def compute_loss(self, model: Any, inputs: Any) -> Any:
-            x, y, weight = inputs
-            return (F.cross_entropy(model(x), y, reduction="none") * weight).mean()
-
-    class OwnStep(Trainer):
-        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
-            x, y, _ = inputs
-            self.optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            self.optimizer.step()
-            return {"step_loss": loss.detach()}
-
-    for kind in (Weighted, OwnStep):
-        trainer = kind(make(Net), config(tmp_path / kind.__name__), train_dataset=three)
-        trainer.train()
-        for left, right in zip(trainer.model.parameters(), by_hand(make(Net), pair_loss).parameters(), strict=True):
-            torch.testing.assert_close(left, right)  # weight 1: another sum, the same mean
-    assert Weighted(make(Net), config(tmp_path / "e"), train_dataset=three).evaluate(three)["loss"] > 0
 
 
 def test_what_cannot_be_trained_is_said_before_the_first_step(tmp_path: Path) -> None:

@@ -201,28 +201,6 @@ def test_a_compute_metric_of_ones_own_is_shown_and_is_the_result(
     assert lines[1].endswith("eval_epoch_metric=0.125")
 
 
-def test_update_metrics_gives_the_means_of_the_epoch_to_a_step_of_ones_own(tmp_path: Path) -> None:
-    class Mine(Trainer):
-        def train_step(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
-            loss = self.compute_loss(model, inputs)
-            loss.backward()
-            epoch_loss, epoch_metric = self.update_metrics(model, inputs, loss.item())
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            shown.append((loss.item(), epoch_loss, epoch_metric))
-            return {"step_loss": loss.item(), "epoch_loss": epoch_loss, "epoch_metric": epoch_metric}
-
-    shown: list[tuple[float, float, float]] = []
-    mine = trained(Mine, tmp_path / "mine")
-    assert_equal_weights(mine.model, trained(Trainer, tmp_path / "plain").model)
-    for epoch in (shown[:7], shown[7:]):
-        losses = [loss for loss, _, _ in epoch]
-        for count, (_, mean, metric) in enumerate(epoch, start=1):
-            assert mean == pytest.approx(sum(losses[:count]) / count)
-            assert 0 <= metric <= 1
-    assert shown[6][2] * 50 == pytest.approx(round(shown[6][2] * 50), abs=1e-4)  # of all 50 samples
-
-
 def test_loaders_of_ones_own(tmp_path: Path) -> None:
     class Mine(Trainer):
         def create_train_dataloader(self, dataset: Any) -> DataLoader[Any]:

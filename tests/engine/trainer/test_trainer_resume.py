@@ -88,14 +88,14 @@ def test_a_signal_saves_and_stops_between_two_updates(
     whole = Trainer(net(), config(tmp_path / "whole", **settings), DATA)
     whole.train()
 
-    class Told(Trainer):
+    class Scripted(Trainer):
         def training_step(self, batch: Any) -> Any:
             if self.state.global_step == 5:
                 os.kill(os.getpid(), number)
             return super().training_step(batch)
 
     with pytest.raises(ends_with):
-        Told(net(), config(tmp_path / "cut", **settings), DATA).train()
+        Scripted(net(), config(tmp_path / "cut", **settings), DATA).train()
     resumed = Trainer(net(), config(tmp_path / "cut", resume_from_checkpoint=True, **settings), DATA)
     assert resumed.state.global_step == 6
     resumed.train()

@@ -8,88 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint import Checkpointer
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from tests.hooks.callbacks.conftest import STEPS, Recorder, SmallTrainer
+from trainwright.config.errors import ConfigError
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.state import TrainingState
 from trainwright.hooks import Callback, CallbackList, EvalHook, Logs, RunCallbacks, TrainerControl
-
-METHODS = [name for name in vars(Callback) if name.startswith("on_")]
-STEPS = 3  # batches of an epoch
-
-
-class SmallTrainer(TrainerBase):
-    """Its model's weight counts the batches; its loss is the number of the batch, from 1 on."""
-
-    def __init__(
-        self, callbacks: Any = (), folder: Path | str = "", *, fails_at: int | None = None, window: int = 1, **how: Any
-    ) -> None:
-        super().__init__()
-        self.model = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(self.model.weight)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
-        self.fails_at = fails_at
-        self.window = window
-        self.scores = how.pop("scores", None)
-        self.num_evaluations = 0
-        progress = TrainingState(self)
-        self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=progress)
-        self._progress = progress
-        self.callbacks = callbacks if isinstance(callbacks, CallbackList) else CallbackList(callbacks)
-        self.bridge = RunCallbacks(self.callbacks, steps_per_epoch=STEPS, **how)
-        evaluate = self.bridge.evaluating(self.evaluate)
-        self.register_hooks([EvalHook(STEPS // window or 1, evaluate), self.bridge])
-
-    def _before_first_step(self) -> None:
-        self._progress.restore()
-        done = int(self.model.weight.item())
-        self.batches = self.bridge.train_batches([torch.tensor(n), "label"] for n in range(done + 1, 1000))
-
-    def run_step(self) -> None:
-        for _ in range(self.window):
-            number, _ = next(self.batches)
-            if self.iter == self.fails_at:
-                raise ZeroDivisionError
-            with torch.no_grad():
-                self.model.weight += 1
-        self.storage.put_scalar("total_loss", number)
-
-    def evaluate(self) -> dict[str, float]:
-        self.num_evaluations += 1
-        for _ in self.bridge.eval_batches([["a", "b"]]):
-            pass
-        epoch = max(1, int(self.model.weight.item()) // STEPS)
-        return {"loss": 1 / epoch, "accuracy": self.scores[epoch - 1] if self.scores else epoch / 10}
-
-
-class Recorder(Callback):
-    """Writes down every call, with epochs and batches."""
-
-    def __init__(self, name: str = "", calls: list[str] | None = None) -> None:
-        self.name = name
-        self.calls: list[str] = [] if calls is None else calls
-
-    def write(self, method: str, *given: Any) -> None:
-        self.calls.append(" ".join([self.name, method.removeprefix("on_"), *map(str, given)]).strip())
-
-
-def recording(method: str) -> Any:
-    def on(self: Recorder, *arguments: Any) -> None:
-        *given, logs = arguments
-        assert isinstance(logs, Logs)
-        self.write(method, *given)
-
-    return on
-
-
-for method in METHODS:
-    setattr(Recorder, method, recording(method))
-
-
-def test_there_are_twelve_methods() -> None:
-    assert len(METHODS) == 12
-    for method in METHODS:
-        assert callable(getattr(CallbackList, method))
 
 
 def batch_calls(numbers: Any) -> list[str]:
@@ -176,146 +98,6 @@ def test_every_callback_has_its_end_even_if_one_fails_there() -> None:
     assert recorder.calls[-1] == "train_end"
 
 
-def test_what_logs_show() -> None:
-    seen: dict[str, dict[str, Any]] = {}
-
-    class Look(Callback):
-        def on_train_begin(self, logs: Any) -> None:
-            seen["train_begin"] = dict(logs)
-
-        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
-            seen[f"batch {logs['global_step']}"] = dict(logs)
-
-        def on_eval_end(self, logs: Any) -> None:
-            seen[f"eval {logs['epoch']}"] = dict(logs)
-
-    trainer = SmallTrainer([Look()])
-    trainer.train(0, 6)
-    assert seen["train_begin"] == {"global_step": 0, "epoch": 1, "eval_global_step": 0, "lr": 0.25}
-    first = {"global_step": 1, "epoch": 1, "epoch_step": 1, "eval_global_step": 0, "lr": 0.25}
-    assert seen["batch 1"] == {**first, "step_loss": 1.0, "epoch_loss": 1.0}
-    assert seen["batch 3"]["epoch_loss"] == 2.0
-    results = {"eval_loss": 0.5, "eval_accuracy": 0.2, "eval_epoch_loss": 0.5, "eval_epoch_metric": 0.2}
-    last = {"global_step": 6, "epoch": 2, "epoch_step": 3, "eval_global_step": 2, "lr": 0.25}
-    assert seen["eval 2"] == {**last, "step_loss": 6.0, "epoch_loss": 5.0, **results}
-
-
-def test_what_a_step_tells_comes_before_what_the_storage_holds() -> None:
-    losses = []
-
-    class Look(Callback):
-        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
-            losses.append((logs["step_loss"], logs["epoch_metric"]))
-
-    class Telling(SmallTrainer):
-        def run_step(self) -> None:
-            super().run_step()
-            self.bridge.record({"step_loss": torch.tensor(0.5), "epoch_metric": 7})
-
-    Telling([Look()]).train(0, 1)
-    assert losses == [(0.5, 7)]
-
-
-def test_a_tensor_is_waited_for_when_it_is_read_and_is_a_copy() -> None:
-    loss = torch.tensor(0.5, requires_grad=True)
-    logs = Logs(step_loss=loss, note="text")
-    with torch.no_grad():
-        loss += 1
-    assert isinstance(logs.unread("step_loss"), torch.Tensor)
-    assert "step_loss" in logs
-    assert logs["step_loss"] == 0.5
-    assert type(logs.unread("step_loss")) is float
-    asked = []
-    logs.defer("lr", lambda: asked.append(1) or 0.25)
-    assert (len(logs), list(logs), asked) == (3, ["step_loss", "note", "lr"], [])
-    assert "{lr} {note}".format(**logs) == "0.25 text"
-    assert logs.copy() == {"step_loss": 0.5, "note": "text", "lr": 0.25}
-    assert logs.numbers() == {"step_loss": 0.5}
-    del logs["lr"]
-    with pytest.raises(KeyError, match="lr"):
-        logs["lr"]
-    with pytest.raises(KeyError, match="lr"):
-        del logs["lr"]
-
-
-def test_callbacks_know_model_optimizer_and_control_also_those_that_come_later() -> None:
-    early, late = Callback(), Callback()
-    trainer = SmallTrainer([early])
-    trainer.train(0, 1)
-    trainer.callbacks.add_callback(late, singleton=False)
-    for callback in (early, late):
-        assert callback.model is trainer.model
-        assert callback.optimizer is trainer.optimizer
-        assert callback.trainercontrol is trainer.bridge.control
-
-
-class First(Recorder):
-    pass
-
-
-class Second(Recorder):
-    pass
-
-
-def test_a_list_adds_and_takes_out() -> None:
-    first, again, second = First(), First(), Second()
-    callbacks = CallbackList([first, second])
-    callbacks.add_callback(again)
-    assert (len(callbacks), callbacks[0], callbacks[1]) == (2, second, again)
-    callbacks.add_callback(first, singleton=False)
-    assert repr(callbacks) == "CallbackList([Second, First, First])"
-    assert callbacks.pop_callback(First) is again
-    assert callbacks.pop_callback(first) is first
-    assert list(callbacks) == [second]
-    with pytest.raises(ConfigKeyError, match=r"First.*which has: Second"):
-        callbacks.pop_callback(First)
-    with pytest.raises(ConfigTypeError, match=r"Second\(\.\.\.\)"):
-        callbacks.add_callback(Second)  # type: ignore[arg-type]
-    with pytest.raises(ConfigTypeError, match="must be a Callback"):
-        CallbackList([print])  # type: ignore[list-item]
-
-
-def test_singleton_takes_all_of_the_class_out() -> None:
-    callbacks = CallbackList([First(), First(), Second(), First()])
-    callbacks.add_callback(First())
-    assert repr(callbacks) == "CallbackList([Second, First])"
-
-
-def test_callbacks_that_come_and_go_in_the_middle() -> None:
-    guest = Second()
-
-    class Host(First):
-        def on_train_batch_begin(self, batch: Any, logs: Any) -> None:
-            super().on_train_batch_begin(batch, logs)
-            if logs["global_step"] == 1:
-                callbacks.add_callback(guest)
-            if logs["global_step"] == 3:
-                callbacks.pop_callback(self)
-
-    host, last = Host(), Recorder()
-    callbacks = CallbackList([host, last])
-    SmallTrainer(callbacks).train(0, 6)
-    assert guest.calls[0] == "train_batch_end (tensor(2), 'label')"
-    assert guest.calls[-1] == "train_end"
-    assert host.calls[-1] == "batch_begin [tensor(4), 'label']"  # a call that has begun is finished
-    assert len([call for call in last.calls if call.startswith("train_batch_begin")]) == 6  # nobody was skipped
-
-
-def test_a_method_that_is_left_alone_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Quiet(Callback):
-        def on_train_end(self, logs: Any) -> None:
-            pass
-
-    trainer = SmallTrainer([Quiet()])
-    unused = Recorder()
-    for method in METHODS:
-        call = trainer.callbacks._calls[method]
-        assert len(call) == (method == "on_train_end")
-    trainer.callbacks.add_callback(unused)
-    trainer.callbacks.pop_callback(unused)
-    assert not trainer.callbacks._calls["on_train_batch_end"]
-
-
 class Wishing(Callback):
     """Sets a flag after a batch."""
 
@@ -367,11 +149,6 @@ def test_a_save_without_a_checkpointer_is_an_error() -> None:
     del trainer.checkpointer
     with pytest.raises(ConfigError, match=r"should_save.*no checkpointer"):
         trainer.train(0, 6)
-
-
-def test_an_impossible_epoch_is_refused() -> None:
-    with pytest.raises(ConfigError, match="steps_per_epoch: got 0"):
-        RunCallbacks(CallbackList(), steps_per_epoch=0)
 
 
 class Counting(Callback):

@@ -1,4 +1,4 @@
-"""Where there is no terminal, lines tell how far an epoch is."""
+"""Lines and bars that show how far an epoch is, with a terminal and without."""
 
 import logging
 import time
@@ -10,8 +10,15 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from trainwright import Trainer, TrainingConfig
-from trainwright.hooks import HookBase
+from tests.hooks.callbacks.conftest import SCORES, STEPS, ScoredTrainer
+from trainwright import Trainer, TrainingConfig, hooks
+from trainwright.events.writers.console import live_bars
+from trainwright.hooks import (
+    HookBase,
+    Logs,
+    PrintCallback,
+    ProgressBarCallback,
+)
 
 DATA = TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
 
@@ -71,3 +78,53 @@ def test_short_epochs_have_their_own_line_alone(tmp_path: Path, caplog: pytest.L
         trainer.train()
     found = [r.getMessage() for r in caplog.records if "iteration: " in r.getMessage()]
     assert [line.partition("iteration: ")[2].split()[0] for line in found] == ["50/100", "100/100"]
+
+
+def test_printed_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = ScoredTrainer(tmp_path, PrintCallback(2, step_frequency=2), scores=[0.5, 0.75])
+    trainer.train(0, 6)
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch=1/2, global_step=2, epoch_loss=1.5",
+        "epoch=1/2, eval_global_step=1, eval_epoch_loss=0.25, eval_epoch_metric=0.5",
+        "epoch=2/2, global_step=4, epoch_loss=4.0",
+        "epoch=2/2, global_step=6, epoch_loss=5.0",
+        "epoch=2/2, eval_global_step=3, eval_epoch_loss=0.25, eval_epoch_metric=0.75",
+    ]
+
+
+def test_printed_lines_are_those_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = PrintCallback(2, step_frequency=1)
+    printer.on_train_batch_end((), Logs(epoch=1, global_step=1, epoch_loss=torch.tensor(6.5), epoch_metric=0.0))
+    printer.on_eval_end(Logs(epoch=1, eval_global_step=1, eval_epoch_loss=6.25, eval_epoch_metric=0.0))
+    assert capsys.readouterr().out == (
+        "epoch=1/2, global_step=1, epoch_loss=6.5, epoch_metric=0.0\n"
+        "epoch=1/2, eval_global_step=0, eval_epoch_loss=6.25, eval_epoch_metric=0.0\n"
+    )
+
+
+def test_a_bar_for_each_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=[0.5, 0.75]).train(0, 6)
+    shown = capsys.readouterr().err
+    assert "[epoch 1/2] loss=2.000, eval_loss=0.250, eval_metric=0.500: 100%" in shown
+    assert "[epoch 2/2] loss=5.000, eval_loss=0.250, eval_metric=0.750: 100%" in shown
+    assert "3/3" in shown
+    assert "step/s" in shown
+
+
+def test_a_bar_goes_on_inside_an_epoch_and_is_closed_after_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=SCORES, fails_at=2)
+    with pytest.raises(ZeroDivisionError):
+        first.train(0, 6)
+    assert not live_bars
+    capsys.readouterr()
+    second = ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=SCORES)
+    second.checkpointer.load(tmp_path / "model_0000001")
+    second.train(second.start_iter, 3)
+    assert "2/3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["TensorBoard", "Print", "ProgressBar"])
+def test_the_other_spelling_is_the_same_class(kind: str) -> None:
+    assert getattr(hooks, f"{kind}CallBack") is getattr(hooks, f"{kind}Callback")

@@ -1,4 +1,4 @@
-"""The generators' states are taken and set exactly."""
+"""The state of a run: generators are restored exactly; a resume knows what has changed."""
 
 import random
 

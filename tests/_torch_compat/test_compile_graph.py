@@ -1,0 +1,33 @@
+"""If the compiler of graphs fails, or compiles something else, steps stay eager."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests._torch_compat.conftest import CHANGES, Trained, change_torch
+from trainwright._torch_compat import compile_graph
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+def another(graph: Any, flat: Any, options: Any) -> Any:
+    return lambda *inputs: [output + 1 for output in graph(*inputs)]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_compiler_of_graphs(change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained) -> None:
+    monkeypatch.setattr("trainwright.engine.compiled.program.ahead_of_time", lambda *_: None)
+    change_torch(monkeypatch, compile_graph, "_inductor.compile", change, another)
+    (line,) = lines_of_training(graph=True)
+    assert line.startswith("Graph mode: the steps stay eager: the backend 'inductor' failed")
+
+
+def test_a_program_that_computes_something_else_is_not_taken() -> None:
+    x = torch.tensor([1.0, 2.0], dtype=torch.float32)
+    graph = torch.fx.symbolic_trace(lambda x: [x * 2])
+    compile_graph.check(lambda inputs: [inputs[0] * 2.0000001], graph, [x])
+    for other in (lambda x: [x * 3], lambda x: [x.double() * 2], lambda x: [x * 2, x], lambda x: [x[:1] * 2]):
+        with pytest.raises((ArithmeticError, ValueError)):
+            compile_graph.check(lambda inputs, other=other: other(*inputs), graph, [x])
+    assert x.tolist() == [1.0, 2.0]

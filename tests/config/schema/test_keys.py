@@ -1,0 +1,87 @@
+"""The keys of train and graph, and the values that each may have."""
+# ruff: noqa: C408 - configurations are written with dict(...), as users write them
+
+import re
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.config.schema.conftest import Anything, fault, loader, whole
+from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError, LazyCall
+from trainwright.config.schema.checks import validate
+
+
+def test_keys_that_the_documents_readers_use_are_accepted():
+    validate(whole(samples=10, resume=True, iter_per_epoch=3, warmup_iter=0, start_iter=5, consumed_train_samples=7))
+    cfg = whole()
+    cfg.graph.update(dict(debug=-1, auto_parallel=dict(enabled=False), global_mode=dict(enabled=False)))
+    cfg.train.evaluation.eval_iter = 1e5
+    cfg.own_section = {"anything": 1}
+    cfg.models = {"a plural is another name": 1}
+    validate(cfg)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "says"),
+    [
+        ("train.log_perid", 1, ConfigKeyError, "Did you mean 'log_period'"),
+        ("train.eval_mode", "max", ConfigKeyError, "Did you mean 'train.evaluation.eval_mode'"),
+        ("train.dist.tensor_paralel_size", 1, ConfigKeyError, "Did you mean 'tensor_parallel_size'"),
+        ("graph.enable", True, ConfigKeyError, "Did you mean 'enabled'"),
+        ("train.seed", 0, ConfigError, r"got 0 \(int\); it must be a whole number >= 1"),
+        ("train.seed", "abc", ConfigTypeError, r"got 'abc' \(str\)"),
+        ("train.seed", 1.5, ConfigTypeError, "float"),
+        ("train.seed", True, ConfigTypeError, "bool"),
+        ("train.train_iter", -1, ConfigError, ">= 0"),
+        ("train.train_epoch", -1, ConfigError, ">= 0"),
+        ("train.train_micro_batch_size", 0, ConfigError, ">= 1, or None"),
+        ("train.warmup_ratio", 1, ConfigError, r"\[0, 1\)"),
+        ("train.warmup_ratio", float("nan"), ConfigError, r"\[0, 1\)"),
+        ("train.log_period", 0, ConfigError, ">= 1"),
+        ("train.checkpointer.period", 0, ConfigError, ">= 1"),
+        ("train.evaluation.eval_period", 0, ConfigError, ">= 1"),
+        ("train.evaluation.eval_iter", 0, ConfigError, ">= 1"),
+        ("train.evaluation.eval_iter", 2.5, ConfigError, ">= 1"),
+        ("train.evaluation.eval_mode", "best", ConfigError, "'max' or 'min'"),
+        ("train.evaluation.evaluator", {"topk": 1}, ConfigTypeError, "LazyCall"),
+        ("train.scheduler", "cosine", ConfigTypeError, "LazyCall"),
+        ("train.zero_optimization.stage", 4, ConfigError, "1, 2 or 3"),
+        ("train.zero_optimization.enabled", True, ConfigError, "not supported yet in this version"),
+        ("train.dist.tensor_parallel_size", 2, ConfigError, "not supported yet in this version"),
+        ("train.dist.pipeline_parallel_size", 4, ConfigError, "not supported yet in this version"),
+        ("train.amp", True, ConfigTypeError, r"a section, for example amp=dict\(enabled"),
+        ("train.output_dir", "", ConfigError, "not empty"),
+        ("train.input_placement_device", "foo", ConfigError, "'cpu', 'cuda'.*got|got 'foo'.*'cpu', 'cuda'"),
+        ("train.dist.device_type", "cuda:x", ConfigError, r"got 'cuda:x'.*'cuda:0'"),
+        ("train.dist.device_type", 0, ConfigTypeError, r"got 0 \(int\)"),
+        ("optim", True, ConfigTypeError, "must be a section, for example optim = LazyCall"),
+        ("model", 5, ConfigTypeError, "must be a section"),
+        ("model", [1], ConfigTypeError, "must be a section"),
+        ("graph", "on", ConfigTypeError, r"for example graph = dict\(enabled"),
+        ("optim", LazyCall(Anything), ConfigTypeError, "forget the second call"),
+        ("dataloader", {"tets": []}, ConfigKeyError, "missing, and so is dataloader.test. The section has tets"),
+        ("train.evaluation", None, ConfigTypeError, "a section"),
+        ("graph", True, ConfigTypeError, "a section"),
+        ("graph.enabled", "yes", ConfigTypeError, "True or False"),
+        ("dataloader.test", LazyCall(loader)(), ConfigTypeError, "list"),
+        ("train.output_dir", "${nowhere}", ConfigKeyError, "nowhere"),
+        ("train.output_dir", "???", ConfigKeyError, "no value yet"),
+        ("model.width", "${nowhere}", ConfigKeyError, "nowhere"),
+        ("model.widht", 3, ConfigKeyError, "Did you mean"),
+        ("model.depht", 3, ConfigKeyError, "Did you mean 'depth'"),
+        ("model._target_", "torch.nn.Linaer", ConfigError, "Did you mean 'Linear'"),
+        ("model._target_", "nowhere_at_all.Net", ConfigError, "no module 'nowhere_at_all'"),
+        ("model._target_", 5, ConfigTypeError, "callable"),
+        ("trian", {"a": 1}, ConfigKeyError, "Did you mean 'train'"),
+        ("optm", {"a": 1}, ConfigKeyError, "Did you mean 'optim'"),
+    ],
+)
+def test_a_fault_names_the_key_what_came_and_what_is_allowed(key, value, error, says):
+    cfg = whole()
+    parent, _, last = key.rpartition(".")
+    section = OmegaConf.select(cfg, parent) if parent else cfg
+    section[last] = value
+    caught = fault(cfg, source="configs/c.py")
+    assert isinstance(caught, error)
+    assert caught.args[0].startswith(key)
+    assert re.search(says, str(caught))

@@ -1,0 +1,49 @@
+"""A small model and 40 samples, which are five batches, for tests of the Python API."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.checkpoint import Checkpointer
+
+INPUTS = torch.randn(40, 6, generator=torch.Generator().manual_seed(5))
+
+
+LABELS = torch.randint(3, (40,), generator=torch.Generator().manual_seed(6))
+
+
+PAIRS = TensorDataset(INPUTS, LABELS)
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {"lr_scheduler_type": None, "learning_rate": 0.01, "progress_bar": False, "early_stopping": None}
+    return TrainingConfig(output_dir=folder, **{**given, **settings})
+
+
+class Scripted(Trainer):
+    """Evaluations give these, one after the other."""
+
+    losses = (3.0, 1.0, 2.0, 1.5)
+
+    def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+        loss = self.losses[self.state.global_step // 5 - 1]
+        return {"loss": loss, "score": -loss, "cer": loss / 10}
+
+
+def weights(path: Path) -> dict[str, Any]:
+    model = make()
+    Checkpointer(model).load(path, checkpointables=[], strict=True)
+    return model.state_dict()
+
+
+def equal(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,91 @@
+"""Models that give their loss in different ways, on 50 samples: the last batch of an epoch is a short one.
+
+B batch, F features, C classes.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from trainwright import TrainingConfig
+from trainwright.data import EpochSampler
+
+INPUTS = torch.randn(50, 6, generator=torch.Generator().manual_seed(5))
+
+
+LABELS = torch.randint(3, (50,), generator=torch.Generator().manual_seed(6))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.body(inputs)
+
+
+class ReturnsLosses(Net):
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+        logits = self.body(inputs)
+        return {"logits": logits, "ce_loss": F.cross_entropy(logits, labels), "z_loss": 1e-3 * logits.square().mean()}
+
+
+class Named:
+    """Samples with names."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": INPUTS[index], "labels": LABELS[index]}
+
+
+PAIRS = TensorDataset(INPUTS, LABELS)
+
+
+def pair_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def make(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+def config(folder: Path, **settings: Any) -> TrainingConfig:
+    given = {
+        "dataloader_drop_last": False,
+        "lr_scheduler_type": None,
+        "save_freq": 0,
+        "progress_bar": False,
+        **settings,
+    }
+    return TrainingConfig(output_dir=folder, learning_rate=0.01, **given)
+
+
+def by_hand(model: nn.Module, loss_of: Any, *, accumulation: int = 1, epochs: int = 2, batch: int = 8) -> nn.Module:
+    """The loop that a user would write, over the same order of samples."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    order = iter(EpochSampler(PAIRS, batch, shuffle=True, seed=42))
+    per_epoch = math.ceil(50 / batch)
+    torch.manual_seed(42)
+    for _ in range(epochs):
+        for first in range(0, per_epoch, accumulation):
+            window = min(accumulation, per_epoch - first)
+            for _ in range(window):
+                indices = next(order)
+                (loss_of(model, INPUTS[indices], LABELS[indices]) / window).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return model
+
+
+def assert_equal_weights(a: nn.Module, b: nn.Module) -> None:
+    for (name, left), right in zip(a.named_parameters(), b.parameters(), strict=True):
+        assert torch.equal(left, right), name

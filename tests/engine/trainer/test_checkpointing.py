@@ -1,0 +1,167 @@
+"""What the Python API keeps: epochs by name, the best checkpoint, the newest few; and what stops it early."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.trainer.conftest import PAIRS, Scripted, config, equal, make, weights
+from trainwright import Trainer
+from trainwright.checkpoint import verify
+from trainwright.config.errors import ConfigError
+from trainwright.optim import LayerFreezer
+
+
+@pytest.mark.parametrize("metric", ["loss", "evaluation.cer", "score", "evaluation.score", "eval_loss"])
+def test_the_best_checkpoint_is_kept_and_loaded(metric: str, tmp_path: Path) -> None:
+    settings = {"num_epochs": 4, "metric_for_best_model": metric, "load_best_model_at_end": True}
+    settings |= {"greater_is_better": True} if "score" in metric else {}
+    trainer = Scripted(make(), config(tmp_path, **settings), PAIRS, PAIRS)
+    trainer.train()
+    best = tmp_path / "checkpoints" / "model_best"
+    assert verify(best).iteration == 9
+    assert equal(weights(best), weights(tmp_path / "epoch_2"))
+    assert equal(trainer.model.state_dict(), weights(best))
+    assert not equal(weights(tmp_path / "final_epoch"), weights(best))
+
+
+def test_the_best_one_survives_a_resume(tmp_path: Path) -> None:
+    Scripted(make(), config(tmp_path, num_epochs=4, max_steps=15), PAIRS, PAIRS).train()
+    resumed = Scripted(make(), config(tmp_path, num_epochs=4, resume_from_checkpoint=True), PAIRS, PAIRS)
+    resumed.train()
+    assert verify(tmp_path / "checkpoints" / "model_best").iteration == 9
+
+
+def test_a_metric_of_training_can_tell_the_best(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path, num_epochs=3, metric_for_best_model="train.accuracy"), PAIRS, PAIRS)
+    trainer.train()
+    accuracies = {i: value for value, i in trainer.storage.history("accuracy").values()}
+    assert list(accuracies) == [4, 9, 14]
+    best = max(accuracies, key=lambda i: (accuracies[i], -i))
+    assert verify(tmp_path / "checkpoints" / "model_best").iteration == best
+
+
+def test_epochs_have_names_beside_the_checkpoints_and_cards_in_them(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path, num_epochs=2), PAIRS, PAIRS).train()
+    assert os.readlink(tmp_path / "epoch_1") == "checkpoints/05"
+    assert os.readlink(tmp_path / "epoch_2") == os.readlink(tmp_path / "final_epoch") == "checkpoints/10"
+    card = (tmp_path / "epoch_2" / "README.md").read_text()
+    assert card.startswith("---\n")
+    assert "Sequential" in card
+
+
+@pytest.mark.parametrize("asynchronous_best", [True, False])
+def test_only_the_newest_stay_and_the_best(asynchronous_best: bool, tmp_path: Path) -> None:
+    settings = {"num_epochs": 4, "max_to_keep": 1, "eval_strategy": "epoch" if asynchronous_best else "no"}
+    Scripted(make(), config(tmp_path, **settings), PAIRS, PAIRS).train()
+    steps = sorted(path.name for path in (tmp_path / "checkpoints").glob("[0-9]*"))
+    assert steps == ["20"]
+    assert sorted(path.name for path in tmp_path.glob("*epoch*")) == ["epoch_4", "final_epoch"]
+    if asynchronous_best:
+        assert verify(tmp_path / "checkpoints" / "model_best").iteration == 9
+
+
+def test_save_enabled_false_saves_nothing(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path, save_enabled=False), PAIRS, PAIRS).train()
+    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "final_epoch").exists()
+
+
+def test_a_folder_that_holds_a_run_may_be_refused(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path), PAIRS).train()
+    with pytest.raises(ConfigError, match=r"output_dir: .* holds a run, and overwrite_output_dir is False"):
+        Trainer(make(), config(tmp_path, overwrite_output_dir=False), PAIRS)
+    Trainer(make(), config(tmp_path, overwrite_output_dir=False, resume_from_checkpoint=True), PAIRS)
+
+
+def test_load_csv_logs_gives_columns(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path, log_steps=5), PAIRS, PAIRS)
+    trainer.train()
+    columns = trainer.load_csv_logs()
+    assert len(columns["iteration"]) == len(columns["evaluation/loss"])
+    assert columns["evaluation/loss"][-1] == pytest.approx(trainer.last_eval_results["loss"])
+
+
+def test_save_writes_a_folder_with_a_card_and_refuses_to_overwrite(tmp_path: Path) -> None:
+    trainer = Trainer(make(), config(tmp_path / "run"), PAIRS)
+    trainer.train()
+    trainer.save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "README.md").is_file()
+    verify(tmp_path / "saved")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        trainer.save(tmp_path / "saved", overwrite=False)
+    trainer.load(tmp_path / "run" / "epoch_1")
+    assert trainer.epoch == 1
+
+
+def test_cards_tell_the_results_of_their_own_weights(tmp_path: Path) -> None:
+    Scripted(make(), config(tmp_path, num_epochs=4), PAIRS, PAIRS).train()
+
+    def results(path: Path) -> set[str]:
+        return {
+            value for value in ("3.0", "1.0", "2.0", "1.5") if f"value: {value}" in (path / "README.md").read_text()
+        }
+
+    assert results(tmp_path / "epoch_1") == {"3.0"}
+    assert results(tmp_path / "checkpoints" / "model_best") == {"1.0"}
+    assert results(tmp_path / "final_epoch") == {"1.5"}  # saved again after the last evaluation
+    assert results(tmp_path) == {"1.5"}  # of the run
+
+
+def test_a_best_model_that_cannot_be_found_out_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"load_best_model_at_end: got True, but nothing is evaluated"):
+        Trainer(make(), config(tmp_path, load_best_model_at_end=True), PAIRS)
+    settings = config(tmp_path, load_best_model_at_end=True, metric_for_best_model="acuracy")
+    with pytest.raises(
+        ConfigError, match=r"got 'acuracy', which the evaluation does not compute.*Did you mean 'accuracy'"
+    ):
+        Trainer(make(), settings, PAIRS, PAIRS).train()
+
+
+def test_what_a_user_has_put_in_the_place_of_a_link_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "epoch_1").mkdir()
+    (tmp_path / "epoch_1" / "mine").write_text("mine")
+    Trainer(make(), config(tmp_path, num_epochs=2), PAIRS).train()
+    assert (tmp_path / "epoch_1" / "mine").read_text() == "mine"
+    assert "epoch_1: not a link, so it is kept" in caplog.text
+    assert (tmp_path / "epoch_2").is_symlink()
+
+
+def test_a_card_tells_no_place_on_this_machine(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path / "first"), PAIRS).train()
+    settings = {
+        "init_weights_from": tmp_path / "first" / "final_epoch",
+        "tensorboard": {"log_dir": str(tmp_path / "tb")},
+    }
+    Trainer(make(), config(tmp_path / "next", **settings), PAIRS).train()
+    for card in (tmp_path / "next").rglob("README.md"):
+        assert str(tmp_path) not in card.read_text()
+        assert "final_epoch" in card.read_text()
+
+
+def test_layers_may_be_frozen_between_two_parts_of_a_run(tmp_path: Path) -> None:
+    Trainer(make(), config(tmp_path, num_epochs=2, max_steps=5), PAIRS).train()
+    model = make()
+    LayerFreezer(model).by_idx([0])
+    trainer = Trainer(model, config(tmp_path, num_epochs=2, resume_from_checkpoint=True), PAIRS)
+    before = model[0].weight.clone()
+    trainer.train()
+    assert torch.equal(model[0].weight, before)
+    assert trainer.state.global_step == 10
+    assert not torch.equal(model[4].weight, weights(tmp_path / "epoch_1")["4.weight"])
+
+
+def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
+    settings = {"num_epochs": 4, "save_top_k": 2, "max_to_keep": 1}
+    Scripted(make(), config(tmp_path, **settings), PAIRS, PAIRS).train()
+    folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.startswith("."))
+    assert folders == ["20", "last_checkpoint", "model_best", "model_best_10", "model_best_20"]
+    assert (tmp_path / "checkpoints" / "model_best").resolve().name == "model_best_10"
+    Scripted(make(), config(tmp_path, **settings), PAIRS, PAIRS).train()
+    assert len(list((tmp_path / "checkpoints").glob("model_best_*"))) == 2, "the earlier run is moved aside"
+
+
+def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Trainer(make(), config(tmp_path, save_top_k=2), PAIRS)
+    assert "save_top_k=2 has no effect: nothing is evaluated" in caplog.text

@@ -1,0 +1,141 @@
+"""Optimizer, schedule, precision and clipping of a TrainingConfig, compared with loops by hand."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engine.trainer import contracts
+from tests.engine.trainer.conftest import INPUTS, LABELS, PAIRS, Scripted, config, equal, make
+from trainwright import Trainer, TrainingConfig
+
+
+def rates(trainer: Trainer) -> list[float]:
+    return [rate for rate, _ in trainer.storage.history("lr").values()]
+
+
+def test_schedules_of_torch_step_once_an_epoch_or_as_often_as_said(tmp_path: Path) -> None:
+    settings = {"num_epochs": 3, "lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1, "gamma": 0.1}}
+    trainer = Trainer(make(), config(tmp_path / "a", **settings), PAIRS)
+    trainer.train()
+    assert rates(trainer) == pytest.approx([0.01] * 5 + [0.001] * 5 + [0.0001] * 5)
+    trainer = Trainer(make(), config(tmp_path / "b", **settings, lr_scheduling_steps=10), PAIRS)
+    trainer.train()
+    assert rates(trainer) == pytest.approx([0.01] * 10 + [0.001] * 5)
+
+
+def test_a_plateau_is_one_of_the_metric_for_the_best_model(tmp_path: Path) -> None:
+    settings = {"lr_scheduler": "reduce_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.1}}
+    trainer = Scripted(make(), config(tmp_path, num_epochs=4, **settings), PAIRS, PAIRS)
+    trainer.train()
+    assert rates(trainer) == pytest.approx([0.01] * 15 + [0.001] * 5)  # 2.0 after 1.0
+
+
+def test_float16_trains_with_a_scaler_that_is_saved(tmp_path: Path) -> None:
+    whole = Trainer(make(), config(tmp_path / "whole", mixed_precision="fp16"), PAIRS)
+    whole.train()
+    assert "grad_scaler.json" in os.listdir(tmp_path / "whole" / "final_epoch")
+    Trainer(make(), config(tmp_path / "parts", mixed_precision="fp16", max_steps=7), PAIRS).train()
+    resumed = Trainer(make(), config(tmp_path / "parts", mixed_precision="fp16", resume_from_checkpoint=True), PAIRS)
+    resumed.train()
+    assert equal(resumed.model.state_dict(), whole.model.state_dict())
+    plain = Trainer(make(), config(tmp_path / "plain"), PAIRS)
+    plain.train()
+    for a, b in zip(whole.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=0.05, rtol=0.1)  # half a precision: near, not equal
+
+
+def test_gradients_are_clipped_as_by_hand(tmp_path: Path) -> None:
+    settings = {"max_grad_norm": 0.1, "num_epochs": 1, "optimizer": "SGD", "learning_rate": 0.5, "batch_size": 40}
+    model, theirs = nn.Linear(6, 3), nn.Linear(6, 3)
+    theirs.load_state_dict(model.state_dict())
+    Trainer(model, config(tmp_path, **settings), PAIRS).train()
+    torch.nn.functional.cross_entropy(theirs(INPUTS), LABELS).backward()
+    assert torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.1) > 0.1
+    torch.optim.SGD(theirs.parameters(), lr=0.5).step()
+    torch.testing.assert_close(model.weight, theirs.weight)
+
+
+def test_bf16_is_autocast_around_model_and_criterion(tmp_path: Path) -> None:
+    def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return contracts.pair_loss(model, x, y)
+
+    trainer = Trainer(contracts.make(contracts.Net), contracts.config(tmp_path, amp=True), contracts.PAIRS)
+    trainer.train()
+    contracts.assert_equal_weights(trainer.model, contracts.by_hand(contracts.make(contracts.Net), loss_of))
+
+
+PLATEAU = {"name_": "ReduceLROnPlateau", "patience": 0, "factor": 0.5, "threshold": 10.0, "mode": "min"}  # never better
+
+
+@pytest.mark.parametrize(
+    ("settings", "evaluates"),
+    [({}, False), ({"eval_strategy": "no"}, True), ({"metric_for_best_model": "train.loss"}, True)],
+)
+def test_a_plateau_goes_by_the_loss_of_training_where_nothing_is_evaluated(
+    settings: dict[str, Any], evaluates: bool, tmp_path: Path
+) -> None:
+    class Recorder(torch.optim.lr_scheduler.ReduceLROnPlateau):
+        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
+            seen.append(float(metrics))
+            super().step(metrics)
+
+    seen: list[float] = []
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = Recorder(optimizer, **{name: value for name, value in PLATEAU.items() if name != "name_"})
+    given = {"metric": None, "num_epochs": 3, **settings}
+    config_ = TrainingConfig(output_dir=tmp_path, progress_bar=False, **given)
+    data = {"eval_dataset": PAIRS} if evaluates else {}
+    trainer = Trainer(model, config_, PAIRS, **data, optimizer=optimizer, lr_scheduler=schedule)
+    trainer.train()
+    losses = [value for value, _ in trainer.storage.history("total_loss").values()]
+    assert seen == pytest.approx([sum(losses[at : at + 5]) / 5 for at in (0, 5, 10)])
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 8
+
+
+def test_a_schedule_is_stepped_alike_by_name_and_as_an_object(tmp_path: Path) -> None:
+    rates = []
+    for given in (False, True):
+        model = make()
+        settings: dict[str, Any] = {"output_dir": tmp_path / str(given), "num_epochs": 3}
+        parts: dict[str, Any] = {}
+        if given:
+            parts["optimizer"] = torch.optim.Adam(model.parameters(), lr=5e-5)
+            parts["lr_scheduler"] = torch.optim.lr_scheduler.StepLR(parts["optimizer"], 1, gamma=0.5)
+        else:
+            settings |= {"lr_scheduler": "step", "lr_scheduler_kwargs": {"step_size": 1, "gamma": 0.5}}
+        trainer = Trainer(model, TrainingConfig(**settings, progress_bar=False), PAIRS, **parts)
+        trainer.train()
+        rates.append([rate for rate, _ in trainer.storage.history("lr").values()])
+    assert rates[0] == rates[1] == pytest.approx([5e-5] * 5 + [2.5e-5] * 5 + [1.25e-5] * 5)
+
+
+def test_a_plateau_of_a_metric_that_shall_rise(tmp_path: Path) -> None:
+    class Rising(Trainer):
+        def evaluate(self, dataset: Any = None) -> dict[str, Any]:  # type: ignore[override]
+            return {"accuracy": self.epoch / 10}
+
+    settings = {"lr_scheduler": "reduce_on_plateau", "lr_scheduler_kwargs": {"patience": 0}, "num_epochs": 4}
+    trainer = Rising(make(), config(tmp_path, **settings, metric_for_best_model="accuracy"), PAIRS, PAIRS)
+    trainer.train()
+    assert {rate for rate, _ in trainer.storage.history("lr").values()} == {0.01}
+
+
+def test_the_schedule_runs_over_the_true_number_of_updates(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    class Watching(Trainer):
+        def optimization_step(self) -> None:
+            rates.append(self.optimizer.param_groups[0]["lr"])
+            super().optimization_step()
+
+    settings = {"lr_scheduler_type": "linear", "gradient_accumulation_steps": 3, "warmup_steps": 2}
+    trainer = Watching(contracts.make(contracts.Net), contracts.config(tmp_path, **settings), contracts.PAIRS)
+    trainer.train()
+    assert rates == pytest.approx([0.0, 0.005, 0.01, 0.0075, 0.005, 0.0025])
+    assert trainer.lr_scheduler.get_last_lr() == [0.0]

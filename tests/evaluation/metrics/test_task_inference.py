@@ -1,0 +1,111 @@
+"""The task of a classification metric is inferred from the first batch; scikit-learn is the reference."""
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+import torch
+
+from tests.evaluation.metrics.conftest import (
+    BINARY,
+    CLASSES,
+    CUTS,
+    FOUND,
+    LABEL_SCORES,
+    LABELS,
+    LOGITS,
+    SCORES,
+    C,
+    N,
+    fed,
+    rng,
+)
+from trainwright.evaluation import EvaluationError, TMMetrics
+
+
+@pytest.mark.parametrize("cuts", [(0, N), CUTS], ids=["one batch", "uneven batches"])
+@pytest.mark.parametrize(
+    ("name", "arguments", "predictions", "targets", "expected"),
+    [
+        ("Accuracy", {}, LOGITS, CLASSES, sk.accuracy_score(CLASSES, FOUND)),
+        ("Accuracy", {}, LOGITS.softmax(1), CLASSES, sk.accuracy_score(CLASSES, FOUND)),
+        ("Accuracy", {}, FOUND, CLASSES, sk.accuracy_score(CLASSES, FOUND)),
+        ("Accuracy", {}, LOGITS[:, :2], BINARY, sk.accuracy_score(BINARY, LOGITS[:, :2].argmax(1))),
+        ("Accuracy", {}, SCORES, BINARY, sk.accuracy_score(BINARY, SCORES > 0.5)),
+        ("Accuracy", {}, SCORES, BINARY.float(), sk.accuracy_score(BINARY, SCORES > 0.5)),
+        ("Accuracy", {}, SCORES[:, None], BINARY[:, None].float(), sk.accuracy_score(BINARY, SCORES > 0.5)),
+        ("Accuracy", {}, SCORES[:, None], BINARY, sk.accuracy_score(BINARY, SCORES > 0.5)),
+        ("Accuracy", {}, LOGITS, CLASSES[:, None], sk.accuracy_score(CLASSES, FOUND)),
+        ("Accuracy", {}, LOGITS, CLASSES.to(torch.uint8), sk.accuracy_score(CLASSES, FOUND)),
+        ("Accuracy", {"top_k": 2}, LOGITS, CLASSES, sk.top_k_accuracy_score(CLASSES, LOGITS, k=2)),
+        ("Accuracy", {}, LABEL_SCORES, LABELS.float(), ((LABEL_SCORES > 0.5) == LABELS).float().mean()),
+        ("F1Score", {"average": "macro"}, LOGITS, CLASSES, sk.f1_score(CLASSES, FOUND, average="macro")),
+        ("F1", {"average": "macro"}, FOUND, CLASSES, sk.f1_score(CLASSES, FOUND, average="macro")),
+        ("f1_score", {}, SCORES, BINARY, sk.f1_score(BINARY, SCORES > 0.5)),
+        ("F1Score", {}, (SCORES > 0.5).long(), BINARY, sk.f1_score(BINARY, SCORES > 0.5)),
+        (
+            "F1Score",
+            {"average": "macro"},
+            LABEL_SCORES,
+            LABELS,
+            sk.f1_score(LABELS, LABEL_SCORES > 0.5, average="macro"),
+        ),
+        ("Precision", {"average": "macro"}, LOGITS, CLASSES, sk.precision_score(CLASSES, FOUND, average="macro")),
+        ("Recall", {"average": "weighted"}, LOGITS, CLASSES, sk.recall_score(CLASSES, FOUND, average="weighted")),
+        ("AUROC", {}, SCORES, BINARY, sk.roc_auc_score(BINARY, SCORES)),
+        ("AUROC", {}, LOGITS, CLASSES, sk.roc_auc_score(CLASSES, LOGITS.softmax(1).double(), multi_class="ovr")),
+        ("MatthewsCorrcoef", {}, LOGITS, CLASSES, sk.matthews_corrcoef(CLASSES, FOUND)),
+        ("CohenKappa", {}, FOUND, CLASSES, sk.cohen_kappa_score(CLASSES, FOUND)),
+        ("IoU", {}, LOGITS, CLASSES, sk.jaccard_score(CLASSES, FOUND, average="macro")),
+        ("ConfusionMatrix", {}, LOGITS, CLASSES, sk.confusion_matrix(CLASSES, FOUND)),
+        ("MulticlassF1Score", {}, LOGITS, CLASSES, sk.f1_score(CLASSES, FOUND, average="macro")),
+        ("MultilabelF1Score", {}, LABEL_SCORES, LABELS, sk.f1_score(LABELS, LABEL_SCORES > 0.5, average="macro")),
+        ("MeanSquaredError", {}, SCORES, LOGITS[:, 0], sk.mean_squared_error(LOGITS[:, 0], SCORES)),
+        ("MeanSquaredError", {}, SCORES[:, None], LOGITS[:, 0], sk.mean_squared_error(LOGITS[:, 0], SCORES)),
+        ("MeanAbsoluteError", {}, SCORES, CLASSES, sk.mean_absolute_error(CLASSES, SCORES)),
+        ("R2Score", {}, SCORES, LOGITS[:, 0], sk.r2_score(LOGITS[:, 0], SCORES)),
+        ("PearsonCorrcoef", {}, SCORES, LOGITS[:, 0], np.corrcoef(SCORES, LOGITS[:, 0])[0, 1]),
+    ],
+)
+def test_the_task_is_inferred_from_the_first_batch(name, arguments, predictions, targets, expected, cuts):
+    value = fed(name, predictions, targets, cuts, **arguments).compute()
+    torch.testing.assert_close(value.double(), torch.as_tensor(expected).double(), rtol=1e-5, atol=1e-6)
+
+
+def test_tokens_may_have_their_classes_last_or_in_the_middle():
+    scores, targets = torch.randn(6, 7, C, generator=rng()), torch.randint(C, (6, 7), generator=rng(1))
+    expected = (scores.argmax(-1) == targets).float().mean()
+    for predictions in (scores, scores.transpose(1, 2)):
+        assert fed("Accuracy", predictions, targets, (0, 2, 6)).compute() == expected
+
+
+def test_how_classes_lie_is_remembered_where_a_batch_has_as_many_tokens_as_classes():
+    metric, right, total = TMMetrics("Accuracy"), 0, 0
+    for length in (7, C, 3):
+        scores, targets = (
+            torch.randn(4, length, C, generator=rng(length)),
+            torch.randint(C, (4, length), generator=rng()),
+        )
+        metric.update(scores, targets)
+        right, total = right + int((scores.argmax(-1) == targets).sum()), total + targets.numel()
+    assert float(metric.compute()) == pytest.approx(right / total)
+
+
+def test_as_many_tokens_as_classes_at_first_are_taken_as_torchmetrics_takes_them():
+    scores, targets = torch.randn(4, C, C, generator=rng()), torch.randint(C, (4, C), generator=rng(1))
+    assert fed("Accuracy", scores, targets, (0, 4)).compute() == (scores.argmax(1) == targets).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "predictions", "targets", "message"),
+    [
+        ("Accuracy", torch.randn(8, 3), torch.randn(8, 2), r"\(8, 3\) float32.*\(8, 2\) float32.*Classification takes"),
+        ("Accuracy", torch.randn(8), torch.randn(8), r"have fractions.*MeanSquaredError"),
+        ("MeanSquaredError", torch.randn(8, 3), torch.randn(8), r"\(8, 3\) float32 and targets \(8,\) float32"),
+        ("Accuracy", torch.randn(8, 3), torch.full((8,), 7), "targets hold class 7; there are 3"),
+        ("AUROC", torch.randint(3, (8,)), torch.randint(3, (8,)), "metric AUROC"),
+        ("Accuracy", ["a"], ["b"], r"of 1 entries \(list\).*task="),
+    ],
+)
+def test_what_does_not_fit_is_an_error_at_the_first_batch(name, predictions, targets, message):
+    with pytest.raises(EvaluationError, match=message):
+        TMMetrics(name).update(predictions, targets)

@@ -1,0 +1,128 @@
+"""Small trainers that call callbacks."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.state import TrainingState
+from trainwright.hooks import (
+    Callback,
+    CallbackList,
+    EarlyStoppingCallback,
+    EvalHook,
+    Logs,
+    PeriodicCheckpointer,
+    RunCallbacks,
+    TrainerControl,
+)
+
+METHODS = [name for name in vars(Callback) if name.startswith("on_")]
+STEPS = 3  # batches of an epoch
+ALWAYS_BETTER = [0.1 * n for n in range(1, 30)]
+# The best is that of epoch 2, so with patience 2 the training ends after epoch 4.
+SCORES = [0.1, 0.5, 0.4, 0.3, 0.9, 0.9, 0.9]
+
+
+class ScoredTrainer(TrainerBase):
+    """The evaluation after epoch n gives ``accuracy`` ``scores[n - 1]``; saves after every iteration."""
+
+    def __init__(self, folder: Path, *callbacks: Any, scores: list[float], fails_at: int | None = None) -> None:
+        super().__init__()
+        self.scores = scores
+        self.fails_at = fails_at
+        self.model = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
+        self.progress = TrainingState(self)
+        self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=self.progress)
+        self.bridge = RunCallbacks(CallbackList(callbacks), steps_per_epoch=STEPS)
+        evaluate = self.bridge.evaluating(self.evaluate)
+        self.register_hooks([EvalHook(STEPS, evaluate), self.bridge, PeriodicCheckpointer(self.checkpointer, 1)])
+
+    def evaluate(self) -> dict[str, float]:
+        for _ in self.bridge.eval_batches(["a", "b"]):
+            self.bridge.record({"eval_step_loss": torch.tensor(0.5)})
+        return {"loss": 0.25, "accuracy": self.scores[self.iterations_done // STEPS - 1]}
+
+    def _before_first_step(self) -> None:
+        self.progress.restore()
+
+    def run_step(self) -> None:
+        if self.iter == self.fails_at:
+            raise ZeroDivisionError
+        self.storage.put_scalar("total_loss", torch.tensor(self.iter + 1.0))
+
+
+def stopper(monitor: str = "eval_epoch_metric", **how: Any) -> EarlyStoppingCallback:
+    return EarlyStoppingCallback(TrainerControl(), monitor, **how)
+
+
+class SmallTrainer(TrainerBase):
+    """Its model's weight counts the batches; its loss is the number of the batch, from 1 on."""
+
+    def __init__(
+        self, callbacks: Any = (), folder: Path | str = "", *, fails_at: int | None = None, window: int = 1, **how: Any
+    ) -> None:
+        super().__init__()
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.25)
+        self.fails_at = fails_at
+        self.window = window
+        self.scores = how.pop("scores", None)
+        self.num_evaluations = 0
+        progress = TrainingState(self)
+        self.checkpointer = Checkpointer(self.model, folder, asynchronous=False, progress=progress)
+        self._progress = progress
+        self.callbacks = callbacks if isinstance(callbacks, CallbackList) else CallbackList(callbacks)
+        self.bridge = RunCallbacks(self.callbacks, steps_per_epoch=STEPS, **how)
+        evaluate = self.bridge.evaluating(self.evaluate)
+        self.register_hooks([EvalHook(STEPS // window or 1, evaluate), self.bridge])
+
+    def _before_first_step(self) -> None:
+        self._progress.restore()
+        done = int(self.model.weight.item())
+        self.batches = self.bridge.train_batches([torch.tensor(n), "label"] for n in range(done + 1, 1000))
+
+    def run_step(self) -> None:
+        for _ in range(self.window):
+            number, _ = next(self.batches)
+            if self.iter == self.fails_at:
+                raise ZeroDivisionError
+            with torch.no_grad():
+                self.model.weight += 1
+        self.storage.put_scalar("total_loss", number)
+
+    def evaluate(self) -> dict[str, float]:
+        self.num_evaluations += 1
+        for _ in self.bridge.eval_batches([["a", "b"]]):
+            pass
+        epoch = max(1, int(self.model.weight.item()) // STEPS)
+        return {"loss": 1 / epoch, "accuracy": self.scores[epoch - 1] if self.scores else epoch / 10}
+
+
+class Recorder(Callback):
+    """Writes down every call, with epochs and batches."""
+
+    def __init__(self, name: str = "", calls: list[str] | None = None) -> None:
+        self.name = name
+        self.calls: list[str] = [] if calls is None else calls
+
+    def write(self, method: str, *given: Any) -> None:
+        self.calls.append(" ".join([self.name, method.removeprefix("on_"), *map(str, given)]).strip())
+
+
+def recording(method: str) -> Any:
+    def on(self: Recorder, *arguments: Any) -> None:
+        *given, logs = arguments
+        assert isinstance(logs, Logs)
+        self.write(method, *given)
+
+    return on
+
+
+for method in METHODS:
+    setattr(Recorder, method, recording(method))

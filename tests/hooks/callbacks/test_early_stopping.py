@@ -1,0 +1,172 @@
+"""A training whose metric does not improve is stopped: when, in which direction, and over a resume."""
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hooks.callbacks.conftest import ALWAYS_BETTER, SCORES, STEPS, ScoredTrainer, stopper
+from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.hooks import (
+    EarlyStoppingCallback,
+    Logs,
+)
+
+
+def epochs_until_stop(callback: EarlyStoppingCallback, values: list[float]) -> int | None:
+    """Show it the values, one for each epoch; after which epoch it stops."""
+    logs = Logs()
+    callback.on_train_begin(logs)
+    for epoch, value in enumerate(values, start=1):
+        logs[callback.monitor] = value
+        callback.on_eval_end(logs)
+        callback.on_epoch_end(epoch, logs)
+        assert callback.trainercontrol is not None
+        if callback.trainercontrol.should_training_stop:
+            assert callback.stopped_epoch == epoch
+            return epoch
+    return None
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "epoch"),
+    [
+        ({"patience": 2}, [0.1, 0.2, 0.2, 0.1], 4),
+        ({"patience": 2}, [0.1, 0.2, 0.2, 0.3, 0.3, 0.3], 6),  # better in between: counts anew
+        ({"patience": 2}, [0.0, 0.0, 0.0], 3),  # zero is a value
+        ({"patience": 0}, [0.1, 0.2, 0.2], 3),
+        ({"patience": 1}, [0.1, 0.2, 0.2], 3),
+        ({"patience": 1}, ALWAYS_BETTER, None),
+        ({"patience": 2, "mode": "min"}, [0.3, 0.2, 0.2, 0.3], 4),
+        ({"patience": 1, "min_delta": 0.1}, [0.1, 0.15], 2),
+        ({"patience": 1, "min_delta": 0.1, "mode": "min"}, [0.3, 0.1, 0.05], 3),
+        ({"patience": 2, "baseline": 0.5}, [0.1, 0.2, 0.6], 2),  # better, but not than the baseline
+        ({"patience": 2, "baseline": 0.5}, [0.1, 0.6, 0.7], None),
+        ({"patience": 2}, [NAN, NAN], 2),
+        ({"patience": 2}, [0.1, NAN, 0.2, INF, NAN], 5),  # neither NaN nor infinity is ever better
+        ({"patience": 2, "mode": "min"}, [-INF, 0.2, 0.1], None),
+    ],
+)
+def test_when_it_stops(how: dict[str, Any], values: list[float], epoch: int | None) -> None:
+    assert epochs_until_stop(stopper(**how), values) == epoch
+
+
+def test_an_epoch_that_ends_twice_counts_once() -> None:
+    # A run that max_steps ended within epoch 2 is extended, and ends epoch 2 again, at its last step.
+    callback = stopper(patience=2)
+    logs = Logs()
+    callback.on_train_begin(logs)
+    for epoch, value in [(1, 0.5), (2, 0.4), (2, 0.4)]:
+        logs[callback.monitor] = value
+        callback.on_eval_end(logs)
+        callback.on_epoch_end(epoch, logs)
+        resumed = stopper(patience=2)
+        resumed.load_state_dict(callback.state_dict())
+        callback = resumed
+    assert (callback.wait, callback.trainercontrol.should_training_stop) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode"),
+    [("epoch_loss", "min"), ("eval_cer", "min"), ("evaluation/accuracy", "max"), ("eval_F1", "max")],
+)
+def test_auto_knows_which_way_is_better(monitor: str, mode: str) -> None:
+    assert stopper(monitor, mode="auto").mode == mode
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"mode": "auto"}, r"got 'auto'.*'eval_epoch_metric'"),
+        ({"mode": "best"}, r"mode: got 'best'.*'max', 'min' or 'auto'"),
+        ({"min_delta": -0.1}, r"min_delta: got -0\.1"),
+        ({"min_delta": NAN}, r"min_delta: got nan"),
+        ({"patience": -1}, r"patience: got -1"),
+        ({"patience": 1.5}, r"patience: got 1\.5"),
+        ({"monitor": ""}, r"monitor: got ''"),
+    ],
+)
+def test_impossible_arguments_are_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stopper(**how)
+
+
+def test_a_misspelt_monitor_is_an_error_at_the_first_evaluation(tmp_path: Path) -> None:
+    trainer = ScoredTrainer(tmp_path, stopper("eval_acuracy"), scores=ALWAYS_BETTER)
+    with pytest.raises(ConfigKeyError, match=r"'eval_acuracy'.*Allowed: .*eval_accuracy, eval_epoch_loss"):
+        trainer.train(0, 9)
+    assert trainer.iter == STEPS - 1
+
+
+def test_a_misspelt_monitor_of_training_is_an_error_at_the_first_epochs_end() -> None:
+    with pytest.raises(ConfigKeyError, match=r"'epoch_los'.*epoch_loss"):
+        stopper("epoch_los", mode="min").on_epoch_end(1, Logs(epoch_loss=1.0))
+
+
+def test_an_epoch_without_evaluation_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    callback = stopper(patience=1)
+    for epoch in range(1, 5):
+        callback.on_epoch_end(epoch, Logs(eval_epoch_metric=0.5))
+    assert callback.wait == 0
+    callback.on_train_end(Logs())
+    assert "had no values" in caplog.text
+
+
+def test_a_new_training_begins_anew() -> None:
+    callback = stopper(patience=1)
+    epochs_until_stop(callback, [0.5, 0.5])
+    callback.on_train_begin(Logs())
+    assert (callback.best, callback.wait, callback.stopped_epoch) == (None, 0, None)
+
+
+def test_the_training_stops(tmp_path: Path) -> None:
+    callback = stopper(patience=2)
+    trainer = ScoredTrainer(tmp_path, callback, scores=SCORES)
+    assert trainer.train(0, 7 * STEPS) == {"loss": 0.25, "accuracy": 0.3}
+    assert (trainer.iter, callback.stopped_epoch, callback.best) == (4 * STEPS, 4, 0.5)
+    assert (tmp_path / "model_final").exists()
+
+
+@pytest.mark.parametrize("fails_at", range(1, 4 * STEPS))
+def test_a_resumed_training_stops_where_the_uninterrupted_one_does(tmp_path: Path, fails_at: int) -> None:
+    first = ScoredTrainer(tmp_path, stopper(patience=2), scores=SCORES, fails_at=fails_at)
+    with pytest.raises(ZeroDivisionError):
+        first.train(0, 7 * STEPS)
+    callback = stopper(patience=2)
+    second = ScoredTrainer(tmp_path, callback, scores=SCORES)
+    second.checkpointer.resume_or_load("", resume=True)
+    assert second.start_iter == fails_at
+    second.train(second.start_iter, 7 * STEPS)
+    assert (second.iter, callback.stopped_epoch, callback.best, callback.wait) == (4 * STEPS, 4, 0.5, 2)
+
+
+def resume_final(folder: Path, **how: Any) -> ScoredTrainer:
+    trainer = ScoredTrainer(folder, stopper(**how), scores=SCORES)
+    trainer.checkpointer.load(folder / "model_final")
+    trainer.train(trainer.start_iter, 7 * STEPS)
+    return trainer
+
+
+def test_a_stopped_run_stays_stopped_and_more_patience_lets_it_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ScoredTrainer(tmp_path, stopper(patience=2), scores=SCORES).train(0, 7 * STEPS)
+    with caplog.at_level(logging.INFO):
+        assert resume_final(tmp_path, patience=2).iter == 4 * STEPS
+    assert "Nothing to train" in caplog.text
+    assert resume_final(tmp_path, patience=4).iter == 7 * STEPS
+
+
+def test_another_monitor_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    before = stopper(patience=2)
+    epochs_until_stop(before, [0.5, 0.5, 0.5])
+    now = stopper("eval_loss", mode="min")
+    now.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert (now.best, now.wait) == (None, 0)
+    assert "eval_epoch_metric, now eval_loss" in caplog.text
