@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -68,6 +69,14 @@ def logging_as_it_was() -> Iterator[None]:
     yield
     library.setLevel(level)
     library.handlers = handlers
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of ``tests/spent_time.py``, which goes only where a test spends time."""
+    from tests.spent_time import CLOCK
+
+    monkeypatch.setattr(time, "perf_counter", CLOCK)
 
 
 @pytest.fixture(scope="session")

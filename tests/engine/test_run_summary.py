@@ -2,7 +2,6 @@
 
 import logging
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.spent_time import spend
 from trainwright import Trainer, TrainingConfig, get_config
 from trainwright.data import ColumnDataset
 from trainwright.engine.run_summary import facts_of_objects, log_header
@@ -84,19 +84,6 @@ def test_a_finished_run_has_no_line_of_its_iterations(caplog: pytest.LogCaptureF
         log_header(cfg, nn.Linear(4, 2), torch.device("cpu"), first_iter=first_iter, num_samples=None)
     (line,) = [message for message in caplog.messages if message.startswith("Iterations")]
     assert line.startswith("Iterations 2 to 2,")
-
-
-_now = [0.0]
-
-
-def spend(seconds: float) -> None:
-    _now[0] += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goes on only where a test spends time."""
-    monkeypatch.setattr(time, "perf_counter", lambda: _now[0])
 
 
 def labelled(length: int = 208) -> TensorDataset:

@@ -1,91 +1,147 @@
-import subprocess
+"""Ranks and what they exchange: on two processes, and on one, where each exchange is the identity."""
 
-from tests.fork_server import python
+import os
+import time
+from pathlib import Path
+from typing import Any
 
-WORKER = """
-import os, sys
+import pytest
 import torch
-import torch.distributed as dist
-from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError
 
-folder, rank = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+from tests.ranks import on_ranks
+from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError
+from trainwright.parallel import dist
+from trainwright.parallel.data_parallel import accumulation_window
+
+
+def test_a_single_process_is_the_main_one_and_exchanges_with_itself() -> None:
+    value = {"a": [1, 2]}
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_data_parallel_rank()) == (0, 1, 0)
+    assert dist.get_data_parallel_size() == 1
+    assert dist.is_main_process()
+    assert dist.all_gather_object(value) == dist.gather_object(value) == [value]
+    assert dist.broadcast_object(value) is value
+    dist.synchronize()
+    assert list(accumulation_window(object(), 3)) == [0, 1, 2]  # type: ignore[arg-type]
+
+
+def test_the_local_rank_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert dist.get_local_rank() == 0
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert dist.get_local_rank() == 3
+
+
+def exchanges() -> dict[str, Any]:
+    rank = dist.get_rank()
+    if rank == 1:
+        time.sleep(0.2)
+    before = time.time()
+    dist.synchronize()
+    return {
+        "rank": (rank, dist.get_world_size(), dist.is_main_process(), int(os.environ["RANK"])),
+        "share": (dist.get_data_parallel_rank(), dist.get_data_parallel_size()),
+        "all": dist.all_gather_object({"rank": rank}),
+        "main": dist.gather_object("x" * (rank + 1)),
+        "first": dist.broadcast_object([rank, "of rank 0"]),
+        "times": dist.all_gather_object((before, time.time())),
+    }
+
+
+def test_two_ranks_exchange_values() -> None:
+    first, second = on_ranks(exchanges)
+    assert (first["rank"], second["rank"]) == ((0, 2, True, 0), (1, 2, False, 1))
+    assert (first["share"], second["share"]) == ((0, 2), (1, 2))
+    assert first["all"] == second["all"] == [{"rank": 0}, {"rank": 1}]
+    assert (first["main"], second["main"]) == (["x", "xx"], None)
+    assert first["first"] == second["first"] == [0, "of rank 0"]
+    (_, continued), (arrived, _) = first["times"]
+    assert continued >= arrived  # rank 0 has waited for rank 1
+
+
+class UnpicklableError(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("not to be sent")
+
+
+def blocks_that_fail() -> list[str]:
+    found = []
+    for failing, kind in (((), ValueError), ((1,), ValueError), ((0, 1), ValueError), ((1,), UnpicklableError)):
+        try:
+            with dist.raised_together():
+                if dist.get_rank() in failing:
+                    raise kind(f"of rank {dist.get_rank()}")
+            found.append("no error")
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def test_the_error_of_a_rank_is_raised_on_all() -> None:
+    first, second = on_ranks(blocks_that_fail)
+    assert first[:3] == ["no error", "ValueError: of rank 1", "ValueError: of rank 0"]
+    assert second[:3] == ["no error", "ValueError: of rank 1", "ValueError: of rank 0"]
+    assert first[3] == "RuntimeError: rank 1: UnpicklableError: of rank 1"
+    assert second[3] == "UnpicklableError: of rank 1"
+    with pytest.raises(ValueError, match="alone"), dist.raised_together():
+        raise ValueError("alone")
+
 
 class Gathered:
-    '''State of all ranks, collected by all.'''
-    own = None
-    def __init__(self, value): self.value = value
-    def state_dict(self):
-        values = [None, None]
-        dist.all_gather_object(values, self.value)
-        return {"values": values}
-    def load_state_dict(self, state): self.value = state["values"][rank]
+    """State of all ranks, collected by all."""
 
-try:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": dist.all_gather_object(self.value)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["values"][dist.get_rank()]
+
+
+class Fixed:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+
+def save_resume_and_fail(folder: Path) -> None:
+    rank = dist.get_rank()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-    run = folder + "/run"
-    checkpointer = Checkpointer(model, run, memory=Gathered(f"rank {rank}"))
+    checkpointer = Checkpointer(model, folder, memory=Gathered(f"rank {rank}"))
     checkpointer.save("model_0000009", iteration=9)
-
     other = Gathered("")
-    assert Checkpointer(torch.nn.Linear(1, 1), run, memory=other).resume_or_load("") == {"iteration": 9}
+    assert Checkpointer(torch.nn.Linear(1, 1), folder, memory=other).resume_or_load("") == {"iteration": 9}
     assert other.value == f"rank {rank}"
 
     # A full disk on the rank that writes is an error of the same type on all ranks.
-    real_mkdir = os.mkdir
-    def mkdir(*_): raise OSError(28, "No space left on device")
-    os.mkdir = mkdir
-    try:
-        checkpointer.save("model_0000019", iteration=19)
-        assert rank == 0 or not checkpointer.has_failed()
-        checkpointer.wait()
-        raise SystemExit("no error")
-    except OSError as error:
-        assert error.errno == 28 and "model_0000019" in str(error), error
-    os.mkdir = real_mkdir
+    def mkdir(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "mkdir", mkdir)
+        with pytest.raises(OSError, match="model_0000019") as full:
+            checkpointer.save("model_0000019", iteration=19)
+            assert rank == 0 or not checkpointer.has_failed()
+            checkpointer.wait()
+        assert full.value.errno == 28
 
     # State that only one rank cannot save is refused by all: none waits for the other.
-    bad = Gathered(1)
-    if rank == 1:
-        bad.state_dict = lambda: {"value": object()}
-    else:
-        bad.state_dict = lambda: {"value": 1}
-    try:
-        Checkpointer(model, run, bad=bad).save("model_0000029", iteration=29)
-        raise SystemExit("no error")
-    except CheckpointTypeError as error:
-        assert "bad.value" in str(error)
-    dist.barrier()
-    with open(run + "/model_0000009/model.safetensors", "ab") as file:
-        file.write(b"x") if rank == 0 else None
-    dist.barrier()
-    try:
-        checkpointer.load(run + "/model_0000009")
-        raise SystemExit("no error")
-    except CheckpointError as error:
-        assert "the manifest says" in str(error)
-    print("passed")
-finally:
-    dist.destroy_process_group()
-"""
+    with pytest.raises(CheckpointTypeError, match=r"bad\.value"):
+        Checkpointer(model, folder, bad=Fixed(object() if rank == 1 else 1)).save("model_0000029", iteration=29)
+
+    dist.synchronize()
+    if rank == 0:
+        with open(folder / "model_0000009" / "model.safetensors", "ab") as file:
+            file.write(b"x")
+    dist.synchronize()
+    with pytest.raises(CheckpointError, match="the manifest says"):
+        checkpointer.load(folder / "model_0000009")
 
 
-def test_two_ranks_save_resume_and_fail_together(tmp_path):
-    ranks = [
-        subprocess.Popen(
-            [python(), "-W", "ignore", "-c", WORKER, str(tmp_path), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in ranks:
-            out, err = process.communicate(timeout=60)
-            assert out.strip() == "passed", err
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+def test_two_ranks_save_resume_and_fail_together(tmp_path: Path) -> None:
+    on_ranks(save_resume_and_fail, tmp_path / "run")
     assert not (tmp_path / "run" / "model_0000029").exists()

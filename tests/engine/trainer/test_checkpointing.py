@@ -2,14 +2,16 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.engine.trainer.conftest import PAIRS, Scripted, config, equal, make, weights
-from trainwright import Trainer
+from trainwright import Trainer, TrainerConfig
 from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
+from trainwright.models import BertTextClassification, BertTextClassificationConfig, Model, ModelCard
 from trainwright.optim import LayerFreezer
 
 
@@ -165,3 +167,56 @@ def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> N
 def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Trainer(make(), config(tmp_path, save_top_k=2), PAIRS)
     assert "save_top_k=2 has no effect: nothing is evaluated" in caplog.text
+
+
+SIZES = {
+    "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "max_position_embeddings": 8,
+}  # fmt: skip
+
+
+class Tokens:
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"token_ids": torch.arange(5) + index, "attention_mask": torch.ones(5).long(), "labels": index % 2}
+
+
+def trained(folder: Path, **parts: Any) -> Trainer:
+    model = BertTextClassification(BertTextClassificationConfig(id2label={0: "no", 1: "yes"}, **SIZES))
+    config = TrainerConfig(output_dir=folder, task="text_classification", num_dataloader_workers=0)
+    trainer = Trainer(model, config, Tokens(), Tokens(), **parts)
+    trainer.train()
+    return trainer
+
+
+def test_a_model_is_pushed_and_loaded(hub: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "run")
+    url = trainer.push_to_hub("me/classifier", commit_message="First")
+    assert url.startswith(hub.url)
+    loaded = Model.load("me/classifier")
+    for left, right in zip(loaded.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(left, right)
+    card = (hub.folder("models", "me/classifier") / "README.md").read_text()
+    assert "text_classification" in card or "text-classification" in card
+    assert str(tmp_path) not in card  # no path of this machine goes out
+
+
+def test_what_is_on_the_hub_can_be_gone_on_with_and_begun_from(hub: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "run")
+    trainer.push_to_hub("me/classifier")
+    other = BertTextClassification(BertTextClassificationConfig(id2label={0: "no", 1: "yes"}, **SIZES))
+    config = TrainerConfig(
+        output_dir=tmp_path / "next", task="text_classification", num_dataloader_workers=0,
+        init_weights_from="me/classifier",
+    )  # fmt: skip
+    begun = Trainer(other, config, Tokens())
+    for left, right in zip(begun.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_a_card_of_ones_own_is_in_every_checkpoint(tmp_path: Path) -> None:
+    trained(tmp_path, model_card=ModelCard(model_name="Mine", model_overview="Says yes or no."))
+    for folder in ("epoch_1", "final_epoch", "checkpoints/model_best"):
+        assert "Says yes or no." in (tmp_path / folder / "README.md").read_text()

@@ -1,0 +1,62 @@
+"""Errors that users cause: classes of Python's own as well, one message for several faults, the nearest name."""
+
+import pytest
+
+from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
+from trainwright.config.errors import (
+    ConfigError,
+    ConfigImportError,
+    ConfigKeyError,
+    ConfigSyntaxError,
+    ConfigTypeError,
+    Fault,
+    MissingFileError,
+    UserError,
+    did_you_mean,
+    error_of,
+    got,
+)
+
+
+@pytest.mark.parametrize(
+    ("ours", "pythons"),
+    [
+        (ConfigError, ValueError),
+        (ConfigTypeError, TypeError),
+        (ConfigKeyError, KeyError),
+        (ConfigImportError, ImportError),
+        (ConfigSyntaxError, SyntaxError),
+        (MissingFileError, FileNotFoundError),
+        (CheckpointError, ValueError),
+        (CheckpointTypeError, TypeError),
+    ],
+)
+def test_an_error_is_also_one_of_pythons_own(ours: type[UserError], pythons: type[Exception]) -> None:
+    with pytest.raises(pythons) as caught:
+        raise ours("first line\nsecond line")
+    assert isinstance(caught.value, UserError)
+    assert str(caught.value) == "first line\nsecond line"  # KeyError alone would show a repr
+
+
+def test_a_message_cannot_command_a_terminal() -> None:
+    for error in (ConfigError("a\x1b[2Jb"), ConfigKeyError("a\x1b[2Jb")):
+        assert str(error) == r"a\x1b[2Jb"
+
+
+def test_faults_of_one_class_are_an_error_of_that_class() -> None:
+    wrong_type, wrong_key = Fault("a", "text", ConfigTypeError), Fault("b", "text", ConfigKeyError)
+    assert type(error_of([wrong_type, wrong_type], "message")) is ConfigTypeError
+    assert type(error_of([wrong_type, wrong_key], "message")) is ConfigError
+    assert str(error_of([wrong_key], "message")) == "message"
+    assert str(wrong_type) == "a: text"
+
+
+def test_a_value_is_shown_with_its_type() -> None:
+    assert got(0) == "got 0 (int)"
+    assert got("0") == "got '0' (str)"
+
+
+def test_the_nearest_name_or_all_of_them() -> None:
+    assert did_you_mean("precison", ["seed", "precision"]) == "Did you mean 'precision'?"
+    assert did_you_mean("x", ["seed", "amp"]) == "Allowed: amp, seed."
+    assert did_you_mean("x", []) == "Nothing is allowed here."

@@ -1,0 +1,155 @@
+"""Gradients of several processes are averaged, also where a rank has none; one process is the reference."""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.ranks import on_ranks
+from trainwright.engine.gradient_sync import (
+    Replica,
+    SkipTogether,
+    average_before_own_steps,
+    average_gradients,
+    share_state,
+)
+from trainwright.optim.skip import SkipNonFinite
+from trainwright.parallel.dist import get_rank
+
+INPUTS = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))  # a batch for each of two updates and ranks
+
+
+class Branches(nn.Module):
+    """``second`` takes part in a loss only if it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor, *, both: bool) -> Tensor:
+        return (self.first(inputs) + (self.second(inputs) if both else 0)).square().mean()
+
+
+def state(model: nn.Module) -> list[Tensor]:
+    return [value.detach().clone() for value in model.state_dict().values()]
+
+
+def averaged() -> tuple[list[Any], bool]:
+    """Gradients of rank + 1; the second parameter has one on rank 1 only, the third on none, the fourth is frozen."""
+    rank = get_rank()
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    parameters[0].grad = torch.full((2,), rank + 1.0)
+    if rank == 1:
+        parameters[1].grad = torch.full((2,), 8.0)
+    parameters[3].requires_grad_(False)
+    all_take_part = average_gradients(parameters)
+    return [None if p.grad is None else p.grad.tolist() for p in parameters], all_take_part
+
+
+def test_a_missing_gradient_counts_as_zero_and_stays_missing_where_no_rank_has_one() -> None:
+    for gradients, all_take_part in on_ranks(averaged):
+        assert gradients == [[1.5, 1.5], [4.0, 4.0], None, None]
+        assert not all_take_part
+
+
+def replicated(accumulation: int, frozen_at: int | None) -> list[Tensor]:
+    """Four updates; the second branch takes part in every other one, and a bias may be frozen on the way."""
+    model = Branches()
+    holder: dict[str, Any] = {}
+    replica = Replica(model, torch.device("cpu"), lambda wrapped: holder.update(model=wrapped))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for update in range(4):
+        if update == frozen_at:
+            model.first.bias.requires_grad_(False)
+        for micro_step in range(accumulation):
+            replica.before_batch(is_last=micro_step == accumulation - 1)
+            batch = INPUTS[(update % 2) * 2 + get_rank()]
+            (holder["model"](batch, both=update % 2 == 1) / accumulation).backward()
+        replica.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(model)
+
+
+def by_hand(accumulation: int, frozen_at: int | None) -> list[Tensor]:
+    """The same in one process: the mean of the losses of both ranks."""
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for update in range(4):
+        if update == frozen_at:
+            model.first.bias.requires_grad_(False)
+        for _ in range(accumulation):
+            for rank in range(2):
+                batch = INPUTS[(update % 2) * 2 + rank]
+                loss = model(batch, both=update % 2 == 1)
+                (loss / accumulation / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(model)
+
+
+def all_replicas() -> list[list[Tensor]]:
+    return [replicated(accumulation, frozen_at) for accumulation, frozen_at in CASES]
+
+
+CASES = [(1, None), (3, None), (1, 2), (2, 1)]
+
+
+def test_a_replica_has_the_weights_of_one_process() -> None:
+    first, second = on_ranks(all_replicas)
+    for case, ours, theirs in zip(CASES, first, second, strict=True):
+        for left, right, expected in zip(ours, theirs, by_hand(*case), strict=True):
+            assert torch.equal(left, right)
+            torch.testing.assert_close(left, expected, rtol=1e-6, atol=1e-7)  # float32 sums in another order
+
+
+def own_steps() -> tuple[list[float], list[float]]:
+    """A step of the user's own, and one of ours, which averages elsewhere."""
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    ours, finished = [False], list[int]()
+    handle = average_before_own_steps(optimizer, lambda: ours[0], lambda: finished.append(1))
+    weights = []
+    for ours[0] in (False, True):
+        parameter.grad = torch.full((1,), 2.0 * get_rank())
+        optimizer.step()
+        weights.append(parameter.item())
+    handle.remove()
+    return weights, finished
+
+
+def test_a_users_own_step_averages_and_a_step_of_the_trainer_does_not() -> None:
+    (first, finished), (second, _) = on_ranks(own_steps)
+    assert first == [-1.0, -1.0]
+    assert second == [-1.0, -3.0]
+    assert finished == [1]
+
+
+def skipped() -> list[list[Tensor]]:
+    """The state after each of three updates, from that of rank 0; rank 1 has a NaN in the second."""
+    rank = get_rank()
+    torch.manual_seed(rank)
+    model = nn.Linear(2, 1)
+    share_state(model)
+    skip = SkipNonFinite(torch.optim.SGD(model.parameters(), lr=0.1))
+    together = SkipTogether(skip)
+    states = [state(model)]
+    for update in range(3):
+        together.begin()
+        loss = model(torch.ones(1, 2)).square().sum()
+        model.zero_grad()
+        loss.backward()
+        together.record_loss(loss * (float("nan") if update == rank == 1 else 1.0))
+        skip.step(None)
+        states.append(state(model))
+    return states
+
+
+def test_all_ranks_skip_the_update_of_a_loss_that_is_nan_on_one() -> None:
+    first, second = on_ranks(skipped)
+    for ours, theirs in zip(first, second, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    is_equal = [all(torch.equal(a, b) for a, b in zip(*pair, strict=True)) for pair in itertools.pairwise(first)]
+    assert is_equal == [False, True, False]

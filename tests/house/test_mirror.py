@@ -1,0 +1,52 @@
+"""The tests of ``trainwright/a/b.py`` are in ``tests/a/test_b.py``: a reader finds them by name."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import trainwright
+
+PACKAGE = Path(trainwright.__file__).parent
+TESTS = Path(__file__).parents[1]
+# Modules whose tests are elsewhere, and why.
+ELSEWHERE = {
+    "engine/trainer/base.py": ("engine/trainer/test_trainer.py", "declares the attributes of the trainer, no more"),
+    "parallel/data_parallel.py": ("distributed/test_data_parallel.py", "acts with several processes only"),
+}
+MODULES = sorted(
+    path.relative_to(PACKAGE).as_posix()
+    for path in PACKAGE.rglob("*.py")
+    if path.name != "__init__.py" and "defaults" not in path.parts  # config files are no modules
+)
+
+
+def has_functions(source: str) -> bool:
+    """Whether there is something to test: a module may have declarations and names of other modules only."""
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(ast.parse(source)))
+
+
+def tests_of(module: str) -> str:
+    path = Path(module)
+    return (path.parent / f"test_{path.name}").as_posix()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_has_tests_of_its_name(module: str) -> None:
+    if not has_functions((PACKAGE / module).read_text(encoding="utf-8")):
+        return
+    expected, _ = ELSEWHERE.get(module, (tests_of(module), ""))
+    file = TESTS / expected
+    assert file.is_file(), f"trainwright/{module} has no tests: write tests/{expected}"
+    assert "def test_" in file.read_text(encoding="utf-8"), f"tests/{expected} has no test"
+
+
+def test_the_exceptions_are_needed() -> None:
+    for module in ELSEWHERE:
+        assert module in MODULES
+        assert not (TESTS / tests_of(module)).exists()
+
+
+def test_declarations_alone_need_no_tests() -> None:
+    assert not has_functions("class Error(Exception):\n    code = 2\n\nfrom a import b\nNAMES = (b, Error)\n")
+    assert has_functions("class A:\n    def method(self): ...\n")

@@ -1,0 +1,51 @@
+"""Names that load their file on first use."""
+
+import gc
+import sys
+import types
+
+import pytest
+
+from trainwright.lazy_names import on_first_use
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A package with an empty namespace, whose names are in trainwright.config."""
+    module = types.ModuleType("trainwright.config")
+    monkeypatch.setitem(sys.modules, "trainwright.config", module)
+    return module
+
+
+NAMES = {"errors": "errors UserError ConfigError", "trainwright.events.phases": "PhaseTimes"}
+
+
+def test_a_name_is_loaded_once_and_found_directly_from_then_on(room: types.ModuleType) -> None:
+    from trainwright.events.phases import PhaseTimes
+
+    get = on_first_use("trainwright.config", NAMES)
+    errors = sys.modules["trainwright.config.errors"]
+    assert get("ConfigError") is errors.ConfigError
+    assert get("PhaseTimes") is PhaseTimes  # a file of another room
+    assert get("errors") is errors  # the file itself
+    assert vars(room)["ConfigError"] is errors.ConfigError
+    assert "UserError" not in vars(room)
+
+
+def test_an_unknown_name_is_an_attribute_error(room: types.ModuleType) -> None:
+    with pytest.raises(AttributeError, match=r"module 'trainwright\.config' has no attribute 'Absent'"):
+        on_first_use("trainwright.config", NAMES)("Absent")
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_garbage_collector_is_left_as_it_was_also_by_a_failed_import(
+    room: types.ModuleType, was_enabled: bool
+) -> None:
+    get = on_first_use("trainwright.config", {"absent_file": "Name"})
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        with pytest.raises(ModuleNotFoundError, match="absent_file"):
+            get("Name")
+        assert gc.isenabled() is was_enabled
+    finally:
+        gc.enable()
