@@ -12,6 +12,9 @@ TESTS = Path(__file__).parents[1]
 # Modules whose tests are elsewhere, and why.
 ELSEWHERE = {
     "engine/trainer/base.py": ("engine/trainer/test_trainer.py", "declares the attributes of the trainer, no more"),
+    "hooks/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),
+    "optim/named.py": ("engine/test_several_optimizers.py", "named optimizers are tested in trainings of both APIs"),
+    "optim/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),
     "parallel/data_parallel.py": ("distributed/test_data_parallel.py", "acts with several processes only"),
 }
 MODULES = sorted(
@@ -26,7 +29,7 @@ def has_functions(source: str) -> bool:
     return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(ast.parse(source)))
 
 
-def tests_of(module: str) -> str:
+def name_of_tests(module: str) -> str:
     path = Path(module)
     return (path.parent / f"test_{path.name}").as_posix()
 
@@ -35,7 +38,7 @@ def tests_of(module: str) -> str:
 def test_a_module_has_tests_of_its_name(module: str) -> None:
     if not has_functions((PACKAGE / module).read_text(encoding="utf-8")):
         return
-    expected, _ = ELSEWHERE.get(module, (tests_of(module), ""))
+    expected, _ = ELSEWHERE.get(module, (name_of_tests(module), ""))
     file = TESTS / expected
     assert file.is_file(), f"trainwright/{module} has no tests: write tests/{expected}"
     assert "def test_" in file.read_text(encoding="utf-8"), f"tests/{expected} has no test"
@@ -44,7 +47,7 @@ def test_a_module_has_tests_of_its_name(module: str) -> None:
 def test_the_exceptions_are_needed() -> None:
     for module in ELSEWHERE:
         assert module in MODULES
-        assert not (TESTS / tests_of(module)).exists()
+        assert not (TESTS / name_of_tests(module)).exists()
 
 
 def test_declarations_alone_need_no_tests() -> None:

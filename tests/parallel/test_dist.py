@@ -11,7 +11,6 @@ import torch
 from tests.ranks import on_ranks
 from trainwright.checkpoint import Checkpointer, CheckpointError, CheckpointTypeError
 from trainwright.parallel import dist
-from trainwright.parallel.data_parallel import accumulation_window
 
 
 def test_a_single_process_is_the_main_one_and_exchanges_with_itself() -> None:
@@ -19,10 +18,9 @@ def test_a_single_process_is_the_main_one_and_exchanges_with_itself() -> None:
     assert (dist.get_rank(), dist.get_world_size(), dist.get_data_parallel_rank()) == (0, 1, 0)
     assert dist.get_data_parallel_size() == 1
     assert dist.is_main_process()
-    assert dist.all_gather_object(value) == dist.gather_object(value) == [value]
+    assert dist.all_gather_object(value) == [value]
     assert dist.broadcast_object(value) is value
     dist.synchronize()
-    assert list(accumulation_window(object(), 3)) == [0, 1, 2]  # type: ignore[arg-type]
 
 
 def test_the_local_rank_is_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +40,6 @@ def exchanges() -> dict[str, Any]:
         "rank": (rank, dist.get_world_size(), dist.is_main_process(), int(os.environ["RANK"])),
         "share": (dist.get_data_parallel_rank(), dist.get_data_parallel_size()),
         "all": dist.all_gather_object({"rank": rank}),
-        "main": dist.gather_object("x" * (rank + 1)),
         "first": dist.broadcast_object([rank, "of rank 0"]),
         "times": dist.all_gather_object((before, time.time())),
     }
@@ -53,7 +50,6 @@ def test_two_ranks_exchange_values() -> None:
     assert (first["rank"], second["rank"]) == ((0, 2, True, 0), (1, 2, False, 1))
     assert (first["share"], second["share"]) == ((0, 2), (1, 2))
     assert first["all"] == second["all"] == [{"rank": 0}, {"rank": 1}]
-    assert (first["main"], second["main"]) == (["x", "xx"], None)
     assert first["first"] == second["first"] == [0, "of rank 0"]
     (_, continued), (arrived, _) = first["times"]
     assert continued >= arrived  # rank 0 has waited for rank 1
@@ -107,6 +103,9 @@ class Fixed:
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value}
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
 
 def save_resume_and_fail(folder: Path) -> None:
     rank = dist.get_rank()
@@ -123,7 +122,7 @@ def save_resume_and_fail(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "mkdir", mkdir)
-        with pytest.raises(OSError, match="model_0000019") as full:
+        with pytest.raises(OSError, match="model_0000019") as full:  # noqa: PT012 - from the save or the wait
             checkpointer.save("model_0000019", iteration=19)
             assert rank == 0 or not checkpointer.has_failed()
             checkpointer.wait()

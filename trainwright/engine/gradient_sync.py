@@ -89,7 +89,9 @@ class Replica:
         if self._is_first and self._wrapped is not None:
             self._is_first = False
             self._wrapped.require_backward_grad_sync = True  # for batches without a before_batch call
-            if not (all_take_part or self._wrapped.find_unused_parameters):
+            if not all_take_part or self._wrapped.find_unused_parameters:
+                # Wrapped anew: DistributedDataParallel remembers which parameters this update has used, although it
+                # has not averaged them, and would expect their gradients in the next update.
                 self._finds_unused = True
                 self._wrap()
 
