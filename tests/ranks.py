@@ -58,8 +58,9 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, world_size: int = 2,
 
 
 def main() -> None:
-    from trainwright.parallel import setup_dist_util
     from trainwright.parallel.launch import shut_down
+
+    from trainwright.parallel import setup_dist_util
 
     folder = Path(sys.argv[1])
     module, name, arguments = pickle.loads((folder / "call").read_bytes())

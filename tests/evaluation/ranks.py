@@ -24,8 +24,7 @@ from trainwright.evaluation import (
     inference_on_dataset,
 )
 from trainwright.evaluation.rank_exchange import gather_values
-from trainwright.parallel.data_parallel import wrap_data_parallel
-from trainwright.parallel.launch import shut_down
+from trainwright.parallel.data_parallel import shut_down, wrap_data_parallel
 
 MICRO_BATCH = 3
 LENGTHS = (1, 3, 4, 6, 7, 12, 14)

@@ -202,6 +202,6 @@ def _print_error(error: BaseException, args: argparse.Namespace) -> int:
 
 def _leave_the_other_ranks() -> None:
     if "torch" in sys.modules:
-        from trainwright.parallel.launch import shut_down
+        from trainwright.parallel.data_parallel import shut_down
 
         shut_down()

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from trainwright.config.errors import ConfigTypeError as ConfigTypeError
     from trainwright.config.errors import MissingFileError as MissingFileError
     from trainwright.config.errors import UserError as UserError
-    from trainwright.config.lazy.configurables import configurable as configurable
     from trainwright.config.lazy.instantiation import instantiate as instantiate
     from trainwright.config.lazy.lazy_config import LazyCall as LazyCall
     from trainwright.config.lazy.lazy_config import LazyConfig as LazyConfig
     from trainwright.config.lazy.lazy_config import get_config as get_config
     from trainwright.config.lazy.lazy_config import try_get_key as try_get_key
+    from trainwright.config.lazy.targets import configurable as configurable
     from trainwright.config.training.metric_config import MetricConfig as MetricConfig
     from trainwright.config.training.reference import dump_default_yaml as dump_default_yaml
     from trainwright.config.training.reference import get_config_help as get_config_help
@@ -36,9 +36,9 @@ _NAMES_OF = {
     "errors": (
         "ConfigError ConfigImportError ConfigKeyError ConfigSyntaxError ConfigTypeError MissingFileError UserError"
     ),
-    "lazy.configurables": "configurable",
     "lazy.instantiation": "instantiate",
     "lazy.lazy_config": "LazyCall LazyConfig get_config try_get_key",
+    "lazy.targets": "configurable",
     "training.metric_config": "MetricConfig",
     "training.reference": "dump_default_yaml get_config_help",
     "training.training_config": "TrainerConfig TrainingConfig",

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
-from omegaconf import ListConfig
 from torch.utils.data import ConcatDataset, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
@@ -308,6 +307,8 @@ def _joined(dataset: Any, mixer: Callable[[list[Any]], Any]) -> Any:
 
 
 def _dataset_list(dataset: Any) -> list[Any]:
+    from omegaconf import ListConfig  # here: the Python API does not need it
+
     is_list = isinstance(dataset, list | tuple | ListConfig)  # a range or another sequence is one data set
     given = [_instantiated(item) for item in (dataset if is_list else [dataset])]
     if not given:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from trainwright.models.tasks.bert import BertSequenceLabelingConfig as BertSequenceLabelingConfig
     from trainwright.models.tasks.bert import BertTextClassification as BertTextClassification
     from trainwright.models.tasks.bert import BertTextClassificationConfig as BertTextClassificationConfig
-    from trainwright.models.tasks.crnn import CRNNImage2Text as CRNNImage2Text
-    from trainwright.models.tasks.crnn import CRNNImage2TextConfig as CRNNImage2TextConfig
+    from trainwright.models.tasks.ctc import CRNNImage2Text as CRNNImage2Text
+    from trainwright.models.tasks.ctc import CRNNImage2TextConfig as CRNNImage2TextConfig
+    from trainwright.models.tasks.ctc import CTCSpeechRecognition as CTCSpeechRecognition
+    from trainwright.models.tasks.ctc import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
     from trainwright.models.tasks.gpt import GPTTextGeneration as GPTTextGeneration
     from trainwright.models.tasks.gpt import GPTTextGenerationConfig as GPTTextGenerationConfig
-    from trainwright.models.tasks.speech import CTCSpeechRecognition as CTCSpeechRecognition
-    from trainwright.models.tasks.speech import CTCSpeechRecognitionConfig as CTCSpeechRecognitionConfig
 
 # The block above is the same for type checkers; tests/house compares the two.
 _NAMES_OF = {
@@ -37,9 +37,8 @@ _NAMES_OF = {
         "Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling "
         "BertSequenceLabelingConfig"
     ),
-    "tasks.crnn": "CRNNImage2Text CRNNImage2TextConfig",
+    "tasks.ctc": "CRNNImage2Text CRNNImage2TextConfig CTCSpeechRecognition CTCSpeechRecognitionConfig",
     "tasks.gpt": "GPTTextGeneration GPTTextGenerationConfig",
-    "tasks.speech": "CTCSpeechRecognition CTCSpeechRecognitionConfig",
     "vit": "vit",
 }
 

@@ -281,11 +281,11 @@ class Model(nn.Module):
 
 M = TypeVar("M", bound=type[Model])
 _OWN = {
-    "crnn_image2text": "trainwright.models.tasks.crnn",
+    "crnn_image2text": "trainwright.models.tasks.ctc",
     "bert": "trainwright.models.tasks.bert",
     "bert_text_classification": "trainwright.models.tasks.bert",
     "bert_sequence_labeling": "trainwright.models.tasks.bert",
-    "ctc_speech_recognition": "trainwright.models.tasks.speech",
+    "ctc_speech_recognition": "trainwright.models.tasks.ctc",
     "gpt_text_generation": "trainwright.models.tasks.gpt",
 }
 _registry: Registry[Model] = Registry("model", ModelConfig, _OWN)

@@ -1,5 +1,6 @@
 """Where the work runs: ranks, devices, data parallelism, precision, recomputation."""
 
+from trainwright.parallel.data_parallel import setup_dist_util, shut_down
 from trainwright.parallel.dist import (
     get_data_parallel_rank,
     get_data_parallel_size,
@@ -9,7 +10,6 @@ from trainwright.parallel.dist import (
     is_main_process,
     synchronize,
 )
-from trainwright.parallel.launch import setup_dist_util, shut_down
 
 __all__ = [
     "get_rank",

@@ -14,27 +14,22 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def _is_initialized() -> bool:
-    dist = sys.modules.get("torch.distributed")  # not imported means not initialized
-    return dist is not None and dist.is_available() and dist.is_initialized()
+def _torch_dist() -> Any:
+    """``torch.distributed`` in a process group; None outside: not imported means not initialized."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def get_rank() -> int:
     """This process's number in ``[0, get_world_size())``."""
-    if not _is_initialized():
-        return 0
-    import torch.distributed as dist
-
-    return dist.get_rank()
+    dist = _torch_dist()
+    return 0 if dist is None else int(dist.get_rank())
 
 
 def get_world_size() -> int:
     """How many processes train together."""
-    if not _is_initialized():
-        return 1
-    import torch.distributed as dist
-
-    return dist.get_world_size()
+    dist = _torch_dist()
+    return 1 if dist is None else int(dist.get_world_size())
 
 
 def get_local_rank() -> int:
@@ -60,31 +55,22 @@ def get_data_parallel_size() -> int:
 def synchronize() -> None:
     """Wait until every rank has come here."""
     if get_world_size() > 1:
-        import torch.distributed as dist
-
-        dist.barrier()
+        _torch_dist().barrier()
 
 
 def all_gather_object(value: T) -> list[T]:
     """The value of every rank, by rank."""
-    world_size = get_world_size()
-    if world_size == 1:
-        return [value]
-    import torch.distributed as dist
-
-    values: list[Any] = [None] * world_size
-    dist.all_gather_object(values, value)
+    values: list[Any] = [value] * get_world_size()
+    if len(values) > 1:
+        _torch_dist().all_gather_object(values, value)
     return values
 
 
 def broadcast_object(value: T) -> T:
     """Rank 0's value on every rank."""
-    if get_world_size() == 1:
-        return value
-    import torch.distributed as dist
-
     values: list[Any] = [value]
-    dist.broadcast_object_list(values)
+    if get_world_size() > 1:
+        _torch_dist().broadcast_object_list(values)
     result: T = values[0]
     return result
 

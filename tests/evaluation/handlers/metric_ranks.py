@@ -17,7 +17,7 @@ from trainwright.evaluation import (
     TMMetrics,
     TorchMetricsHandler,
 )
-from trainwright.parallel.launch import shut_down
+from trainwright.parallel.data_parallel import shut_down
 
 RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 CUTS = {"uneven": (0, 5, 9, 10, 23, 30), "one batch": (0, 30)}  # with one batch the second rank has none

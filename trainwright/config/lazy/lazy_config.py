@@ -18,13 +18,12 @@ from trainwright.config.errors import (
     did_you_mean,
     nearest_name,
 )
-from trainwright.config.lazy.configurables import takes_config
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import mark_default, set_origin, trust
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import save, to_py
-from trainwright.config.lazy.targets import dotted_path, is_structured, short_name
+from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
 from trainwright.config.yaml_file import load_yaml
 
 

@@ -32,8 +32,8 @@ from trainwright.engine.run_summary import log_to_console
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.method_overrides import is_overridden
+from trainwright.parallel.data_parallel import setup_dist_util
 from trainwright.parallel.dist import get_data_parallel_size, is_main_process
-from trainwright.parallel.launch import setup_dist_util
 
 
 def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

@@ -14,8 +14,8 @@ from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import Replica, share_state
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import TrainerShared
+from trainwright.parallel.data_parallel import leave_at_exit, setup_dist_util
 from trainwright.parallel.dist import get_world_size
-from trainwright.parallel.launch import leave_at_exit, setup_dist_util
 from trainwright.parallel.precision import run_under
 
 if TYPE_CHECKING:

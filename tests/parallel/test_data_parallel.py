@@ -7,7 +7,7 @@ import torch
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import warn_missing
-from trainwright.parallel.launch import pick_device, setup_dist_util
+from trainwright.parallel.data_parallel import pick_device, setup_dist_util
 
 has_accelerator = torch.accelerator.is_available()
 
