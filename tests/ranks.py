@@ -58,7 +58,7 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, world_size: int = 2,
 
 
 def main() -> None:
-    from trainwright.parallel.launch import shut_down
+    from trainwright.parallel.data_parallel import shut_down
 
     from trainwright.parallel import setup_dist_util
 
