@@ -58,9 +58,8 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, world_size: int = 2,
 
 
 def main() -> None:
-    from trainwright.parallel.data_parallel import shut_down
-
     from trainwright.parallel import setup_dist_util
+    from trainwright.parallel.data_parallel import shut_down
 
     folder = Path(sys.argv[1])
     module, name, arguments = pickle.loads((folder / "call").read_bytes())
