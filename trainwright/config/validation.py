@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Required, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -266,6 +266,22 @@ def ema_fault(ema: Mapping[str, Any] | None) -> str | None:
     return None
 
 
+class Unfreeze(TypedDict, total=False):
+    """Layers that are frozen until a step or an epoch is over."""
+
+    layers: Required[Annotated[list[_Name], Field(min_length=1), Allowed("a list of names of layers")]]
+    step: Annotated[_AtLeastOne | _Fraction, Allowed("a whole number >= 1, or a fraction of the steps such as 0.25")]
+    epoch: Annotated[int | float, Field(gt=0), Allowed("a number of epochs > 0")]
+
+
+def unfreeze_fault(stages: Sequence[Mapping[str, Any]] | None) -> str | None:
+    """The text of the error if a stage has not one moment."""
+    for number, stage in enumerate(stages or []):
+        if ("step" in stage) == ("epoch" in stage):
+            return f"got {dict(stage)!r} as item {number}; give each one either a step or an epoch."
+    return None
+
+
 _KEYS = "a dict with some of the keys {}, or None"
 EarlyStoppingOrNone = Annotated[
     EarlyStopping | None, Allowed(_KEYS.format("monitor, patience, mode, min_delta and baseline"))
@@ -284,4 +300,8 @@ EmaOrNone = Annotated[
     Ema | None,
     BeforeValidator(_settings_of_bool),
     Allowed(f"True, False, {_KEYS.format('decay, average, start, every and buffers')}"),
+]
+
+UnfreezeOrNone = Annotated[
+    list[Unfreeze] | None, Allowed('a list such as [{"epoch": 1, "layers": ["encoder"]}], or None')
 ]

@@ -115,7 +115,7 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
 def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Faults of the train and graph sections, in the order of the configuration."""
     from trainwright.config.schema.keys import GRAPH_WITHOUT_EFFECT, TRAIN_WITHOUT_EFFECT, Run  # here: loads pydantic
-    from trainwright.config.validation import ema_fault, section_faults
+    from trainwright.config.validation import ema_fault, section_faults, unfreeze_fault
 
     sections = {name: _get(cfg, name) for name in ("train", "graph")}
     faults: list[Fault] = []
@@ -128,6 +128,9 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
         yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
     if isinstance(ema := train.get("ema"), dict) and (contradiction := ema_fault(ema)) is not None:
         yield Fault("train.ema", contradiction)
+    is_wrong = any(fault.path.startswith("train.unfreeze") for fault in faults)
+    if not is_wrong and (contradiction := unfreeze_fault(train.get("unfreeze"))) is not None:
+        yield Fault("train.unfreeze", contradiction)
     milestones = _get(_get(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"

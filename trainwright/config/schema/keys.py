@@ -21,6 +21,7 @@ from trainwright.config.validation import (
     ProfileOrNone,
     RatioBelowOne,
     TextOrNone,
+    UnfreezeOrNone,
     Words,
     YesNo,
 )
@@ -110,6 +111,7 @@ class Train(TypedDict, total=False):
     log_period: Count
     non_finite: NonFinite
     ema: EmaOrNone
+    unfreeze: UnfreezeOrNone
     profile: ProfileOrNone
     float32_matmul_precision: MatmulPrecision
     scheduler: Lazy

@@ -11,7 +11,7 @@ from trainwright.config.enums import CUSTOM, GivenName, TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
 from trainwright.config.torch_names import arguments_fault, find_torch_class
 from trainwright.config.training.aliases import ALIASES, FOREIGN, UNSPECIFIED, Alias, canonical, field_of
-from trainwright.config.validation import ema_fault, faults_of
+from trainwright.config.validation import ema_fault, faults_of, unfreeze_fault
 
 
 class Draft:
@@ -250,6 +250,11 @@ def _check_ema(draft: Draft) -> None:
         draft.refuse("ema", fault)
 
 
+def _check_unfreeze(draft: Draft) -> None:
+    if (fault := unfreeze_fault(draft.settings["unfreeze"])) is not None:
+        draft.refuse("unfreeze", fault)
+
+
 def _check_model_checkpoint(draft: Draft) -> None:
     periods = draft.settings["model_checkpoint"]
     if periods is not None and len(periods) != 1:
@@ -305,6 +310,7 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("lr_scheduler_type", "warmup_steps", "warmup_ratio"), _check_warmup),
     (("eval_strategy", "eval_steps"), _check_evaluation),
     (("ema",), _check_ema),
+    (("unfreeze",), _check_unfreeze),
     (("model_checkpoint",), _check_model_checkpoint),
     (("checkpoints_dir", "logs_dir"), _check_folders),
     (("checkpoints_dir", "logs_dir"), _check_apart),

@@ -185,6 +185,11 @@ class TrainingConfig(CheckedConfig):
     non_finite: types.NonFinite = setting(
         "stop", "learning", "What to do if a loss or the gradients become NaN or infinite."
     )
+    unfreeze: types.UnfreezeOrNone = setting(
+        None,
+        "learning",
+        'Layers that are frozen at first: [{"epoch": 1, "layers": ["encoder"]}] trains them after the first epoch.',
+    )
     ema: types.EmaOrNone = setting(
         None,
         "learning",

@@ -60,6 +60,7 @@ from trainwright.hooks import (
 )
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
@@ -140,6 +141,7 @@ class DefaultTrainer(TrainerBase):
         precision = cfg.train.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
         self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite), self._averaging_hook()])
+        self.register_hooks([self._unfreezing_hook()])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
@@ -406,6 +408,12 @@ class DefaultTrainer(TrainerBase):
         self.storage.reduce()  # writers write a row for the evaluation
         with self._evaluated_weights():
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
+
+    def _unfreezing_hook(self) -> HookBase | None:
+        num_samples, batch = self._num_samples(), self.cfg.train.global_batch_size
+        length = self.cfg.train.get("iter_per_epoch") or (num_samples and max(1, num_samples // batch))
+        lengths = {"total_steps": self.max_iter, "steps_per_epoch": length}
+        return unfreezing_hook(self.model, self.cfg.train.unfreeze, lambda: self.iter, **lengths)
 
     def _averaging_hook(self) -> HookBase | None:
         if self._average is None:

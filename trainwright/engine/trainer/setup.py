@@ -52,6 +52,7 @@ from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR
@@ -292,7 +293,13 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._own_step = OwnStep()
         is_due = self._check_is_due if get_world_size() > 1 else self._log_is_due
         self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite), self._averaging_hook()])
+        self.register_hooks([self._unfreezing_hook()])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
+
+    def _unfreezing_hook(self) -> HookBase | None:
+        plan, state = self._plan, self.state
+        lengths = {"total_steps": self.total_steps, "steps_per_epoch": plan.steps_per_epoch}
+        return unfreezing_hook(self.model, self.config.unfreeze, lambda: state.global_step, **lengths)
 
     def _averaging_hook(self) -> HookBase | None:
         if self._average is None:

@@ -58,6 +58,8 @@ train = dict(
     non_finite="stop",
     # Evaluate and save an average of the weights: dict(decay=0.999), or dict(average="equal", start=0.75).
     ema=None,
+    # Layers that are frozen at first: [dict(epoch=1, layers=["encoder"]), ...] trains them after the first epoch.
+    unfreeze=None,
     # Record a few iterations with torch.profiler, into the output folder: True, or arguments of a ProfileHook such as
     # dict(wait=10, active=3).
     profile=None,
