@@ -1,3 +1,4 @@
+from collections import UserDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -5,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from trainwright.data import DistTensorData, Instance, collate, to_batch
+from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
+from trainwright.data.collate import count_samples
 
 
 def test_samples_that_are_no_instances_are_batched_as_torch_does():
@@ -151,6 +154,77 @@ def test_arrays_of_text_pass_unchanged():
 
 
 def test_tensors_go_to_the_device_asked_for():
-    moved = to_batch(Instance(a=torch.zeros(2), b={"c": torch.zeros(1, dtype=torch.int32)}), torch.device("meta"))
+    moved = to_batch(Instance(a=torch.zeros(2), b={"label": torch.zeros(1, dtype=torch.int32)}), torch.device("meta"))
     assert moved["a"].device.type == "meta"
-    assert (moved["b"]["c"].device.type, moved["b"]["c"].dtype) == ("meta", torch.int64)
+    assert (moved["b"]["label"].device.type, moved["b"]["label"].dtype) == ("meta", torch.int64)
+
+
+def test_lists_of_numbers_become_tensors():
+    samples = [{"input_ids": [2, 5, 3], "boxes": [[0.0, 1.0], [2.0, 3.0]], "labels": i} for i in range(4)]
+    batch = collate(samples)
+    assert torch.equal(batch["input_ids"], torch.tensor([[2, 5, 3]] * 4))
+    assert (batch["boxes"].shape, batch["boxes"].dtype) == ((4, 2, 2), torch.float32)
+    assert torch.equal(collate([([1, 2], 3)] * 2)[0], torch.tensor([[1, 2], [1, 2]]))
+    assert torch.equal(collate([UserDict(ids=[1, 2])] * 2)["ids"], torch.tensor([[1, 2], [1, 2]]))
+
+
+def test_a_sample_that_is_a_list_of_numbers_is_taken_apart_as_torch_does():
+    assert [part.tolist() for part in collate([[1.0, 2], [3.0, 4]])] == [[1.0, 3.0], [2, 4]]
+
+
+def test_lists_of_several_lengths_are_an_error_that_names_a_collator():
+    with pytest.raises(DataError, match=r"sample 1.*'input_ids'.*length 2; sample 0 has 3.*DataCollatorWithPadding"):
+        collate([{"input_ids": [1, 2, 3]}, {"input_ids": [1, 2]}])
+
+
+def test_inputs_keep_their_integer_type():
+    small = torch.ones(2, dtype=torch.int8)
+    assert to_batch({"quantized": small, "y": small})["quantized"].dtype == torch.int8
+    assert [part.dtype for part in to_batch((small, small))] == [torch.int8, torch.int64]
+    assert to_batch(small).dtype == torch.int8
+
+
+class Graph:
+    """An object with ``to``, as those of PyTorch Geometric."""
+
+    num_graphs = 3
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device):
+        return Graph(self.x.to(device))
+
+
+def test_objects_are_moved_by_their_own_method():
+    packed = pack_sequence([torch.ones(3, 1), torch.ones(2, 1)])
+    moved = to_batch({"graph": Graph(torch.ones(1)), "sequences": [packed], "text": UserDict(a=torch.ones(1))}, "meta")
+    assert moved["graph"].x.device.type == moved["text"]["a"].device.type == "meta"
+    assert type(moved["sequences"][0]) is PackedSequence
+    assert moved["sequences"][0].data.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(3)), 3),
+        ({"nodes": torch.zeros(7, 2), "edges": torch.zeros(2, 9), "labels": torch.zeros(3)}, 3),
+        ({"nodes": torch.zeros(7, 2), "edges": torch.zeros(2, 9)}, -1),
+        (
+            (
+                [torch.zeros(1, 4, 4), torch.zeros(1, 5, 5)],
+                [{"boxes": torch.zeros(2, 4)}, {"boxes": torch.zeros(1, 4)}],
+            ),
+            2,
+        ),
+        ([{"image": torch.zeros(1, 4, 4)}, {"image": torch.zeros(1, 5, 5)}], 2),
+        (Graph(None), 3),
+        ((Graph(None), torch.zeros(3)), 3),
+        ({"sequences": pack_sequence([torch.ones(3), torch.ones(2)])}, 2),
+        ((torch.zeros(0, 2), torch.zeros(0)), 0),
+        ("text", -1),
+    ],
+    ids=str,
+)
+def test_the_number_of_samples_of_a_batch(batch, count):
+    assert count_samples(batch, unknown=-1) == count

@@ -1,5 +1,6 @@
 """One batch is read ahead, and nobody notices: order, content, errors and where a run goes on stay as they are."""
 
+from collections import UserDict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
@@ -104,6 +106,28 @@ def test_batches_keep_their_form_on_the_way_to_the_device() -> None:
     assert [*map(id, moved)] == [*map(id, (instance.x, instance.labels.tensor, pair.x))]
     assert {tensor.device.type for tensor in moved} == {"meta"}
     assert batch["all"][0].x is x
+
+
+class Graph:
+    """An object with ``to`` and ``record_stream``, as those of PyTorch Geometric."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Graph":
+        return Graph(self.x.to(device))
+
+    def record_stream(self, stream: Any) -> None: ...
+
+
+def test_objects_that_record_streams_and_packed_sequences_are_copied_ahead() -> None:
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    moved: list[Tensor] = []
+    batch = UserDict(graph=Graph(torch.ones(1)), packed=packed, ids=torch.ones(1))
+    found = ahead._on(torch.device("meta"), batch, moved)
+    assert found["graph"].x.device.type == found["packed"].data.device.type == found["ids"].device.type == "meta"
+    assert moved[0] is found["graph"]
+    assert any(part is found["packed"].data for part in moved)
 
 
 class Noisy(Dataset[Any]):

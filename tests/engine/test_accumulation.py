@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from tests.engine.token_losses import IGNORED, Language, Points, Sentences, assert_same, by_hand, model_of, sgd
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
+from trainwright.data.collate import count_samples
 from trainwright.engine import EagerTrainer
-from trainwright.engine.accumulation import count_samples
 
 
 class Classifier(nn.Module):
@@ -101,18 +101,21 @@ def test_a_count_that_is_no_number_is_explained() -> None:
         EagerTrainer(ours, [data.slice(range(4))], sgd(ours), 2).train(0, 1)
 
 
-def test_batches_whose_size_nobody_knows_count_the_same() -> None:
+@pytest.mark.parametrize("name", ["labels", "classes_of_samples"])
+def test_batches_of_tensors_of_several_sizes_count_by_their_labels_or_else_the_same(name: str) -> None:
     class Packed(Classifier):
-        def forward(self, inputs: Tensor, labels: Tensor, starts: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
-            return super().forward(inputs, labels)
+        def forward(self, inputs: Tensor, starts: Tensor, **labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            return super().forward(inputs, labels[name])
 
     data = Points(5)
     batches = [{**data.slice(range(4)), "starts": torch.zeros(2)}, {**data.slice([4]), "starts": torch.zeros(2)}]
+    for batch in batches:
+        batch[name] = batch.pop("labels")
     ours, theirs = model_of(Packed), model_of(Packed)
     EagerTrainer(ours, batches, sgd(ours), 2).train(0, 1)
     optimizer = sgd(theirs)
-    for batch in batches:
-        (theirs(**batch)["loss"] / 2).backward()
+    for batch, share in zip(batches, (0.8, 0.2) if name == "labels" else (0.5, 0.5), strict=True):
+        (theirs(**batch)["loss"] * share).backward()
     optimizer.step()
     assert_same(ours, theirs)
 

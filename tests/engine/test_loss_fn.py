@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -216,3 +217,70 @@ def test_a_number_of_some_batches_is_the_mean_over_these(accumulation: int, tmp_
     latest = {name: value for name, (value, _) in trainer.storage.latest().items()}
     assert (latest["model/lr"], latest["accuracy"]) == (7.0, 0.25)
     assert latest["lr"] != 7.0
+
+
+class Detector(nn.Module):
+    """Called as those of torchvision: losses in training, a dict of predictions for each image in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(1, 4, 1)
+
+    def forward(self, images: list[Tensor], targets: Any = None) -> Any:
+        boxes_B4 = torch.stack([self.layer(image).mean(dim=(1, 2)) for image in images])
+        if not self.training:
+            return [{"boxes": box[None], "scores": torch.ones(1)} for box in boxes_B4]
+        expected_B4 = torch.stack([target["boxes"][0] for target in targets])
+        return {"box_loss": (boxes_B4 - expected_B4).abs().mean(), "size_loss": 0.1 * boxes_B4.square().mean()}
+
+
+def scenes() -> list[Any]:
+    """Images of several sizes with their boxes."""
+    draw = torch.Generator().manual_seed(0)
+    return [
+        (torch.rand(1, 4 + i % 3, 5, generator=draw), {"boxes": torch.rand(1, 4, generator=draw), "labels": i})
+        for i in range(10)
+    ]
+
+
+class MeanBoxError(torchmetrics.Metric):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("errors", [], dist_reduce_fx="cat")
+
+    def update(self, predictions: Any, targets: Any) -> None:
+        for prediction, target in zip(predictions, targets, strict=True):
+            self.errors.append((prediction["boxes"] - target["boxes"]).abs().mean())
+
+    def compute(self) -> Tensor:
+        return torch.stack(self.errors).mean()
+
+
+def mean_box_error(predictions: Any, targets: Any) -> dict[str, float]:
+    metric = MeanBoxError()
+    metric.update(predictions, targets)
+    return {"MeanBoxError": metric.compute().item()}
+
+
+@pytest.mark.parametrize("metric", [MeanBoxError(), mean_box_error], ids=["torchmetrics", "function"])
+def test_a_detection_model_takes_lists_of_images_and_of_dicts(metric: Any, tmp_path: Path) -> None:
+    data, model, theirs = scenes(), Detector(), Detector()
+    loader = DataLoader(data, 4, collate_fn=lambda samples: tuple(zip(*samples, strict=True)))
+    settings = {"optimizer": "SGD", "lr_scheduler_type": None, "num_epochs": 2, "early_stopping": None}
+    settings |= {"greater_is_better": False, "gradient_accumulation_steps": 3}
+    trainer = Trainer(
+        model, config(tmp_path, **settings), train_dataloader=loader, eval_dataloader=loader, metrics_handler=metric
+    )
+    results = trainer.train()
+
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    for _ in range(2):
+        for images, targets in loader:  # the last batch is shorter: weighted by its samples
+            (sum(theirs(images, targets).values()) * len(images) / 10).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(model.layer.weight, theirs.layer.weight)
+    images, targets = zip(*data, strict=True)
+    assert results == pytest.approx(mean_box_error(theirs.eval()(images), targets), rel=1e-5)
+    assert len(trainer.storage.history("size_loss").values()) == 2

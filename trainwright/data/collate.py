@@ -1,18 +1,21 @@
 """From samples to a batch, and from a batch to the arguments of the model's ``forward`` on its device."""
 
+from collections import UserDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import default_collate
 
 from trainwright._torch_compat.batch_collate import collate_parts
 from trainwright.data.errors import DataError, difference
 from trainwright.data.instance import DistTensorData, Instance
 
-# Losses need class labels as int64. uint8 stays: it is the type of images, and torch's losses accept it for labels.
+# Losses need class labels as int64. uint8 stays: torch's losses accept it.
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
+_LABELS = frozenset({"y", "class", "classes", "class_id", "class_ids", "tags"})
 
 collate_parts()  # counts the types that torch knows, before the user adds any
 
@@ -22,6 +25,8 @@ _MAX_PARTS = 8  # longer lists are described by their length
 
 def collate(samples: Sequence[Any]) -> Any:
     """Collate samples: `Instance` samples become an `Instance`, others the result of torch's ``default_collate``.
+
+    Fields that are lists of numbers become tensors (B, ...); torch would transpose them.
 
     Raises:
         DataError: the samples do not match; the message names the sample, the field and both shapes.
@@ -60,7 +65,7 @@ def _as_torch_does(samples: Sequence[Any]) -> Any:
         raise DataError(f"data: {difference(samples) or f'the samples cannot be batched: {error}'}") from error
 
 
-def _stacked(values: Sequence[Any]) -> Any:
+def _stacked(values: Sequence[Any], *, is_field: bool = False) -> Any:
     """A fast ``default_collate`` for tuples, lists and dictionaries, with torch's functions for their elements.
 
     Torch checks the length of each sample in Python, and each container against ten abstract types: 15 us for 32 pairs
@@ -72,19 +77,70 @@ def _stacked(values: Sequence[Any]) -> Any:
     if leaf is not None:
         return leaf(values, collate_fn_map=leaves)
     if len(leaves) == num_leaves:  # else the user has added types of their own, as torch's documents suggest
+        if kind is list and is_field and _holds_numbers(values[0]):
+            return torch.tensor(values, device="cpu")
         if kind is tuple or kind is list:
-            return [_stacked(parts) for parts in zip(*values, strict=True)]
-        if kind is dict:
-            return {name: _stacked([value[name] for value in values]) for name in values[0]}
+            return [_stacked(parts, is_field=True) for parts in zip(*values, strict=True)]
+        if kind is dict or isinstance(values[0], UserDict):  # the second: the outputs of tokenizers of transformers
+            return {name: _stacked([value[name] for value in values], is_field=True) for name in values[0]}
     return torch_collate(values, collate_fn_map=leaves)
+
+
+def _holds_numbers(value: Any) -> bool:
+    while type(value) is list and value:
+        value = value[0]
+    return isinstance(value, int | float)
+
+
+def count_samples(batch: Any, unknown: int = 0) -> int:
+    """The number of samples of a batch; ``unknown`` if it does not show.
+
+    It is the first dimension that all tensors share, else that of the labels among named fields; without tensors the
+    length that all lists share. A list of dicts has a sample in each; graphs of PyTorch Geometric and a PackedSequence
+    know their number.
+    """
+    if isinstance(batch, Mapping):
+        values: Any = batch.values()
+    elif isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence):
+        values = batch
+    else:
+        values = (batch,)
+    sizes = {len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()}
+    if len(sizes) > 1 and isinstance(batch, Mapping):
+        sizes = {len(v) for name, v in batch.items() if is_label(name) and isinstance(v, torch.Tensor) and v.dim()}
+    elif not sizes:
+        sizes = {len(batch)} if _is_list_of_dicts(batch) else {*map(_num_parts, values)} - {None}
+    return sizes.pop() if len(sizes) == 1 else unknown
+
+
+def _num_parts(value: Any) -> Any:
+    """The number of samples in a value that is no tensor; None: unknown."""
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])  # on the host
+    if isinstance(value, tuple | list):
+        return len(value)
+    if isinstance(value, Mapping):
+        return count_samples(value) or None
+    return getattr(value, "num_graphs", None)
+
+
+def _is_list_of_dicts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def is_label(name: Any) -> bool:
+    """Whether a field of this name holds labels."""
+    return isinstance(name, str) and ("label" in name or "target" in name or name in _LABELS)
 
 
 def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:
     """The batch with its tensors on ``device``: a dictionary for an `Instance`, otherwise the same type of container.
 
-    Integer types that torch's losses do not accept as labels (int8, int16, int32, uint16, uint32, uint64) become int64;
-    uint8, bool and floating point stay. Numpy arrays become tensors; text, numbers and None stay unchanged. Tensors
-    that already match are not copied. Copies from pinned memory to an accelerator are asynchronous.
+    Labels of integer types that torch's losses do not accept (int8, int16, int32, uint16, uint32, uint64) become int64:
+    fields whose name contains "label" or "target", or is "y", "class" or "tags", and all but the first item of a tuple
+    or list. Other tensors keep their type. Numpy arrays become tensors; objects with ``to(device)``, such as graphs of
+    PyTorch Geometric and packed sequences, are moved; text, numbers and None stay unchanged. Tensors that already match
+    are not copied. Copies from pinned memory to an accelerator are asynchronous.
 
     >>> to_batch(Instance(labels=torch.tensor([3, 4], dtype=torch.int32)))
     {'labels': tensor([3, 4])}
@@ -94,32 +150,45 @@ def to_batch(data: Any, device: torch.device | str = "cpu") -> Any:
     if kind is dict or kind is list or kind is tuple:  # most batches: tensors side by side, and all there already
         for value in data.values() if kind is dict else data:
             if type(value) is not torch.Tensor or value.device != device or value.dtype in _PROMOTED:
-                return _moved(data, device)
+                return _moved(data, device, is_batch=True)
         return data if kind is tuple else data.copy()
-    return _moved(data, device)
+    return _moved(data, device, is_batch=True)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: Any, device: torch.device, *, is_labels: bool = False, is_batch: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
-        return _moved_tensor(value, device)
+        return _moved_tensor(value, device, is_labels)
     if isinstance(value, DistTensorData):
-        return _moved_tensor(value.tensor, device)
+        return _moved_tensor(value.tensor, device, is_labels)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return _moved_tensor(torch.as_tensor(value, device="cpu"), device)
+        return _moved_tensor(torch.as_tensor(value, device="cpu"), device, is_labels)
     if isinstance(value, Instance):
-        return {name: _moved(item, device) for name, item in value.get_fields().items()}
+        value = value.get_fields()
     if isinstance(value, Mapping):
-        return {name: _moved(item, device) for name, item in value.items()}
-    if isinstance(value, tuple):
-        items = [_moved(item, device) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [_moved(item, device) for item in value]
-    return value
+        return {n: _moved(item, device, is_labels=is_labels or is_label(n)) for n, item in value.items()}
+    if isinstance(value, tuple | list) and not isinstance(value, PackedSequence):
+        fields = getattr(value, "_fields", None)  # of a named tuple
+        if fields is not None:
+            return type(value)(
+                *(_moved(v, device, is_labels=is_labels or is_label(n)) for n, v in zip(fields, value, strict=True))
+            )
+        items = [_moved(item, device, is_labels=is_labels or (is_batch and n > 0)) for n, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    return moved_object(value, device) if hasattr(value, "to") else value
 
 
-def _moved_tensor(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    dtype = torch.int64 if tensor.dtype in _PROMOTED else tensor.dtype
+def moved_object(value: Any, device: torch.device) -> Any:
+    """The result of an object's own ``to``."""
+    if device.type != "cpu":
+        try:
+            return value.to(device, non_blocking=True)
+        except TypeError:  # it takes the device only
+            pass
+    return value.to(device)
+
+
+def _moved_tensor(tensor: torch.Tensor, device: torch.device, is_labels: bool) -> torch.Tensor:
+    dtype = torch.int64 if is_labels and tensor.dtype in _PROMOTED else tensor.dtype
     if device.type == "cpu":
         return tensor.to(device=device, dtype=dtype)  # from an accelerator: waits, for an unfinished copy could be read
     return tensor.to(device=device, dtype=dtype, non_blocking=tensor.is_pinned())

@@ -17,6 +17,10 @@ _SUGGESTION = (
     "Samples of one batch need equal shapes: pad, crop or reshape them in the data set (for example image.unsqueeze(0) "
     "for a missing channel), or give the loader a collate_fn that pads."
 )
+_PAD = (
+    "Lists of numbers become a tensor if they have one length. Pad them in a collator (data_collator=, or a loader's "
+    "collate_fn=), for example transformers.DataCollatorWithPadding(tokenizer), or with torch's pad_sequence."
+)
 
 
 def difference(values: Sequence[Any], name: str = "") -> str | None:
@@ -36,7 +40,9 @@ def difference(values: Sequence[Any], name: str = "") -> str | None:
             keys, others = sorted(map(str, value)), sorted(map(str, first))
             return f"{who} {its}keys {keys}; sample 0 has {others}. Give all samples the same keys."
         if isinstance(first, tuple | list) and len(value) != len(first):
-            return f"{who} {its}length {len(value)}; sample 0 has {len(first)}. {_SUGGESTION}"
+            is_of_numbers = all(isinstance(item, int | float) for item in (*value, *first))
+            suggestion = _PAD if is_of_numbers else _SUGGESTION
+            return f"{who} {its}length {len(value)}; sample 0 has {len(first)}. {suggestion}"
     for path, part in _parts(first, name):
         found = difference([part(value) for value in values], path)
         if found:

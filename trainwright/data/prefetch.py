@@ -6,14 +6,16 @@ resumed run counts the batches trained on, not the batches read.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from trainwright.config.errors import ConfigError
+from trainwright.data.collate import moved_object
 from trainwright.data.instance import DistTensorData, Instance
 
 _WITH_STREAMS = ("cuda", "xpu")
@@ -35,8 +37,8 @@ def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """``batches`` with their tensors on ``device``, each read and copied while the previous step is computed.
 
     Types of tensors and containers stay. Tensors in pinned memory, as our loaders give them, are copied
-    asynchronously. Values outside of dictionaries, lists, tuples and `Instance` are not copied. On a device without
-    streams, such as the CPU, the batches are returned unchanged, and none is prefetched.
+    asynchronously. Mappings become dictionaries; objects without ``to`` and ``record_stream`` are not copied. On a
+    device without streams, such as the CPU, the batches are returned unchanged, and none is prefetched.
     """
     return _one_ahead(batches, SideStream(device)) if device.type in _WITH_STREAMS else iter(batches)
 
@@ -101,10 +103,14 @@ def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
             return value
         moved.append(value.to(device, non_blocking=value.is_pinned()))
         return moved[-1]
-    if kind is dict:
+    if isinstance(value, Mapping):
         return {name: _on(device, item, moved) for name, item in value.items()}
     if kind is list:
         return [_on(device, item, moved) for item in value]
+    if isinstance(value, PackedSequence):
+        packed = moved_object(value, device)
+        moved.extend(part for part in packed if isinstance(part, Tensor) and part.device.type == device.type)
+        return packed
     if isinstance(value, tuple):
         items = [_on(device, item, moved) for item in value]
         return kind(*items) if hasattr(value, "_fields") else tuple(items)
@@ -112,6 +118,9 @@ def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
         return Instance(**{name: _on(device, item, moved) for name, item in value.get_fields().items()})
     if isinstance(value, DistTensorData):
         return DistTensorData(_on(device, value.tensor, moved), value.sbp_list, value.placement_idx)
+    if hasattr(value, "to") and hasattr(value, "record_stream"):  # without the second, the step copies it
+        moved.append(moved_object(value, device))
+        return moved[-1]
     return value
 
 

@@ -5,6 +5,7 @@ weighted by samples or tokens. ``step_plan`` says which micro-batches form an up
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.config.errors import ConfigError
+from trainwright.data.collate import count_samples
 from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
@@ -58,7 +60,7 @@ class WindowMean:
         count: Callable[[Any], int] | None = None,
         differentiate: Callable[..., None] = plain_backward,
     ) -> None:
-        """``count`` returns the samples of a batch, 0 if unknown; :func:`count_samples` by default."""
+        """``count`` returns the samples of a batch, 0 if unknown; by default what the batch shows."""
         self._optimizer = optimizer
         self._differentiate = differentiate
         self._count = count or count_samples
@@ -173,7 +175,7 @@ class RankMean(WindowMean):
         count: Callable[[Any], int] | None,
         count_all: Callable[[], int],
     ) -> None:
-        super().__init__(optimizer, count or _count_or_one, differentiate)
+        super().__init__(optimizer, count or partial(count_samples, unknown=1), differentiate)
         self._count_all = count_all
         self._total = 0
         self._is_over = True
@@ -203,22 +205,6 @@ class RankMean(WindowMean):
     def finish(self) -> None:
         super().finish()
         self._is_over = True
-
-
-def _count_or_one(batch: Any) -> int:
-    sizes = _sizes(batch)
-    return sizes.pop() if len(sizes) == 1 else 1  # an empty batch has 0
-
-
-def count_samples(batch: Any) -> int:
-    """The number of samples of a batch: the first dimension of its tensors; 0 if they differ."""
-    sizes = _sizes(batch)
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _sizes(batch: Any) -> set[int]:
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
-    return {len(value) for value in values if isinstance(value, Tensor) and value.dim() > 0}
 
 
 def weighted_mean(values: Sequence[Any], weights: Sequence[Any] = ()) -> Any:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainwright.data.collate import count_samples
 from trainwright.engine.loss_fn import losses_of, target_of
-from trainwright.evaluation.evaluator import num_samples
 from trainwright.models.outputs import named_outputs
 
 _LOSSES_OF_CLASSES = (
@@ -69,7 +69,7 @@ class Comparison:
             is_of_classes = not labels.is_floating_point() and scores.is_floating_point()
             if is_of_classes and labels.shape in (scores.shape[:-1], (scores.shape[0], *scores.shape[2:])):
                 return (labels != ignored).sum()
-        return num_samples(batch)
+        return count_samples(batch, unknown=1)
 
 
 def find_comparison(

@@ -9,6 +9,7 @@ A contract is an object whose ``compute_loss(model, inputs)`` calls the model it
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -128,6 +129,11 @@ def contract_for(
         ConfigTypeError: this type of batch is not supported.
     """
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
+        if own_loss is None and _is_list_of_dicts(inputs[1]) and _num_positional(model.forward) > 1:
+            loss_of_model = _Undecided(_no_criterion, record_scalars)._loss_of_model
+            return TargetsContract(
+                loss_of_model if record_outputs is None else _with_recording(record_outputs, loss_of_model)
+            )
         pair_loss: Loss = _Undecided(criterion or _no_criterion, record_scalars)
         if own_loss is not None:
             pair_loss = _own_of_pair(own_loss, record_scalars)
@@ -164,6 +170,30 @@ class PairContract:
         if outputs.__class__ is Tensor and outputs.dim():
             return self._criterion(outputs, inputs[1])
         return self._loss(outputs, inputs)
+
+
+class TargetsContract:
+    """Calls the model with both items of a pair whose second is a list of dicts, as detection models expect.
+
+    In evaluation they return predictions and no loss.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return self._loss(model(*inputs), inputs)
+
+
+def _is_list_of_dicts(target: Any) -> bool:
+    return isinstance(target, tuple | list) and bool(target) and isinstance(target[0], Mapping)
+
+
+def _num_positional(function: Callable[..., Any]) -> float:
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return math.inf
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
 
 class NamedContract:
@@ -261,7 +291,7 @@ def _own(own_loss: Callable[..., Tensor], record_scalars: Callable[[Mapping[str,
 
 
 def _with_recording(record_outputs: Callable[[Any], None], loss: Loss) -> Loss:
-    def recorded_loss(outputs: Any, inputs: Mapping[str, Any]) -> Any:
+    def recorded_loss(outputs: Any, inputs: Any) -> Any:
         record_outputs(outputs)
         return loss(outputs, inputs)
 

@@ -95,12 +95,6 @@ class DatasetEvaluators(DatasetEvaluator):
         return None if None in known else [name for names in known for name in names or ()]
 
 
-def num_samples(batch: Any) -> int:
-    """The number of samples in a batch: the first dimension of its first tensor; 1 if there is none."""
-    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else (batch,)
-    return next((len(value) for value in values if isinstance(value, Tensor) and value.dim()), 1)
-
-
 def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) -> Any:
     """``values[key]``; if it is missing, the error describes ``values``. ``where`` is "the batch", for example."""
     named = named_outputs(values)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, num_samples, required
+from trainwright.data.collate import count_samples
+from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, required
 from trainwright.evaluation.metrics.metric import load_package
 from trainwright.evaluation.rank_exchange import in_order
 
@@ -219,7 +220,7 @@ class PPLEvaluator(DatasetEvaluator):
         # MPS has no float64.
         dtypes = {name: torch.float32 if loss.device.type == "mps" else torch.float64 for name, loss in losses.items()}
         wide = {name: loss.detach().reshape(()).to(dtypes[name], copy=True) for name, loss in losses.items()}
-        self._batches.append((wide, num_samples(inputs)))
+        self._batches.append((wide, count_samples(inputs, unknown=1)))
 
     def merge_state(self, others: Sequence[Self]) -> None:
         self._batches = in_order([one._batches for one in (self, *others)])  # summed in the order of a single rank

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.data.collate import add_batch_note
-from trainwright.evaluation.evaluator import num_samples
+from trainwright.data.collate import add_batch_note, count_samples
 from trainwright.evaluation.loop import preserve_rng, run_evaluation
 from trainwright.evaluation.rank_exchange import gather_values, in_order
 from trainwright.models.eval_mode import evaluation_mode
@@ -40,7 +39,7 @@ def predict(
         lambda batch: outputs.append(on_cpu(step(batch))),
         joined,
         device=device,
-        num_samples=lambda batch: num_samples(batch) * get_world_size(),
+        num_samples=lambda batch: count_samples(batch, unknown=1) * get_world_size(),
         num_batches=num_batches,
         without_batches="predict: the data yielded no batch. Pass data with at least one sample.",
     )

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat import graph_capture, traced_step
 from trainwright._torch_compat.optimizer_import import mark_stepped
-from trainwright.engine.accumulation import TOKENS, WindowMean, count_samples
+from trainwright.data.collate import count_samples
+from trainwright.engine.accumulation import TOKENS, WindowMean
 from trainwright.engine.compiled.capture import (
     Capture,
     Layout,

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.collate import to_batch
+from trainwright.data.collate import count_samples, to_batch
 from trainwright.data.instance import Instance
 from trainwright.engine.label_alignment import Comparison, find_comparison, predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help
 from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
-from trainwright.evaluation.evaluator import num_samples
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.method_overrides import is_overridden
@@ -89,11 +88,11 @@ class EvalResults:
 
     def begin_batch(self, batch: Any) -> None:
         self.is_counted, self.loss_weight = False, None
-        self._num_samples += num_samples(batch)
+        self._num_samples += count_samples(batch, unknown=1)
 
     def add_loss(self, loss: Tensor | None, batch: Any) -> None:
         self.is_counted = True
-        self._loss.add(loss, num_samples(batch) if self.loss_weight is None else self.loss_weight)
+        self._loss.add(loss, count_samples(batch, unknown=1) if self.loss_weight is None else self.loss_weight)
 
     def add_metrics(self, batch: Any, outputs: Mapping[str, Any]) -> None:
         """Update the metrics, if they can compare the outputs with the labels of the batch."""
@@ -120,7 +119,7 @@ class EvalResults:
         """Use only the values that a user's ``evaluate_step`` returns."""
         self.has_metrics = False
         loss = logs.get("eval_step_loss")
-        self._loss.add(None if loss is None else torch.as_tensor(loss), num_samples(batch))
+        self._loss.add(None if loss is None else torch.as_tensor(loss), count_samples(batch, unknown=1))
         names = {"loss": "eval_epoch_loss", "metric": "eval_epoch_metric"}
         self._own |= {name: float(logs[key]) for name, key in names.items() if logs.get(key) is not None}
 
@@ -384,7 +383,7 @@ class EvaluatingTrainer(TrainerShared):
             self._evaluate_batch,
             results,
             device=self.device,
-            num_samples=lambda batch: num_samples(batch) * get_world_size(),
+            num_samples=lambda batch: count_samples(batch, unknown=1) * get_world_size(),
             num_batches=loaders.num_rounds(loader),
             without_batches=(
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"

@@ -6,6 +6,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
@@ -41,13 +42,13 @@ def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
     return preprocessor
 
 
-def as_handler(given: Any) -> Any:
-    """The passed handler, or a handler around the passed function."""
-    if hasattr(given, "compute"):
-        return given
-    from trainwright.evaluation.handlers.base import FunctionHandler
+def as_handler(given: Any, device: torch.device) -> Any:
+    """The passed handler, or a handler around the passed function or metric of torchmetrics."""
+    from trainwright.evaluation.handlers.base import FunctionHandler, MetricObjectHandler
 
-    return FunctionHandler(given)
+    if isinstance(given, nn.Module) and hasattr(given, "compute"):
+        return MetricObjectHandler(given.to(device))
+    return given if hasattr(given, "compute") else FunctionHandler(given)
 
 
 def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:

@@ -137,7 +137,7 @@ class Trainer(TrainerSetup):
         self.callbacks, self.trainercontrol = CallbackList(callbacks), TrainerControl()
         self._built_in_callbacks: list[Callback] = []
         if metrics_handler is not None:
-            self.metrics_handler = parts.as_handler(metrics_handler)
+            self.metrics_handler = parts.as_handler(metrics_handler, self.device)
             if getattr(self.metrics_handler, "trainer", self) is None:
                 self.metrics_handler.trainer = weakref.proxy(self)
         elif config.is_set("metrics") or config.task is not None:  # so that errors in them are raised now

@@ -68,6 +68,8 @@ def put_together(batches: Sequence[Any]) -> Any:
     first = batches[0]
     if all(isinstance(batch, Mapping) for batch in batches):
         return {key: put_together([batch[key] for batch in batches]) for key in first}
+    if all(isinstance(batch, tuple) and batch and isinstance(batch[0], Mapping) for batch in batches):
+        return list(chain.from_iterable(batches))  # a dict for each sample, as in detection
     if all(isinstance(batch, tuple) and len(batch) == len(first) for batch in batches):
         return tuple(put_together(list(parts)) for parts in zip(*batches, strict=True))
     for kind, join in ((Tensor, torch.cat), (np.ndarray, np.concatenate)):
@@ -388,3 +390,31 @@ def _check_signature(function: Callable[..., Any]) -> None:
             f"metrics_handler: {name}{signature} does not take two positional arguments, predictions and labels"
             f" ({error})."
         ) from None
+
+
+class MetricObjectHandler:
+    """A metric of torchmetrics, which receives predictions and labels as they are, and combines ranks itself.
+
+    Results are those of one element: under their names, or that of the metric's class.
+    """
+
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+
+    def __repr__(self) -> str:
+        return f"MetricObjectHandler({self.metric!r})"
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self.metric.reset()
+
+    def update(self, predictions: Any, labels: Any, **batch: Any) -> None:
+        """Add a batch."""
+        self.metric.update(predictions, labels)
+
+    def compute(self) -> dict[str, float]:
+        """The metrics over all samples since `reset`, of all ranks: every rank must call this."""
+        found = self.metric.compute()
+        if not isinstance(found, Mapping):
+            found = {type(self.metric).__name__: found}
+        return {name: float(value) for name, value in found.items() if value.numel() == 1}
