@@ -89,6 +89,29 @@ def arguments_fault(kind: str, value: str | Mapping[str, Any]) -> str | None:
     return None
 
 
+def described_loss(loss: Any) -> dict[str, Any] | None:
+    """The name and the arguments of a loss of ``torch.nn``, as a configuration has them; None for other objects.
+
+    >>> import torch
+    >>> described_loss(torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])))
+    {'name_': 'CrossEntropyLoss', 'weight': [1.0, 2.0]}
+    """
+    kind = type(loss)
+    if kind.__module__ != "torch.nn.modules.loss":
+        return None
+    found = {"name_": kind.__name__}
+    for name, parameter in inspect.signature(kind).parameters.items():
+        if name in ("size_average", "reduce"):  # names of earlier releases of torch for reduction
+            continue
+        value = getattr(loss, name, parameter.default)
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, bool | int | float | str | list | None):
+            return None
+        if value != parameter.default:
+            found[name] = value
+    return found
+
+
 def torch_dtype(name: str) -> "torch.dtype":
     """The dtype ``torch.<name>``. A saved configuration uses it for dtypes."""
     import torch

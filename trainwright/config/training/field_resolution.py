@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from trainwright.config.enums import CUSTOM, GivenName, TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
-from trainwright.config.torch_names import arguments_fault, find_torch_class
+from trainwright.config.torch_names import arguments_fault, described_loss, find_torch_class
 from trainwright.config.training.aliases import ALIASES, FOREIGN, UNSPECIFIED, Alias, canonical, field_of
 from trainwright.config.validation import ema_fault, faults_of, unfreeze_fault
 
@@ -95,6 +95,8 @@ class Draft:
         field, alias = field_of(name), ALIASES.get(name)
         try:
             converted = alias.write(value) if alias else value
+            if field == "loss" and callable(converted):
+                converted = _written_loss(converted)
             if converted is not UNSPECIFIED:
                 converted = canonical(field, converted)
         except ValueError as error:
@@ -120,6 +122,14 @@ class Draft:
         if alias is None:
             return bool(given == converted)
         return alias.accepts(given) if converted is UNSPECIFIED else bool(alias.read(given) == alias.read(converted))
+
+
+def _written_loss(loss: Any) -> dict[str, Any]:
+    written = described_loss(loss)
+    if written is None:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ValueError(f"a loss of torch.nn; pass your own {name} to the trainer: Trainer(..., loss=...)")
+    return written
 
 
 def _rank(name: str) -> int:

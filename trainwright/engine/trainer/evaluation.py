@@ -254,7 +254,11 @@ class EvaluatingTrainer(TrainerShared):
         if results.comparison is None or not results.comparison.is_final:
             results.comparison = self._find_comparison(last, batch, loss)
         # Before ``logits`` is replaced below: the weight belongs to the loss.
-        results.loss_weight = results.comparison.loss_weight(outputs, batch, ignored)
+        is_by_criterion = losses_of(last) is None and not hasattr(self.model, "compute_loss")
+        is_by_criterion = is_by_criterion and not is_overridden(self, "compute_loss")
+        is_weighted = is_by_criterion and isinstance(self.loss, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
+        class_weights = self.loss.weight if is_weighted else None
+        results.loss_weight = results.comparison.loss_weight(outputs, batch, ignored, class_weights)
         if self._generates():
             outputs["logits"] = _generated(self.model, batch)
         outputs.pop("loss", None)

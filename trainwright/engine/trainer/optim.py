@@ -62,11 +62,12 @@ def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module
         return None
     found, _ = find_torch_class("loss", config.loss)
     assert found is not None, "checked when the config was made"
-    _, arguments = split_name(config.loss)
+    _, named = split_name(config.loss)
+    arguments = {name: torch.tensor(v, dtype=torch.float32) if isinstance(v, list) else v for name, v in named.items()}
     try:
         criterion: nn.Module = found(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.loss: {found.__name__} does not accept {arguments}: {error}.") from error
+        raise ConfigError(f"TrainingConfig.loss: {found.__name__} does not accept {named}: {error}.") from error
     return criterion.to(device)
 
 
