@@ -56,6 +56,13 @@ class TrainerBase:
         """Training samples consumed so far."""
         return self.samples_done
 
+    def loader_state(self) -> dict[str, Any] | None:
+        """The position of this rank in a loader that has a state, after the latest step; None: it has none."""
+        return None
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        """Continue the loader at a position of ``loader_state``."""
+
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks, called in this order. None is ignored, so that a list may contain optional hooks."""
         for hook in hooks:

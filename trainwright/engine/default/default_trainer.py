@@ -134,7 +134,10 @@ class DefaultTrainer(TrainerBase):
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
         self.samples_done = cfg.train.consumed_train_samples
         self.resume_or_load(resume)
-        set_position(self.train_loader, self.samples_done)
+        if not set_position(self.train_loader, self.samples_done):
+            micro_batches = cfg.train.train_micro_batch_size * get_data_parallel_size()
+            self._built_stepper.num_dropped = self.samples_done // micro_batches
+            self._built_stepper.resumes_loader = self.samples_done > 0
 
         self._folder.prepare(as_given)
         # Hooks that every run needs, around those that a user may change.
@@ -340,6 +343,13 @@ class DefaultTrainer(TrainerBase):
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
 
     # Implementation.
+
+    def loader_state(self) -> dict[str, Any] | None:
+        # Before the first step a loader of torchdata would draw its order now.
+        return self._built_stepper.loader_state() if self.iterations_done else None
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        self._built_stepper.load_loader_state(state)
 
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import make_loader
-from trainwright.data.collate import collate
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler
+from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, saved_position
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, get_rank, get_world_size
 
 if TYPE_CHECKING:
@@ -22,7 +22,17 @@ def train_loader(
 ) -> Any:
     """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
     if is_stream(dataset):
-        return _stream_loader(dataset, config, config.batch_size, collator, drop_last=config.dataloader_drop_last)
+        return StreamLoader(
+            dataset,
+            config.batch_size,
+            seed=config.seed,
+            drop_last=config.dataloader_drop_last,
+            num_workers=config.dataloader_num_workers,
+            shuffle_buffer=config.shuffle_buffer,
+            collate_fn=collator,
+            infinite=False,
+            **({} if config.dataloader_pin_memory else {"pin_memory": False}),
+        )
     sampler = EpochSampler(
         dataset,
         config.batch_size,
@@ -48,11 +58,24 @@ def is_own_loader(loader: Any) -> bool:
     return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
 
 
+def source_of(loader: Any) -> Any:
+    """The loader that a :class:`Repeated` repeats, or the loader itself."""
+    return loader.loader if isinstance(loader, Repeated) else loader
+
+
+def loader_state(loader: Any, batches: int) -> dict[str, Any] | None:
+    """The position of a loader after ``batches`` batches of the run; None if it has none to save."""
+    source = source_of(loader)
+    if isinstance(source, StreamLoader):
+        return source.state_dict(batches)
+    return saved_position(source)
+
+
 def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
     """A loader of one pass: every sample once, in order, on one of the processes."""
     assert config.eval_batch_size is not None, "resolved when the config was made"
     if is_stream(dataset):
-        return _stream_loader(dataset, config, config.eval_batch_size, collator, drop_last=False)
+        return eval_stream_loader(dataset, config.eval_batch_size, config.dataloader_num_workers, collator)
     rank, size = get_data_parallel_rank(), get_data_parallel_size()
     sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
     return _loader(dataset, sampler, config, collator)
@@ -91,61 +114,22 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
     )
 
 
-def _stream_loader(dataset: Any, config: "TrainingConfig", batch_size: int, collator: Any, *, drop_last: bool) -> Any:
-    workers = config.dataloader_num_workers
-    return stream_loader(dataset, batch_size, drop_last=drop_last, num_workers=workers, collator=collator)
-
-
-def is_stream(dataset: Any) -> bool:
-    """Whether a data set can only be iterated from its beginning."""
-    return isinstance(dataset, IterableDataset) or (
-        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
-    )
-
-
-def stream_loader(
-    dataset: Any,
-    batch_size: int,
-    *,
-    drop_last: bool,
-    num_workers: int,
-    collator: Callable[[list[Any]], Any] | None,
-) -> "DataLoader[Any]":
-    """Batches of a stream, in its own order. With several workers its ``__iter__`` must yield each worker's share.
-
-    Raises:
-        ConfigTypeError: it is an iterator, which can be iterated only once.
-    """
-    if isinstance(dataset, Iterator):
-        raise ConfigTypeError(
-            f"Trainer: got a data set that is an iterator ({type(dataset).__name__}), which can be iterated only once;"
-            " pass an object whose __iter__ restarts, such as a torch IterableDataset."
-        )
-    samples = dataset if isinstance(dataset, IterableDataset) else _Samples(dataset)
-    return DataLoader(
-        samples,
-        batch_size,
-        drop_last=drop_last,
-        num_workers=num_workers,
-        collate_fn=collator or getattr(dataset, "data_collator", None) or collate,
-    )
-
-
 class Repeated:
     """A loader of ``length`` batches that repeats a loader without a length as often as necessary."""
 
     def __init__(self, loader: Iterable[Any], length: int) -> None:
-        self._loader = loader
+        self.loader = loader
+        self.start = 0  # batches before the first one of the next iteration
         self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        given = 0
+        given, self.start = self.start, 0
         while given < self._length:
             before = given
-            for batch in self._loader:
+            for batch in self.loader:
                 yield batch
                 given += 1
                 if given == self._length:
@@ -170,11 +154,3 @@ def with_length(loader: Any, max_steps: int | float | None) -> Any:
             ) from error
         return Repeated(loader, max_steps)
     return loader
-
-
-class _Samples(IterableDataset[Any]):
-    def __init__(self, samples: Iterable[Any]) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._samples)

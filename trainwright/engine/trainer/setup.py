@@ -30,7 +30,7 @@ from trainwright.engine.trainer.best_metric import (
 from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer, forward
-from trainwright.engine.trainer.loaders import with_length
+from trainwright.engine.trainer.loaders import source_of, with_length
 from trainwright.engine.trainer.own_step import OwnStep
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.events.writers import EventWriter
@@ -335,6 +335,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._compute_loss = None
         self._update.batch = None
         uninstall(self, *STEP_METHODS, "optimization_step")
+        if self._is_stream():
+            source_of(self.train_dataloader).infinite = False
         for loader in (self.train_dataloader, self.eval_dataloader):
             if isinstance(loader, BatchLoader):
                 loader.close()
