@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict, is_typeddict  # pydantic takes no others before Python 3.12
 
-from trainwright.config.enums import TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, Fault, did_you_mean, got
+from trainwright.config.torch_names import TaskType
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.config.enums import MISSPELLED
+from trainwright.config.torch_names import MISSPELLED
 from trainwright.config.training.metric_config import MetricConfig, plain
 from trainwright.config.validation import WARMUP_SCHEDULES
 

@@ -7,9 +7,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from trainwright.config.enums import CUSTOM, GivenName, TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
-from trainwright.config.torch_names import arguments_fault, described_loss, find_torch_class
+from trainwright.config.torch_names import (
+    CUSTOM,
+    GivenName,
+    TaskType,
+    arguments_fault,
+    described_loss,
+    find_torch_class,
+)
 from trainwright.config.training.aliases import ALIASES, FOREIGN, UNSPECIFIED, Alias, canonical, field_of
 from trainwright.config.validation import ema_fault, faults_of, unfreeze_fault
 

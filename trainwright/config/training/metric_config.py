@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainwright.config.enums import GivenName
 from trainwright.config.errors import ConfigTypeError, error_of
+from trainwright.config.torch_names import GivenName
 from trainwright.config.validation import Allowed, faults_of
 
 _READ_ONLY = "This {} belongs to a configuration, which checks every change: assign a new one, for example config.{}."

@@ -1,16 +1,17 @@
 """``TrainingConfig`` and ``TrainerConfig``: the settings of the Python API, checked at creation and at every change."""
 
+import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 from pydantic import Field
 
 from trainwright.config import validation as types
 from trainwright.config.torch_names import find_device
 from trainwright.config.training.aliases import ALIASES
-from trainwright.config.training.checked_config import CheckedConfig, setting, with_default
+from trainwright.config.training.checked_config import CATEGORIES, CheckedConfig, category_of, setting, with_default
 from trainwright.config.training.metric_config import MetricConfig
-from trainwright.config.validation import Allowed
+from trainwright.config.validation import Allowed, allowed_text
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ _Metrics = Annotated[
     list[Annotated[str, Field(min_length=1)] | MetricConfig] | None,
     Allowed("a list of names, of dicts and of MetricConfigs, or None"),
 ]
+
 _NUM_SHOWN = 25
 
 # Fields that the repr shows by another name.
@@ -304,3 +306,40 @@ class TrainerConfig(TrainingConfig):
     log_steps: types.StepsOrFraction = with_default(_FIELDS["log_steps"], None)
 
     __repr__ = CheckedConfig.__repr__
+
+
+def get_config_help(kind: type[CheckedConfig] = TrainingConfig) -> dict[str, dict[str, Any]]:
+    """Print the description of each setting, by category.
+
+    Returns ``{setting: {"help", "category", "allowed", "other_names", "default"}}``; a required setting has no default.
+    """
+    found = settings_help(kind)
+    for category in CATEGORIES:
+        print(f"{category}:")
+        for name, info in found.items():
+            if info["category"] == category:
+                others = f" (also: {', '.join(info['other_names'])})" if info["other_names"] else ""
+                default = f"Default: {info['default']!r}." if "default" in info else "Required."
+                print(f"  {name}{others}\n      {info['help']}\n      It is {info['allowed']}. {default}")
+    return found
+
+
+def settings_help(kind: type[CheckedConfig]) -> dict[str, dict[str, Any]]:
+    """The result of :func:`get_config_help`, without printing it."""
+    found = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for name, field in kind.model_fields.items():
+        found[name] = {
+            "help": field.description,
+            "category": category_of(field),
+            "allowed": allowed_text(hints[name]),
+            "other_names": [other for other, synonym in ALIASES.items() if synonym.field == name],
+        }
+        if not field.is_required():
+            found[name]["default"] = field.get_default(call_default_factory=True)
+    return found
+
+
+def dump_default_yaml(path: str | os.PathLike[str]) -> None:
+    """Write the defaults of ``TrainingConfig`` as YAML, to be edited and read with ``load_from_yaml``."""
+    TrainingConfig().save_to_yaml(path)

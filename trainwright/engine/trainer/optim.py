@@ -13,10 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError
+from trainwright.config.torch_names import CUSTOM
 from trainwright.optim import schedules as configured
-from trainwright.optim.build import get_default_optimizer_params
 from trainwright.optim.fused import fused_arguments
 
 if TYPE_CHECKING:
@@ -108,6 +107,8 @@ def _parameter_groups(config: "TrainingConfig", model: nn.Module, settings: Mapp
     off = None if config.decay_norm_and_bias else 0.0
     if off is not None and not settings.get("weight_decay"):
         logger.warning("TrainingConfig.decay_norm_and_bias=False has no effect without weight_decay.")
+    from trainwright.optim.build import get_default_optimizer_params  # here: loads omegaconf
+
     return get_default_optimizer_params(
         model,
         base_lr=settings["lr"],

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.torch_names import described_loss
+from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_recomputed, log_to_console
