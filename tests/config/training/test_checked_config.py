@@ -78,6 +78,7 @@ VALUES: dict[str, list[Any]] = {
     "checkpoints_dir": ["saved"],
     "max_to_keep": [None, 3],
     "save_top_k": [None, 2],
+    "save_trainable_only": [True, False],
     "unfreeze": [None, [{"epoch": 1, "layers": ["a"]}, {"step": 0.5, "layers": ["b", "c"]}]],
     "decay_norm_and_bias": [True, False],
     "layer_decay": [None, 0.75],

@@ -56,6 +56,7 @@ class Checkpointer(TypedDict, total=False):
     period: Count
     max_to_keep: CountOrNone
     save_top_k: CountOrNone
+    save_trainable_only: YesNo
     save_model_after_n_epoch: CountOrNone
     asynchronous: YesNo
 

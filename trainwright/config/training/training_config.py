@@ -227,6 +227,11 @@ class TrainingConfig(CheckedConfig):
     max_to_keep: types.CountOrNone = setting(
         None, "checkpoint", "Keep only so many of the newest checkpoints, and the best; None: all."
     )
+    save_trainable_only: types.YesNo = setting(
+        False,
+        "checkpoint",
+        "Leave frozen parameters out of checkpoints: with peft, only the adapters are saved.",
+    )
     save_top_k: types.CountOrNone = setting(
         None,
         "checkpoint",

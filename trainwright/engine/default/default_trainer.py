@@ -62,6 +62,7 @@ from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.models.adapters import adapter_files, is_peft_model, trainable_names
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.weight_average import WeightAverage, build_average
@@ -120,15 +121,18 @@ class DefaultTrainer(TrainerBase):
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
-        self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema)
+        only = trainable_names(self.model) if cfg.train.checkpointer.save_trainable_only else None
+        self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema, only)
         states = self._state.with_parts(
             self.optimizer, self.lr_schedulers or self.lr_scheduler, grad_scaler, self._average
         )
-        saving: dict[str, Any] = {"save_to_disk": is_main_process()}
+        saving: dict[str, Any] = {"save_to_disk": is_main_process(), "only": only}
         saving |= {"asynchronous": cfg.train.checkpointer.asynchronous}
         self._evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._average is not None:
             saving["weights"], self._evaluated_weights = self._average.saved_model, self._average.applied
+        if is_peft_model(self.model):
+            saving["attachments"] = lambda: adapter_files(saving.get("weights", lambda: self.model)())
         self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter

@@ -171,9 +171,9 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
     own = Path(checkpointer.save_dir)
     folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
     if is_checkpoint(folder):
-        Checkpointer(model, **states).load(folder)
+        Checkpointer(model, only=checkpointer.only, **states).load(folder)
         return folder.resolve()
-    there = Checkpointer(model, folder, **states)
+    there = Checkpointer(model, folder, only=checkpointer.only, **states)
     if not there.has_checkpoint():
         logger.info("%s holds no checkpoint to resume from: starting a new run.", config.output_dir)
         _begin_with_weights(config, model)

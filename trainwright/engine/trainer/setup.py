@@ -54,6 +54,7 @@ from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.models.adapters import trainable_names
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR
 from trainwright.optim.weight_average import WeightAverage, build_average
@@ -248,10 +249,11 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self.output_dir / config.checkpoints_dir,
             attachments=self._attachments,
             weights=self._saved_model,
+            only=trainable_names(self.model) if config.save_trainable_only else None,
             trainer=self.state,  # first: it decides whether the others can be restored
         )
         if config.ema is not None:
-            self._average = build_average(self.model, config.ema)
+            self._average = build_average(self.model, config.ema, self.checkpointer.only)
             self._evaluated_weights = self._average.applied
         self._set_checkpoint_parts()
         self._train_metrics = self._build_train_metrics()

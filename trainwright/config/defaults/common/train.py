@@ -34,9 +34,16 @@ train = dict(
     rdma_enabled=True,
     zero_optimization=dict(enabled=False, stage=1),
     # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`, and the
-    # `save_top_k` best ones by eval_metric. Saves are `asynchronous`: a background thread writes them, from a copy of
-    # model and optimizer in memory.
-    checkpointer=dict(period=5000, max_to_keep=100, save_top_k=None, save_model_after_n_epoch=None, asynchronous=True),
+    # `save_top_k` best ones by eval_metric. `save_trainable_only` leaves out frozen parameters. Saves are
+    # `asynchronous`: a background thread writes them, from a copy of model and optimizer in memory.
+    checkpointer=dict(
+        period=5000,
+        max_to_keep=100,
+        save_top_k=None,
+        save_model_after_n_epoch=None,
+        asynchronous=True,
+        save_trainable_only=False,
+    ),
     # Samples per rank in one batch of evaluation.
     test_micro_batch_size=32,
     evaluation=dict(
