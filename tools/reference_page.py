@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from trainwright.config.enums import LRSchedulerType, TaskType
+from trainwright.config.torch_names import LRSchedulerType, TaskType
 from trainwright.config.training.aliases import ALIASES
 from trainwright.config.training.checked_config import CATEGORIES
-from trainwright.config.training.reference import settings_help
-from trainwright.config.training.training_config import TrainerConfig, TrainingConfig
+from trainwright.config.training.training_config import TrainerConfig, TrainingConfig, settings_help
 
 _HEAD = """# Settings of the Trainer
 

@@ -58,10 +58,12 @@ def make_batches() -> list[list[dict[str, Tensor]]]:
     ]
 
 
-def by_hand(accumulation: int = 1, weigh: Callable[[int, int], float] | None = None, decay: float | None = None) -> Net:
+def by_hand(
+    accumulation: int = 1, weigh: Callable[[int, int], float] | None = None, decay: float | None = None, frozen: int = 0
+) -> Net:
     """One process: the loss of an update is the mean over all samples of both, or weighted by ``weigh(n, total)``.
 
-    With ``decay`` the average of the weights.
+    With ``decay`` the average of the weights. ``frozen``: the number of updates in which the bias is frozen.
     """
     model, both = make_net(), make_batches()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay or 0.0))
@@ -69,6 +71,7 @@ def by_hand(accumulation: int = 1, weigh: Callable[[int, int], float] | None = N
     for start in range(0, len(both), accumulation):
         batches = [batch for pair in both[start : start + accumulation] for batch in pair]
         total = sum(len(batch["labels"]) for batch in batches)
+        model.used.bias.requires_grad = start >= frozen
         for batch in batches:
             n = len(batch["labels"])
             (model(**batch)["loss"] * (n / total if weigh is None else weigh(n, total))).backward()
@@ -86,7 +89,7 @@ def config_files(accumulation: int = 1, kind: Any = EagerTrainer) -> tuple[Net, 
     return model, trainer
 
 
-def python_api(accumulation: int = 1, ema: dict[str, Any] | None = None) -> tuple[Net, Any]:
+def python_api(accumulation: int = 1, **settings: Any) -> tuple[Net, Any]:
     model = make_net()
     loader = [pair[get_rank()] for pair in make_batches()]
     name = f"python-{accumulation}"
@@ -99,7 +102,7 @@ def python_api(accumulation: int = 1, ema: dict[str, Any] | None = None) -> tupl
         lr_scheduler_type=None,
         save_enabled=False,
         progress_bar=False,
-        ema=ema,
+        **settings,
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     trainer = Trainer(model, config, train_dataloader=loader, optimizer=optimizer)
@@ -184,6 +187,8 @@ def main() -> None:
     compare("graph mode", graph_mode(), by_hand())
     model, _ = python_api(ema={"decay": 0.5})
     compare("average", model, by_hand(decay=0.5))
+    model, _ = python_api(unfreeze=[{"step": 2, "layers": ["used.bias"]}])
+    compare("unfrozen", model, by_hand(frozen=2))
     found["logged"] = logged()
     if get_rank() == 0:
         (FOLDER / "found.json").write_text(json.dumps(found))

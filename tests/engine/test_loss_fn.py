@@ -12,7 +12,8 @@ import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainwright import Trainer, TrainingConfig
+from trainwright import LazyCall, LazyConfig, Trainer, TrainingConfig, instantiate
+from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset
 from trainwright.engine import EagerTrainer, GraphBase, GraphTrainer
 from trainwright.evaluation import inference_on_dataset
@@ -284,3 +285,72 @@ def test_a_detection_model_takes_lists_of_images_and_of_dicts(metric: Any, tmp_p
     images, targets = zip(*data, strict=True)
     assert results == pytest.approx(mean_box_error(theirs.eval()(images), targets), rel=1e-5)
     assert len(trainer.storage.history("size_loss").values()) == 2
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5])
+WEIGHTED = nn.CrossEntropyLoss(weight=WEIGHTS)
+
+
+class Labelled(nn.Module):
+    """``WEIGHTED`` as a loss of the user's own."""
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(scores, labels, weight=WEIGHTS)
+
+
+LOSSES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "object in the configuration": ({"loss": WEIGHTED}, {}),
+    "name and tensor": ({"loss": {"name_": "CrossEntropyLoss", "weight": WEIGHTS}}, {}),
+    "name and list": ({"loss": {"name_": "CrossEntropyLoss", "weight": WEIGHTS.tolist()}}, {}),
+    "object for the trainer": ({}, {"loss": WEIGHTED}),
+    "own object for the trainer": ({}, {"loss": Labelled()}),
+}
+
+
+@pytest.mark.parametrize("form", LOSSES)
+def test_a_loss_with_class_weights_in_each_form(form: str, tmp_path: Path) -> None:
+    settings, arguments = LOSSES[form]
+    torch.manual_seed(0)
+    model, theirs = nn.Linear(4, 3), nn.Linear(4, 3)
+    theirs.load_state_dict(model.state_dict())
+    given = config(tmp_path, optimizer="SGD", lr_scheduler_type=None, num_epochs=1, **settings)
+    loader = DataLoader(PAIRS, 8)
+    trainer = Trainer(model, given, train_dataloader=loader, eval_dataset=PAIRS, **arguments)
+    results = trainer.train()
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.01)
+    for x, labels in loader:
+        WEIGHTED(theirs(x), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(model.weight, theirs.weight)
+    written = trainer.config.loss
+    if form == "own object for the trainer":
+        assert written == "custom_"
+    else:  # of the complete data set
+        assert results["loss"] == pytest.approx(WEIGHTED(theirs(INPUTS), PAIRS.tensors[1]).item(), rel=1e-6)
+        assert written == {"name_": "CrossEntropyLoss", "weight": [1.0, 2.0, 0.5]}
+        trainer.config.save_to_yaml(tmp_path / "saved.yaml")
+        assert TrainingConfig.load(tmp_path / "saved.yaml").loss == written
+
+
+def test_a_loss_of_ones_own_in_a_configuration_is_an_error_that_names_the_argument(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"TrainingConfig.loss: got .*pass your own Labelled to the trainer"):
+        config(tmp_path, loss=Labelled())
+    with pytest.raises(ConfigTypeError, match=r"Trainer.loss: got <class .*a module or a function"):
+        Trainer(nn.Linear(4, 3), config(tmp_path), PAIRS, loss=nn.CrossEntropyLoss)
+
+
+class WithCriterion(nn.Module):
+    def __init__(self, criterion: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.criterion = nn.Linear(4, 3), criterion
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        return {"loss": self.criterion(self.layer(x), labels)}
+
+
+def test_a_loss_with_weights_in_a_config_file(tmp_path: Path) -> None:
+    weight = LazyCall(torch.tensor)(data=[1.0, 2.0, 0.5])
+    model = LazyCall(WithCriterion)(criterion=LazyCall(nn.CrossEntropyLoss)(weight=weight))
+    LazyConfig.save(model, tmp_path / "model.yaml")
+    assert torch.equal(instantiate(LazyConfig.load(tmp_path / "model.yaml")).criterion.weight, WEIGHTS)

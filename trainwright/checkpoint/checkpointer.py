@@ -7,7 +7,7 @@ verifies and reads everything before it changes the first object.
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ class Checkpointer:
         attachments: returns additional files by name, such as a ``README.md``, to store in each checkpoint.
         weights: returns the module whose weights are saved as the model's, if it is not ``model``, such as a
             copy with averaged weights. Weights are always loaded into ``model``.
+        only: the names of the weights to save; by default all. A load does not need the others.
         asynchronous: `save` returns when the state is copied in memory; a background thread writes the copy. With
             False it returns when the state is on disk, and needs no memory for a copy.
         checkpointables: objects with ``state_dict`` and ``load_state_dict``, by name; None is ignored.
@@ -71,6 +72,7 @@ class Checkpointer:
         asynchronous: bool = True,
         attachments: Callable[[], Mapping[str, bytes]] | None = None,
         weights: Callable[[], nn.Module] | None = None,
+        only: Collection[str] | None = None,
         **checkpointables: Stateful | None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -80,6 +82,7 @@ class Checkpointer:
         self.save_to_disk = save_to_disk
         self.asynchronous = asynchronous
         self.attachments = attachments
+        self.only = only
         self._weights: Callable[[], nn.Module] = weights or (lambda: self.model)
         self._writer = CheckpointWriter(self.save_dir)
         weakref.finalize(self, self._writer.log_failure)
@@ -148,7 +151,7 @@ class Checkpointer:
                 got = f"{iteration!r} ({type(iteration)})"
                 raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
             attached = self.attachments() if self.attachments is not None and self._is_writer else {}
-            files: Mapping[str, Writer] = serialize(self._weights(), self.checkpointables, extra, attached)
+            files: Mapping[str, Writer] = serialize(self._weights(), self.checkpointables, extra, attached, self.only)
             if self._is_writer:
                 iteration = extra.get("iteration")
                 if keep_trained:
@@ -285,7 +288,7 @@ class Checkpointer:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
         """
         with raised_together():
-            files = serialize(self._weights(), self.checkpointables, {})
+            files = serialize(self._weights(), self.checkpointables, {}, only=self.only)
             if reserve and self.asynchronous and self._is_writer:
                 self._writer.reserve(files)
 
@@ -328,7 +331,7 @@ class Checkpointer:
                 unused = ", ".join(name for name in held if name not in wanted)
                 logger.warning("%s: holds state that no checkpointable of this run loads: %s.", path, unused)
         with raised_together():
-            load_weights(self.model, weights, str(path), strict=strict)
+            load_weights(self.model, weights, str(path), strict=strict, only=self.only)
             for name in wanted:
                 try:
                     target = self.checkpointables[name]

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
 
@@ -60,15 +60,16 @@ def serialize(
     checkpointables: Mapping[str, Stateful],
     extra: Mapping[str, Any],
     attached: Mapping[str, bytes] | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Writer]:
     """The files of a checkpoint, by name. Does not copy tensors: a `TensorFile` reads them when it is called.
 
-    ``attached``: additional files for people and other programs, without state.
+    ``attached``: additional files for people and other programs, without state. ``only``: the names of the weights.
 
     Raises:
         CheckpointTypeError: a state holds a value that a checkpoint cannot store.
     """
-    weights, metadata, model_extra = split_model_state(model)
+    weights, metadata, model_extra = split_model_state(model, only)
     states: dict[str, Any] = {EXTRA: dict(extra), **({_MODEL_EXTRA: model_extra} if model_extra else {})}
     with without_compiler():
         states |= {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}

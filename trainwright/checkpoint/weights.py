@@ -5,7 +5,7 @@ import logging
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def split_model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str], dict[str, object]]:
+def split_model_state(
+    model: nn.Module, only: Collection[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, object]]:
     """A model's state as (tensors, metadata of their file, the modules' ``get_extra_state`` values).
 
-    Tied tensors are listed once; the metadata holds their other names.
+    Tied tensors are listed once; the metadata holds their other names. ``only``: the names to list.
 
     Raises:
         CheckpointTypeError: a parameter or buffer has no dense data.
@@ -45,6 +47,8 @@ def split_model_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, st
     extra_state: dict[str, object] = {}
     names: dict[tuple[object, ...], str] = {}
     for name, value in unwrap(model).state_dict().items():
+        if only is not None and name not in only:
+            continue
         if not isinstance(value, Tensor):
             extra_state[name] = value
             continue
@@ -121,12 +125,15 @@ def _read_torch_file(path: Path) -> dict[str, Tensor]:
     return {str(name): value for name, value in content.items()}
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, *, strict: bool) -> None:
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Any], source: str, *, strict: bool, only: Collection[str] | None = None
+) -> None:
     """Copy ``weights`` into the parameters and buffers of the model.
 
     Args:
         strict: every name, shape and dtype must match (a resume). Otherwise weights that do not fit are skipped and
             logged.
+        only: names that must be there with ``strict``; the model keeps its own values of others that are missing.
 
     Raises:
         CheckpointError: a weight does not match, or without ``strict`` none fits. The model is then unchanged.
@@ -138,6 +145,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, *, s
             check_tensor(value, f"model.{name}")
     weights = _without_wrapper_prefix(weights, own)
     missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
+    if only is not None:
+        missing = [name for name in missing if name in only]
     shapes, dtypes = _differences(own, weights)
     if strict:
         faults = [*_listed("not in the checkpoint", missing), *_listed("not in the model", unexpected)]

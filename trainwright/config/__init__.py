@@ -6,10 +6,6 @@ from trainwright.lazy_names import on_first_use
 
 if TYPE_CHECKING:
     from trainwright.config.arguments import default_argument_parser as default_argument_parser
-    from trainwright.config.enums import LRSchedulerType as LRSchedulerType
-    from trainwright.config.enums import OptimizerType as OptimizerType
-    from trainwright.config.enums import PrecisionType as PrecisionType
-    from trainwright.config.enums import TaskType as TaskType
     from trainwright.config.errors import ConfigError as ConfigError
     from trainwright.config.errors import ConfigImportError as ConfigImportError
     from trainwright.config.errors import ConfigKeyError as ConfigKeyError
@@ -23,25 +19,28 @@ if TYPE_CHECKING:
     from trainwright.config.lazy.lazy_config import get_config as get_config
     from trainwright.config.lazy.lazy_config import try_get_key as try_get_key
     from trainwright.config.lazy.targets import configurable as configurable
+    from trainwright.config.torch_names import LRSchedulerType as LRSchedulerType
+    from trainwright.config.torch_names import OptimizerType as OptimizerType
+    from trainwright.config.torch_names import PrecisionType as PrecisionType
+    from trainwright.config.torch_names import TaskType as TaskType
     from trainwright.config.training.metric_config import MetricConfig as MetricConfig
-    from trainwright.config.training.reference import dump_default_yaml as dump_default_yaml
-    from trainwright.config.training.reference import get_config_help as get_config_help
     from trainwright.config.training.training_config import TrainerConfig as TrainerConfig
     from trainwright.config.training.training_config import TrainingConfig as TrainingConfig
+    from trainwright.config.training.training_config import dump_default_yaml as dump_default_yaml
+    from trainwright.config.training.training_config import get_config_help as get_config_help
 
 # The block above is for type checkers; a test compares the two.
 _NAMES_OF = {
     "arguments": "default_argument_parser",
-    "enums": "LRSchedulerType OptimizerType PrecisionType TaskType",
     "errors": (
         "ConfigError ConfigImportError ConfigKeyError ConfigSyntaxError ConfigTypeError MissingFileError UserError"
     ),
     "lazy.instantiation": "instantiate",
     "lazy.lazy_config": "LazyCall LazyConfig get_config try_get_key",
     "lazy.targets": "configurable",
+    "torch_names": "LRSchedulerType OptimizerType PrecisionType TaskType",
     "training.metric_config": "MetricConfig",
-    "training.reference": "dump_default_yaml get_config_help",
-    "training.training_config": "TrainerConfig TrainingConfig",
+    "training.training_config": "dump_default_yaml get_config_help TrainerConfig TrainingConfig",
 }
 
 __all__ = [*" ".join(_NAMES_OF.values()).split()]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from trainwright.data.sampler import EpochSampler as EpochSampler
     from trainwright.data.sampler import RangedSampler as RangedSampler
     from trainwright.data.sampler import SingleRoundSampler as SingleRoundSampler
+    from trainwright.data.streaming import StreamLoader as StreamLoader
+    from trainwright.data.tar_shards import TarShards as TarShards
     from trainwright.data.tasks.audio_features import AudioFeatureExtractor as AudioFeatureExtractor
     from trainwright.data.tasks.audio_features import AudioFeatureExtractorConfig as AudioFeatureExtractorConfig
     from trainwright.data.tasks.collators import CharLevelOCRDataCollator as CharLevelOCRDataCollator
@@ -68,6 +70,8 @@ _NAMES_OF = {
         "build_nlp_train_loader build_nlp_train_val_test_loader"
     ),
     "sampler": "EpochSampler CyclicSampler RangedSampler SingleRoundSampler",
+    "streaming": "StreamLoader",
+    "tar_shards": "TarShards",
     "tasks.audio_features": "AudioFeatureExtractor AudioFeatureExtractorConfig",
     "tasks.collators": (
         "CharLevelOCRDataCollator ImageCaptioningDataCollator SequenceLabelingDataCollator "

@@ -225,7 +225,7 @@ class BatchLoader(DataLoader[Any]):
             reader: Any = self._reader
             self._with_workers = DataLoader(reader, batch_sampler=self._rounds, **options)
         with ended_with_this_process():
-            return _WorkerBatches(iter(self._with_workers))
+            return WorkerBatches(iter(self._with_workers))
 
     def _in_this_process(self, reader: BatchReader) -> "_LocalBatches":
         read: Callable[[Any], Any] = reader.__getitems__
@@ -284,7 +284,7 @@ class _LocalBatches(map):  # type: ignore[type-arg]  # the type of its items dep
         return len(self.loader)
 
 
-class _WorkerBatches(Iterator[Any]):
+class WorkerBatches(Iterator[Any]):
     """The batches that workers read.
 
     Torch raises the error of a worker from a frame that holds it. This cycle would keep torch's iterator until garbage
@@ -330,19 +330,7 @@ def make_loader(
     mixup_func: Callable[..., Any] | None = None,
 ) -> BatchLoader:
     """A loader over ``batch_sampler``'s lists of indices. ``loader_options`` are arguments of torch's DataLoader."""
-    for name in loader_options:
-        if name not in _LOADER_OPTIONS:
-            raise ConfigTypeError(
-                f"data loader: {name!r} is not one of its arguments. {did_you_mean(name, _LOADER_OPTIONS)}"
-            )
-    num_workers = _allowed_workers(num_workers)
-    rank = get_data_parallel_rank()
-    user_init = loader_options.get("worker_init_fn")
-    options: dict[str, Any] = {"pin_memory": can_pin_memory(), "persistent_workers": num_workers > 0, **loader_options}
-    options["worker_init_fn"] = functools.partial(init_worker, seed=seed, rank=rank, user_init=user_init)
-    if num_workers == 0:  # torch rejects these without workers; a config must work with and without
-        for name in ("prefetch_factor", "timeout", "multiprocessing_context", "persistent_workers"):
-            options.pop(name, None)
+    num_workers = allowed_workers(num_workers)
     return BatchLoader(
         dataset,
         batch_sampler,
@@ -350,12 +338,29 @@ def make_loader(
         mixup_func=mixup_func,
         num_workers=num_workers,
         collate_fn=collate_fn or collate,
-        generator=torch.Generator("cpu").manual_seed(mixed_seed(seed, LOADER_STREAM, rank)),
-        **options,
+        **loader_settings(seed, num_workers, get_data_parallel_rank(), loader_options),
     )
 
 
-def _allowed_workers(num_workers: int) -> int:
+def loader_settings(seed: int, num_workers: int, rank: int, loader_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of torch's DataLoader: the user's, and those for its workers and generators."""
+    for name in loader_options:
+        if name not in _LOADER_OPTIONS:
+            raise ConfigTypeError(
+                f"data loader: {name!r} is not one of its arguments. {did_you_mean(name, _LOADER_OPTIONS)}"
+            )
+    user_init = loader_options.get("worker_init_fn")
+    options: dict[str, Any] = {"pin_memory": can_pin_memory(), "persistent_workers": num_workers > 0, **loader_options}
+    options["worker_init_fn"] = functools.partial(init_worker, seed=seed, rank=rank, user_init=user_init)
+    options["generator"] = torch.Generator("cpu").manual_seed(mixed_seed(seed, LOADER_STREAM, rank))
+    if num_workers == 0:  # torch rejects these without workers; a config must work with and without
+        for name in ("prefetch_factor", "timeout", "multiprocessing_context", "persistent_workers"):
+            options.pop(name, None)
+    return options
+
+
+def allowed_workers(num_workers: int) -> int:
+    """``num_workers``, or the number of CPUs if these are fewer."""
     if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
         raise ConfigError(f"num_workers: got {num_workers!r}; it must be a whole number >= 0.")
     available = os.cpu_count() or 1

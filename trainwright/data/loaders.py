@@ -25,26 +25,21 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
+from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, shard_of_rank
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 logger = logging.getLogger("trainwright.data")
 
 
-def set_position(data_loader: Any, consumed_samples: int) -> None:
-    """Start a loader after ``consumed_samples`` of all ranks, counted over epochs.
+def set_position(data_loader: Any, consumed_samples: int) -> bool:
+    """Start a loader after ``consumed_samples`` of all ranks, counted over epochs. Returns whether it can start there.
 
-    A loader whose batch sampler has no ``set_consumed_samples`` starts from the beginning, with a warning.
+    A loader of the user's own starts at its beginning, and that of a stream where its ``load_state_dict`` sets it.
     """
     set_consumed_samples = getattr(getattr(data_loader, "batch_sampler", None), "set_consumed_samples", None)
     if set_consumed_samples is not None:
         set_consumed_samples(consumed_samples)
-    elif consumed_samples:
-        logger.warning(
-            "The training loader %s cannot be set to a position, so this run starts its data from the beginning instead"
-            " of after %d samples. Use trainwright.data's loaders, or a batch sampler with set_consumed_samples.",
-            type(data_loader).__name__,
-            consumed_samples,
-        )
+    return set_consumed_samples is not None or isinstance(data_loader, StreamLoader)
 
 
 def one_pass(data_loader: Any) -> Iterable[Any]:
@@ -78,18 +73,34 @@ def build_image_train_loader(
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     mixup_func: Callable[..., Any] | None = None,
     bucket_by_length: bool | str = False,
+    shuffle_buffer: int | None = None,
     **loader_options: Any,
-) -> tuple[BatchLoader, None, None]:
+) -> tuple[BatchLoader | StreamLoader, None, None]:
     """An infinite loader of this rank's shuffled micro-batches, as ``(loader, None, None)``.
 
     The second and third place are for a validation and a test loader, which this builder does not create.
     ``train_batch_size`` is the micro-batch of one rank. ``test_batch_size`` is ignored: configs pass both sizes to all
-    builders. The default sampler is ``CyclicSampler(shuffle=True)``. ``bucket_by_length``: put samples of similar
-    length into a batch; True, or the name of the field that is measured (:func:`~.order.sample_lengths`).
+    builders. ``dataset`` may be a stream, which ``shuffle_buffer`` shuffles: see :class:`StreamLoader`. The default
+    sampler is ``CyclicSampler(shuffle=True)``. ``bucket_by_length``: put samples of similar length into a batch;
+    True, or the name of the field that is measured (:func:`~.order.sample_lengths`).
     """
+    joined = _joined(dataset, dataset_mixer)
+    _check_stream_arguments(joined, sampler, bucket_by_length, shuffle_buffer)
+    if is_stream(joined):
+        loader = StreamLoader(
+            joined,
+            train_batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            collate_fn=_instantiated(collate_fn),
+            mixup_func=_instantiated(mixup_func),
+            shuffle_buffer=shuffle_buffer,
+            **loader_options,
+        )
+        return loader, None, None
     return (
         _train_loader(
-            _joined(dataset, dataset_mixer),
+            joined,
             train_batch_size,
             sampler,
             consumed_samples=consumed_samples,
@@ -114,10 +125,14 @@ def build_image_test_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     **loader_options: Any,
-) -> BatchLoader:
+) -> Any:
     """A loader of one pass in the data set's order, by default with ``SingleRoundSampler``, unshuffled."""
+    joined = _joined(dataset, dataset_mixer)
+    if is_stream(joined):
+        part = shard_of_rank(joined, get_data_parallel_rank(), get_data_parallel_size())
+        return eval_stream_loader(part, test_batch_size, num_workers, _instantiated(collate_fn))
     return _test_loader(
-        _joined(dataset, dataset_mixer),
+        joined,
         test_batch_size,
         sampler,
         seed=seed,
@@ -138,8 +153,9 @@ def build_nlp_train_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     bucket_by_length: bool | str = False,
+    shuffle_buffer: int | None = None,
     **loader_options: Any,
-) -> tuple[BatchLoader, None, None]:
+) -> tuple[BatchLoader | StreamLoader, None, None]:
     """As `build_image_train_loader`, without ``mixup_func``."""
     return build_image_train_loader(
         dataset,
@@ -152,6 +168,7 @@ def build_nlp_train_loader(
         collate_fn,
         dataset_mixer,
         bucket_by_length=bucket_by_length,
+        shuffle_buffer=shuffle_buffer,
         **loader_options,
     )
 
@@ -165,7 +182,7 @@ def build_nlp_test_loader(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     dataset_mixer: Callable[[list[Any]], Any] = ConcatDataset,
     **loader_options: Any,
-) -> BatchLoader:
+) -> Any:
     """As `build_image_test_loader`."""
     return build_image_test_loader(
         dataset, test_batch_size, sampler, num_workers, seed, collate_fn, dataset_mixer, **loader_options
@@ -314,12 +331,28 @@ def _dataset_list(dataset: Any) -> list[Any]:
     if not given:
         raise ConfigError("dataset: got an empty list; give a data set, or a list of one or more.")
     for number, item in enumerate(given):
+        if len(given) == 1 and is_stream(item):
+            continue
         if not hasattr(item, "__getitem__") or not hasattr(item, "__len__"):
             raise ConfigTypeError(
                 f"dataset[{number}]: {type(item).__name__} lacks __len__ or __getitem__. Loaders read samples by "
                 "index: define both."
             )
     return given
+
+
+def _check_stream_arguments(dataset: Any, sampler: Any, bucket_by_length: Any, shuffle_buffer: Any) -> None:
+    if not is_stream(dataset):
+        if shuffle_buffer is not None:
+            logger.warning("shuffle_buffer has no effect: %s is read by index.", type(dataset).__name__)
+        return
+    if sampler is not None or bucket_by_length:
+        raise ConfigError(
+            f"dataset: {type(dataset).__name__} is a stream, which has no sampler and no lengths; remove sampler and"
+            " bucket_by_length. shuffle_buffer=1000 shuffles it."
+        )
+    if shuffle_buffer is not None and (not isinstance(shuffle_buffer, int) or shuffle_buffer < 1):
+        raise ConfigError(f"shuffle_buffer: got {shuffle_buffer!r}; it must be a whole number >= 1, or None.")
 
 
 def _is_node(value: Any) -> bool:

@@ -6,8 +6,9 @@ resumed run counts the batches trained on, not the batches read.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import nullcontext
+from itertools import count, islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import moved_object
 from trainwright.data.instance import DistTensorData, Instance
+from trainwright.data.seeding import kept_generators
 
 _WITH_STREAMS = ("cuda", "xpu")
 
@@ -40,7 +42,12 @@ def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     asynchronously. Mappings become dictionaries; objects without ``to`` and ``record_stream`` are not copied. On a
     device without streams, such as the CPU, the batches are returned unchanged, and none is prefetched.
     """
-    return _one_ahead(batches, SideStream(device)) if device.type in _WITH_STREAMS else iter(batches)
+    return _one_ahead(batches, SideStream(device)) if can_prefetch(device) else iter(batches)
+
+
+def can_prefetch(device: torch.device) -> bool:
+    """Whether `ahead` reads one batch ahead."""
+    return device.type in _WITH_STREAMS
 
 
 class _Begun(NamedTuple):
@@ -127,28 +134,48 @@ def _on(device: torch.device, value: Any, moved: list[Tensor]) -> Any:
 logger = logging.getLogger("trainwright.data")
 
 
-def cycle(data_loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of ``data_loader``, repeated forever.
+def cycle(data_loader: Iterable[Any], drop: int = 0, *, resumes: bool = False) -> Iterator[Any]:
+    """The batches of ``data_loader``, repeated forever, without the first ``drop`` ones.
+
+    ``resumes``: the first iteration leaves the random generators, whose state was saved later, as they are.
 
     Calls ``set_epoch`` of the sampler, if it has it (torch's DistributedSampler), before each epoch.
 
     Raises:
-        ConfigError: an epoch has no batch.
+        ConfigError: two epochs have no batch. (One has none if the loader was positioned at the end of a pass.)
     """
     log_if_workers_restart(data_loader)
-    for epoch in count():
+    first_epoch, has_batches = 0, True
+    if drop:
+        log_dropped_batches(data_loader, drop)
+        if isinstance(data_loader, Sized) and len(data_loader):
+            first_epoch, drop = divmod(drop, len(data_loader))
+    for epoch in count(first_epoch):
         set_epoch = getattr(getattr(data_loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        is_empty = True
-        for batch in data_loader:
-            is_empty = False
+        had_batches, has_batches = has_batches, False
+        with kept_generators() if resumes else nullcontext():
+            batches = iter(data_loader)
+            dropped = sum(1 for _ in islice(batches, drop))
+        drop, has_batches, resumes = drop - dropped, dropped > 0, drop > dropped
+        for batch in batches:
+            has_batches = True
             yield batch
-        if is_empty:
+        if not (has_batches or had_batches):
             raise ConfigError(
                 f"The data loader {type(data_loader).__name__} gave no batch: its dataset is empty, or smaller than a"
                 " batch and drop_last is True."
             )
+
+
+def log_dropped_batches(data_loader: Any, count: int) -> None:
+    """Log that a resumed run reads batches again that were trained on."""
+    logger.warning(
+        "The training loader %s cannot be set to a position: %d batches are read again and dropped. The resumed run is"
+        " exact if it gives the same batches again: with a fixed seed, or without shuffling.",
+        type(data_loader).__name__, count,
+    )  # fmt: skip
 
 
 def log_if_workers_restart(data_loader: Any) -> None:

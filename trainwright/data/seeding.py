@@ -10,6 +10,8 @@ and its generator still has the state that `seed_everything` set: one draw check
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +121,18 @@ class SavedGenerators:
         if self._numpy_mark is None:  # another kind of generator is left alone
             return False
         return not _has_twister() or _numpy_generator().random_raw() != self._numpy_mark.next
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """The three generators have the same state afterwards."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
 
 
 class _Seed(NamedTuple):

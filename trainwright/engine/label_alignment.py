@@ -56,9 +56,12 @@ class Comparison:
             (scores[:, :-1], labels[:, 1:]) if self.is_shifted and _are_of_tokens(scores, labels) else (scores, labels)
         )
 
-    def loss_weight(self, outputs: Mapping[str, Any], batch: Any, ignored: int = -100) -> int | Tensor:
+    def loss_weight(
+        self, outputs: Mapping[str, Any], batch: Any, ignored: int = -100, class_weights: Tensor | None = None
+    ) -> int | Tensor:
         """The number of items that a batch's loss averages: the model's ``num_tokens``, or labels that are not ignored.
 
+        With ``class_weights`` (C,), which weight the loss, the sum of the weights of these labels.
         The number of samples, if scores and labels do not have the shapes of a cross-entropy: labels (B,) or (B, L),
         scores (B, C), (B, L, C) or (B, C, L).
         """
@@ -68,7 +71,10 @@ class Comparison:
         if isinstance(scores, Tensor) and isinstance(labels, Tensor) and scores.dim() == labels.dim() + 1:
             is_of_classes = not labels.is_floating_point() and scores.is_floating_point()
             if is_of_classes and labels.shape in (scores.shape[:-1], (scores.shape[0], *scores.shape[2:])):
-                return (labels != ignored).sum()
+                is_counted = labels != ignored
+                if class_weights is not None:
+                    return class_weights[labels[is_counted].long()].sum()
+                return is_counted.sum()
         return count_samples(batch, unknown=1)
 
 

@@ -17,7 +17,7 @@ from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.hooks.nan_check import FiniteCheck
 from trainwright.hooks.writers import PeriodicWriter
 from trainwright.optim.named import NamedOptimizers
-from trainwright.parallel.dist import all_gather_object, get_rank
+from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -77,7 +77,9 @@ class TrainingState:
         for hook in self._trainer._hooks:
             if isinstance(hook, FiniteCheck):
                 hook.check()
+        position = self._trainer.loader_state()
         return {
+            **({} if position is None else {"data": all_gather_object(position)}),  # by rank
             # Not the storage's iteration, which is the next one already when a checkpoint is saved.
             "iterations_done": self._trainer.iterations_done,
             "is_ended": self._trainer.is_ended,
@@ -113,13 +115,6 @@ class TrainingState:
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
         self._trainer.samples_done = state["consumed_samples"]
 
-    def continue_here(self) -> bool:
-        """Continue after an earlier ``train()`` as a resume from its checkpoint; returns whether steps are left."""
-        if self._loaded is not None or self._trainer.start_iter >= self._trainer.max_iter:
-            return False
-        self.load_state_dict(self.state_dict())
-        return True
-
     @property
     def is_end_pending(self) -> bool:
         """Whether the loaded state was saved before the end of its run was complete."""
@@ -136,6 +131,9 @@ class TrainingState:
         self._load_outside()
         load_extra_state(state.get("optimizers", {}), self._trainer)
         self._restore_hooks(state["hooks"])
+        if positions := state.get("data"):
+            # With another number of ranks there is no exact position; a stream starts its pass again.
+            self._trainer.load_loader_state(positions[get_rank() if len(positions) == get_world_size() else 0])
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
             is_evaluated = self._move_final_values()
@@ -200,10 +198,6 @@ class TrainerState(TrainingState):
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
         self.step_before = 0  # global_step before the latest update
-
-    def set_plan(self, plan: StepPlan) -> None:
-        """Use the plan of a longer or shorter run."""
-        self._plan = plan
 
     def mean_loss(self) -> float:
         """The mean of the updates' losses since the run started; NaN before the first."""

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.prefetch import log_if_workers_restart
-from trainwright.data.sampler import EpochSampler, limited
+from trainwright.data.prefetch import log_dropped_batches, log_if_workers_restart
+from trainwright.data.seeding import kept_generators
 from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
 
@@ -51,17 +51,13 @@ class StepPlan:
         return -(-self.steps_per_epoch // self.accumulation)
 
 
-def make_plan(
-    loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int, limit: int | float | None = None
-) -> StepPlan:
+def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int) -> StepPlan:
     """The plan of ``num_epochs`` passes over ``loader``, or of ``max_steps`` steps if these are fewer.
-
-    ``limit``: the number of steps of each epoch, or the share of them.
 
     Raises:
         ConfigError: the loader has no length, yields no batch, or its length differs between processes.
     """
-    steps_per_epoch, sampler = num_steps(loader, limit), getattr(loader, "batch_sampler", None)
+    steps_per_epoch = _num_batches(loader)
     lengths = all_gather_object(steps_per_epoch)
     if len(set(lengths)) > 1:
         raise ConfigError(
@@ -69,6 +65,7 @@ def make_plan(
             " they must be equal, because all processes make each step together."
         )
     total = num_epochs * steps_per_epoch
+    sampler = getattr(loader, "batch_sampler", None)
     batch_size = (getattr(sampler, "batch_size", None) or 0) * get_data_parallel_size()
     samples = getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size
     return StepPlan(
@@ -85,8 +82,7 @@ def steps_of(period: int | float | None, total_steps: int) -> int:
     return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
 
 
-def num_steps(loader: Any, limit: int | float | None) -> int:
-    """The steps of an epoch: the batches of ``loader`` that ``limit``, a number or a share, leaves."""
+def _num_batches(loader: Any) -> int:
     try:
         length = len(loader)
     except TypeError as error:
@@ -96,27 +92,38 @@ def num_steps(loader: Any, limit: int | float | None) -> int:
         ) from error
     if length == 0:
         raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
-    limits_itself = isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
-    return length if limits_itself else limited(length, limit)
+    return length
 
 
-def batches_from(loader: Any, steps_done: int, length: int) -> Iterator[Any]:
+def batches_from(loader: Any, steps_done: int, length: int, *, is_positioned: bool = False) -> Iterator[Any]:
     """The batches of ``loader`` from step ``steps_done`` on, repeated, ``length`` of them in each epoch.
 
-    Calls ``set_epoch`` of a sampler that has it. To start within an epoch, its earlier batches are read and dropped.
+    Calls ``set_epoch`` of a sampler that has it. To start within an epoch, its earlier batches are read and dropped,
+    unless the loader ``is_positioned`` there already.
     """
     log_if_workers_restart(loader)
     first_epoch, skipped = divmod(steps_done, length)
+    if skipped and not is_positioned:
+        log_dropped_batches(loader, skipped)
     for epoch in count(first_epoch):
         set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
-        given = 0
-        for batch in islice(loader, length):
+        given, wanted = 0, length
+        if epoch == first_epoch and is_positioned:
+            with kept_generators():
+                batches = iter(loader)
+            wanted, batches = length - skipped, chain(batches, loader)  # it may be behind the last batch of a pass
+        elif epoch == first_epoch and skipped:
+            with kept_generators():
+                batches = iter(loader)
+                given = sum(1 for _ in islice(batches, skipped))
+        else:
+            batches = iter(loader)
+        for batch in islice(batches, wanted - given):
             given += 1
-            if epoch > first_epoch or given > skipped:
-                yield batch
-        if given < length:
+            yield batch
+        if given < wanted:
             raise ConfigError(
                 f"Trainer.train_dataloader: {type(loader).__name__} gave {given} batches, but its length is {length}."
             )

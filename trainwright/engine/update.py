@@ -33,7 +33,7 @@ class Update:
     Args:
         step, zero_grad: the calls that step the optimizer and set its gradients to None.
         accumulates: whether windows have more than one micro-batch.
-        max_norm, max_value: the clipping norm or value of groups that set none themselves; None: no clipping.
+        max_norm: the clipping norm of groups that set none themselves; None: no clipping.
         skip_non_finite: skip updates whose loss or gradients are not finite.
         grad_scaler: the gradient scaler of float16.
         count: the number of samples of a batch, if it is not the size of its tensors.
@@ -65,7 +65,6 @@ class Update:
         accumulates: bool,
         skip_non_finite: bool,
         max_norm: float | None = None,
-        max_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         count: Callable[[Any], int] | None = None,
         differentiate: Callable[..., None] | None = None,
@@ -96,13 +95,13 @@ class Update:
         if grad_scaler is not None:  # averaged before: all processes find the same gradients infinite
             self._preparations.append(partial(_unscale, grad_scaler, optimizer))
             self._step = _scaled_step(grad_scaler, optimizer)
-        clipper = gradient_clipper(optimizer, max_norm, max_value)
+        clipper = gradient_clipper(optimizer, max_norm)
         self._clip = recorded_norm(clipper, is_scaled=is_scaled)
         self.record_loss: Callable[[Tensor], None] | None = None
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
             self._use_skip(skip)
-            self._clip = recorded_norm(gradient_norm(optimizer, max_norm, max_value), is_scaled=is_scaled)
+            self._clip = recorded_norm(gradient_norm(optimizer, max_norm), is_scaled=is_scaled)
             self._step = recorded_step(skip)
         is_simple = clipper is None and not skip_non_finite and not self._preparations
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish

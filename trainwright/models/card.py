@@ -42,6 +42,7 @@ class ModelCard:
         eval_lines: their history: mappings, which become the rows of a table.
         training_summary: a text, or values by name.
         training_config: settings by name, or an object with ``to_dict``; secrets are not written.
+        usage: how to load the model, a text in Markdown.
         source: the part of the library that wrote the card.
     """
 
@@ -58,6 +59,7 @@ class ModelCard:
     eval_lines: Sequence[Mapping[str, Any]] | None = None
     training_summary: Any = None
     training_config: Any = None
+    usage: str | None = None
     source: str = "trainer"
 
     def save_model_card(self, path: str | os.PathLike[str]) -> Path:
@@ -125,6 +127,8 @@ class ModelCard:
         sections = ["\n".join([*facts, ""])] if facts else []
         if self.model_overview:
             sections.insert(0, f"{self.model_overview.strip()}\n")
+        if self.usage:
+            sections.append(f"## Use\n\n{self.usage.strip()}\n")
         if self.eval_results:
             sections.append("## Results\n\n" + _table([("metric", "value"), *self.eval_results.items()]))
         if self.eval_lines:

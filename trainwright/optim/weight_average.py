@@ -5,7 +5,7 @@ weights, and the model holds one of them: in steps the weights of the training, 
 the averaged ones.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ class WeightAverage:
     Args:
         average: "exponential" (EMA, by ``decay``) or "equal" (SWA).
         buffers: average buffers as well; by default they are those of the training.
+        only: the names of the weights in the state; by default all.
 
     Raises:
         ConfigError: the model cannot be copied.
@@ -43,7 +44,13 @@ class WeightAverage:
     """
 
     def __init__(
-        self, model: nn.Module, *, average: str = "exponential", decay: float = 0.999, buffers: bool = False
+        self,
+        model: nn.Module,
+        *,
+        average: str = "exponential",
+        decay: float = 0.999,
+        buffers: bool = False,
+        only: Collection[str] | None = None,
     ) -> None:
         function = get_swa_multi_avg_fn() if average == "equal" else get_ema_multi_avg_fn(decay)
         try:
@@ -54,7 +61,7 @@ class WeightAverage:
                 f" ({type(error).__name__}: {error}). Give it a __deepcopy__, or remove ema."
             ) from error
         self._averaged.requires_grad_(False)
-        self._model = model
+        self._model, self._only = model, only
         self.is_applied = False  # whether the model holds the averaged weights
 
     @property
@@ -110,6 +117,8 @@ class WeightAverage:
     def state_dict(self) -> dict[str, Any]:
         training = self._averaged.module if self.is_applied else self._model
         weights = training.state_dict() if self.num_averaged else {}  # else the model's file has the same
+        if self._only is not None:
+            weights = {name: value for name, value in weights.items() if name in self._only}
         return {"num_averaged": self.num_averaged, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -117,7 +126,7 @@ class WeightAverage:
         self.is_applied = bool(state["num_averaged"])
         self._averaged.n_averaged.fill_(state["num_averaged"])
         if self.is_applied:
-            self._averaged.module.load_state_dict(state["weights"])
+            self._averaged.module.load_state_dict(state["weights"], strict=self._only is None)
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -128,9 +137,10 @@ class WeightAverage:
         self.is_applied = not self.is_applied
 
 
-def build_average(model: nn.Module, ema: Mapping[str, Any]) -> WeightAverage:
-    """The average that the settings ``ema`` describe."""
-    return WeightAverage(model, **{name: ema[name] for name in ("average", "decay", "buffers") if name in ema})
+def build_average(model: nn.Module, ema: Mapping[str, Any], only: Collection[str] | None = None) -> WeightAverage:
+    """The average that the settings ``ema`` describe; ``only``: the names of the weights in its state."""
+    settings: dict[str, Any] = {name: ema[name] for name in ("average", "decay", "buffers") if name in ema}
+    return WeightAverage(model, only=only, **settings)
 
 
 class _Called(nn.Module):

@@ -288,7 +288,8 @@ def test_a_given_optimizer_and_loss_have_any_name_and_leave_the_config_alone(nam
     trainer.set_optimizer(torch.optim.SGD(trainer.model.parameters(), lr=0.1), optimizer_name=name)
     trainer.set_loss(nn.CrossEntropyLoss(label_smoothing=0.1), loss_name=name)
     assert trainer.config is trainer.configs
-    assert (trainer.configs.optimizer, trainer.configs.loss) == (name or "custom_", name or "custom_")
+    written = {"name_": "CrossEntropyLoss", "label_smoothing": 0.1}
+    assert (trainer.configs.optimizer, trainer.configs.loss) == (name or "custom_", name or written)
     assert repr(settings) == before
     trainer.train()
     assert repr(settings) == before

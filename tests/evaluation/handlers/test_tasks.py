@@ -9,8 +9,8 @@ import seqeval.metrics
 import sklearn.metrics as sk
 import torch
 
-from trainwright.config.enums import TaskType
 from trainwright.config.errors import ConfigError
+from trainwright.config.torch_names import TaskType
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import (
     EvaluationError,

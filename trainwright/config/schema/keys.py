@@ -9,26 +9,21 @@ from trainwright.config.validation import (
     Allowed,
     Amount,
     Anything,
-    Batches,
-    BatchesOrYes,
     Count,
     CountOrNone,
     CountOrZero,
     CountOrZeroOrNone,
-    Duration,
     EmaOrNone,
     Lazy,
     MatmulPrecision,
     NonFinite,
     NotNegative,
-    Period,
     ProfileOrNone,
     RatioBelowOne,
     TextOrNone,
     UnfreezeOrNone,
     Words,
     YesNo,
-    YesNoOrWarn,
 )
 
 
@@ -58,9 +53,10 @@ class ZeroOptimization(TypedDict, total=False):
 
 
 class Checkpointer(TypedDict, total=False):
-    period: Period
+    period: Count
     max_to_keep: CountOrNone
     save_top_k: CountOrNone
+    save_trainable_only: YesNo
     save_model_after_n_epoch: CountOrNone
     asynchronous: YesNo
 
@@ -68,7 +64,7 @@ class Checkpointer(TypedDict, total=False):
 class Evaluation(TypedDict, total=False):
     enabled: YesNo
     evaluator: Lazy
-    eval_period: Period
+    eval_period: Count
     eval_after_n_epoch: CountOrNone
     eval_iter: Amount
     eval_metric: Words
@@ -113,17 +109,10 @@ class Train(TypedDict, total=False):
     test_micro_batch_size: Count
     evaluation: Evaluation
     load_weight: TextOrNone
-    log_period: Period
+    log_period: Count
     non_finite: NonFinite
     ema: EmaOrNone
     unfreeze: UnfreezeOrNone
-    limit_train_batches: Batches
-    limit_eval_batches: Batches
-    overfit_batches: CountOrNone
-    fast_dev_run: BatchesOrYes
-    max_time: Duration
-    eval_on_start: YesNo
-    deterministic: YesNoOrWarn
     profile: ProfileOrNone
     float32_matmul_precision: MatmulPrecision
     scheduler: Lazy

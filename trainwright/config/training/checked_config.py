@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
 from trainwright.checkpoint.files import atomic_write
-from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
 from trainwright.config.secrets import warn_of_hidden, without_secrets
+from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.aliases import ALIASES, field_of
 from trainwright.config.training.field_resolution import CHECKS, Draft
 from trainwright.config.training.metric_config import plain, read_only

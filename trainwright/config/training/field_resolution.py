@@ -7,9 +7,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from trainwright.config.enums import CUSTOM, GivenName, TaskType
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
-from trainwright.config.torch_names import arguments_fault, find_torch_class
+from trainwright.config.torch_names import (
+    CUSTOM,
+    GivenName,
+    TaskType,
+    arguments_fault,
+    described_loss,
+    find_torch_class,
+)
 from trainwright.config.training.aliases import ALIASES, FOREIGN, UNSPECIFIED, Alias, canonical, field_of
 from trainwright.config.validation import ema_fault, faults_of, unfreeze_fault
 
@@ -95,6 +101,8 @@ class Draft:
         field, alias = field_of(name), ALIASES.get(name)
         try:
             converted = alias.write(value) if alias else value
+            if field == "loss" and callable(converted):
+                converted = _written_loss(converted)
             if converted is not UNSPECIFIED:
                 converted = canonical(field, converted)
         except ValueError as error:
@@ -120,6 +128,14 @@ class Draft:
         if alias is None:
             return bool(given == converted)
         return alias.accepts(given) if converted is UNSPECIFIED else bool(alias.read(given) == alias.read(converted))
+
+
+def _written_loss(loss: Any) -> dict[str, Any]:
+    written = described_loss(loss)
+    if written is None:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ValueError(f"a loss of torch.nn; pass your own {name} to the trainer: Trainer(..., loss=...)")
+    return written
 
 
 def _rank(name: str) -> int:
@@ -261,24 +277,6 @@ def _check_model_checkpoint(draft: Draft) -> None:
         draft.refuse("model_checkpoint", f"got {periods!r}; give one of every_n_epoch and every_n_iteration, or None.")
 
 
-def _check_overfit(draft: Draft) -> None:
-    for other in ("limit_train_batches", "limit_eval_batches"):
-        if draft.settings["overfit_batches"] is not None and draft.settings[other] is not None:
-            draft.refuse(
-                "overfit_batches",
-                f"got {draft.settings['overfit_batches']} with {other}={draft.settings[other]}; it limits training and"
-                " evaluation. Give one of them.",
-            )
-
-
-def _check_clipping(draft: Draft) -> None:
-    norm, value = draft.settings["max_grad_norm"], draft.settings["clip_grad_value"]
-    if norm is not None and value is not None:
-        draft.refuse(
-            "clip_grad_value", f"got {value} with max_grad_norm={norm}: clip by value or by norm, not by both."
-        )
-
-
 def _check_folders(draft: Draft) -> None:
     for field in ("checkpoints_dir", "logs_dir"):
         name = draft.settings[field]
@@ -330,8 +328,6 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("ema",), _check_ema),
     (("unfreeze",), _check_unfreeze),
     (("model_checkpoint",), _check_model_checkpoint),
-    (("overfit_batches", "limit_train_batches", "limit_eval_batches"), _check_overfit),
-    (("max_grad_norm", "clip_grad_value"), _check_clipping),
     (("checkpoints_dir", "logs_dir"), _check_folders),
     (("checkpoints_dir", "logs_dir"), _check_apart),
     (("task",), _check_task),

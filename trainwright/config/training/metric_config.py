@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainwright.config.enums import GivenName
 from trainwright.config.errors import ConfigTypeError, error_of
+from trainwright.config.torch_names import GivenName
 from trainwright.config.validation import Allowed, faults_of
 
 _READ_ONLY = "This {} belongs to a configuration, which checks every change: assign a new one, for example config.{}."
@@ -59,8 +59,8 @@ def read_only(value: Any) -> Any:
 def plain(value: Any) -> Any:
     """``value`` in the types of YAML and JSON, if possible, with new dicts and lists.
 
-    Enum members become their values, paths and devices text, tuples lists, numbers of numpy those of Python, and
-    objects with a ``to_dict`` its result. Other values are unchanged.
+    Enum members become their values, paths and devices text, tuples, tensors and arrays lists, numbers of numpy those
+    of Python, and objects with a ``to_dict`` its result. Other values are unchanged.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
@@ -74,6 +74,8 @@ def plain(value: Any) -> Any:
         return os.fspath(value)
     if hasattr(value, "to_dict") and not isinstance(value, type):
         return plain(value.to_dict())
+    if hasattr(value, "tolist") and not isinstance(value, numbers.Number):  # a tensor or an array
+        return plain(value.tolist())
     if isinstance(value, str) or type(value).__name__ == "device":  # a torch.device; torch need not be imported here
         return str(value)
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):

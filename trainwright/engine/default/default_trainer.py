@@ -16,25 +16,21 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeErr
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import complete, total_iterations
+from trainwright.config.schema.sections import complete
 from trainwright.data.collate import to_batch
 from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
-    apply_dev_run,
     bind_arguments,
     call_with_known,
     check_eval_metric,
     complete_batch_sizes,
     expand_output_dir,
     join_ranks,
-    limit_data,
     num_samples,
-    overfit_loader,
     resolve_eval_mode,
-    scale_shares,
     scale_to_data,
 )
 from trainwright.engine.extra_parameters import log_untrained
@@ -62,24 +58,19 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
-from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
-from trainwright.hooks.signals import max_time_of
-from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.models.adapters import adapter_files, is_peft_model, trainable_names
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers
-from trainwright.optim.schedules import extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
 from trainwright.parallel.precision import apply_autocast
 from trainwright.parallel.recompute import recompute_blocks
 
 logger = logging.getLogger("trainwright.engine")
-
-BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
 
 @overridable
@@ -98,7 +89,6 @@ class DefaultTrainer(TrainerBase):
         super().__init__()
         as_given = complete(cfg)
         validate(as_given)
-        apply_dev_run(as_given)
         expand_output_dir(as_given)
         resolve_eval_mode(as_given)
         log_to_console()
@@ -112,12 +102,8 @@ class DefaultTrainer(TrainerBase):
 
         self.tokenizer = self.build_tokenizer(cfg)
         self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
-        limit_data(cfg.train, self.train_loader)
         self.test_loader = self.build_test_loader(cfg, self.tokenizer)
-        if cfg.train.overfit_batches is not None:
-            self.test_loader = [overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         self.auto_scale_hyperparams(cfg, self.train_loader)
-        scale_shares(cfg.train)
 
         self.model = self.build_model(cfg).to(self.device)
         share_state(self.model)  # equal weights, even if a model draws from generators of its own
@@ -135,31 +121,35 @@ class DefaultTrainer(TrainerBase):
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
-        self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema)
+        only = trainable_names(self.model) if cfg.train.checkpointer.save_trainable_only else None
+        self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema, only)
         states = self._state.with_parts(
             self.optimizer, self.lr_schedulers or self.lr_scheduler, grad_scaler, self._average
         )
-        saving: dict[str, Any] = {"save_to_disk": is_main_process()}
+        saving: dict[str, Any] = {"save_to_disk": is_main_process(), "only": only}
         saving |= {"asynchronous": cfg.train.checkpointer.asynchronous}
         self._evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._average is not None:
             saving["weights"], self._evaluated_weights = self._average.saved_model, self._average.applied
+        if is_peft_model(self.model):
+            saving["attachments"] = lambda: adapter_files(saving.get("weights", lambda: self.model)())
         self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
-        self._given, self._planned = as_given, self.max_iter
         self.samples_done = cfg.train.consumed_train_samples
         self.resume_or_load(resume)
-        set_position(self.train_loader, self.samples_done)
+        if not set_position(self.train_loader, self.samples_done):
+            micro_batches = cfg.train.train_micro_batch_size * get_data_parallel_size()
+            self._built_stepper.num_dropped = self.samples_done // micro_batches
+            self._built_stepper.resumes_loader = self.samples_done > 0
 
         self._folder.prepare(as_given)
         # Hooks that every run needs, around those that a user may change.
         precision = cfg.train.float32_matmul_precision
-        deterministic, limit = deterministic_hook(cfg.train.deterministic), max_time_of(cfg.train)
-        self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic])
-        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
-        self.register_hooks([self._averaging_hook(), self._unfreezing_hook()])
-        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save, max_time_s=limit)])
+        self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
+        self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite), self._averaging_hook()])
+        self.register_hooks([self._unfreezing_hook()])
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
     # Parts that a subclass may build differently.
@@ -281,7 +271,7 @@ class DefaultTrainer(TrainerBase):
             logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
         hooks.append(profile_hook(train.profile, train.output_dir))
         if is_main_process():
-            hooks.append(PeriodicWriter(lambda: self.build_writers(), train.log_period))
+            hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
         return hooks
 
     def build_writers(self) -> list[EventWriter]:
@@ -318,7 +308,6 @@ class DefaultTrainer(TrainerBase):
             cls.build_evaluator(cfg) if evaluator is None else evaluator,
             batch_size=settings.test_micro_batch_size * get_data_parallel_size(),
             eval_iter=settings.evaluation.eval_iter,
-            limit=settings.overfit_batches or settings.limit_eval_batches,
             get_batch=cls.get_batch,
         )
 
@@ -359,6 +348,13 @@ class DefaultTrainer(TrainerBase):
 
     # Implementation.
 
+    def loader_state(self) -> dict[str, Any] | None:
+        # Before the first step a loader of torchdata would draw its order now.
+        return self._built_stepper.loader_state() if self.iterations_done else None
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        self._built_stepper.load_loader_state(state)
+
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""
         self._trainer.iter = self.iter
@@ -394,36 +390,9 @@ class DefaultTrainer(TrainerBase):
     def _is_end_pending(self) -> bool:
         return self._state.is_end_pending
 
-    def _update_length(self) -> None:
-        """Plan the rest of the training anew if ``cfg.train.train_iter`` or ``train_epoch`` has been changed."""
-        train = self.cfg.train
-        length = total_iterations(train, self._num_samples(), train.global_batch_size)
-        if length == self._planned or length == self.max_iter:
-            return
-        longer = copy.deepcopy(self._given)
-        longer.train.update({"train_iter": length, "train_epoch": 0})
-        longer.train.update({name: train[name] for name in BATCH_SIZES})
-        self.auto_scale_hyperparams(longer, self.train_loader)
-        train.update({"train_iter": length, "scheduler": longer.train.scheduler})
-        train.warmup_iter = longer.train.warmup_iter
-        self.max_iter = self._planned = length
-        if not isinstance(self.optimizer, NamedOptimizers):
-            extend_schedule(self.lr_scheduler, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
-            return
-        for name, schedule in self.lr_schedulers.items():
-            extend_schedule(schedule, lambda _, name=name: self.build_lr_scheduler(self.cfg, self.optimizer)[name])
-
-    def _continue(self) -> None:
-        self._update_length()
-        if self._state.continue_here():
-            self._folder.reopen()
-
     def _before_first_step(self) -> None:
         self._state.restore()
         log_untrained(self.model, self.optimizer)
-        if self.cfg.train.eval_on_start and self.start_iter == 0:
-            for hook in [hook for hook in self._hooks if isinstance(hook, EvalHook)]:
-                evaluate_on_start(self, hook.evaluate)
 
     def before_train(self) -> None:
         self._folder.lock()

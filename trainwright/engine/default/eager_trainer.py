@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.data.collate import to_batch
-from trainwright.data.prefetch import ahead, cycle
+from trainwright.data.prefetch import ahead, can_prefetch, cycle
 from trainwright.data.sampler import CyclicSampler
+from trainwright.data.streaming import StreamLoader, has_state, load_position, saved_position
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import Replica, average_before_own_steps
 from trainwright.engine.loop import TrainerBase
@@ -46,9 +47,13 @@ class EagerTrainer(TrainerBase):
     Attributes:
         reads_ahead: whether batches are copied to the accelerator during the previous step; False by default, since a
             user's ``get_batch`` may expect the loader's own batches.
+        num_dropped: batches to read and drop before the first step.
+        resumes_loader: whether the loader continues after a checkpoint.
     """
 
     reads_ahead = False
+    num_dropped = 0
+    resumes_loader = False
 
     def __init__(
         self,
@@ -97,13 +102,23 @@ class EagerTrainer(TrainerBase):
     @cached_property
     def _data_loader_iter(self) -> Iterator[Any]:
         # Created on first use: a resume sets the loader's position before.
-        batches = cycle(self.data_loader)
-        if self.reads_ahead:
+        batches = cycle(self.data_loader, self.num_dropped, resumes=self.resumes_loader)
+        if self.reads_ahead and (isinstance(self.data_loader, StreamLoader) or not has_state(self.data_loader)):
             batches = ahead(batches, self._device)
         if self._replica is None:
             return batches
         update = self._update
         return self._replica.announced(batches, lambda: update.is_window_end)
+
+    def loader_state(self) -> dict[str, Any] | None:
+        loader = self.data_loader
+        if isinstance(loader, StreamLoader):
+            return loader.state_dict(loader.batches - (self.reads_ahead and can_prefetch(self._device)))
+        return saved_position(loader)
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        if load_position(self.data_loader, state):
+            self.num_dropped, self.resumes_loader = 0, True
 
     def run_step(
         self, get_batch: Callable[..., Mapping[str, Any]] | None = None, input_placement_device: Any = None

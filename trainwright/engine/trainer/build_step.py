@@ -12,6 +12,7 @@ from torch import Tensor
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.collate import add_batch_note
 from trainwright.data.prefetch import ahead
+from trainwright.data.streaming import StreamLoader, has_state, load_position
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.loss_fn import Contract, contract_for
 from trainwright.engine.step import Step
@@ -29,6 +30,8 @@ logger = logging.getLogger("trainwright.engine")
 
 class SteppingTrainer(RankedTrainer, MeasuredTrainer):
     """Builds the step before the first one, and again for another optimizer or loss."""
+
+    _is_positioned = False  # whether the user's loader has the position of a checkpoint
 
     def _build_loss(self) -> None:
         """Choose the loss of the model or the configuration."""
@@ -48,7 +51,6 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             *optimizer_calls(self.optimizer, self.accelerator),
             accumulates=config.gradient_accumulation_steps > 1,
             max_norm=config.max_grad_norm,
-            max_value=config.clip_grad_value,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),
@@ -95,10 +97,9 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             sampler.infinite = True
             batches: Iterator[Any] = iter(self.train_dataloader)
         else:
-            batches = batches_from(self.train_dataloader, done, self._plan.steps_per_epoch)
-            if done % self._plan.steps_per_epoch:
-                logger.warning("The passed loader continues within an epoch; if it shuffles, the order differs.")
-        if not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
+            batches = self._batches_of_given_loader(done)
+        reads_ahead = not has_state(loaders.source_of(self.train_dataloader)) or self._is_stream()
+        if reads_ahead and not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
             batches = ahead(batches, self.device)
         prepared = map(self.prepare_input_batch, batches)
         first = next(prepared)
@@ -122,6 +123,30 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             if self._train_metrics is not None:
                 self._train_metrics.watch(self.model)
         self._step = step
+
+    def _batches_of_given_loader(self, done: int) -> Iterator[Any]:
+        """The batches of a stream, or of a user's loader, after ``done`` batches."""
+        loader = self.train_dataloader
+        if self._is_stream():
+            stream = loaders.source_of(loader)
+            stream.load_state_dict(stream.state_dict(done))  # not after those that an earlier training read ahead
+            stream.infinite = True
+            return iter(stream)
+        is_positioned, self._is_positioned = self._is_positioned, False
+        if is_positioned and isinstance(loader, loaders.Repeated):
+            loader.start = done % self._plan.steps_per_epoch
+        return batches_from(loader, done, self._plan.steps_per_epoch, is_positioned=is_positioned)
+
+    def _is_stream(self) -> bool:
+        return isinstance(loaders.source_of(self.train_dataloader), StreamLoader)
+
+    def loader_state(self) -> dict[str, Any] | None:
+        # Before the first step a loader of torchdata would draw its order now.
+        steps = self.state.global_step
+        return loaders.loader_state(self.train_dataloader, steps) if steps else None
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        self._is_positioned = load_position(loaders.source_of(self.train_dataloader), state)
 
     def _check_first_results(self, step: Step) -> None:
         """Check the first result of each override, because a wrong one causes an unclear error later."""

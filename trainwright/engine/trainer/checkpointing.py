@@ -18,6 +18,7 @@ from trainwright.config.errors import MissingFileError
 from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
+from trainwright.models.adapters import adapter_files, is_peft_model
 from trainwright.parallel.dist import broadcast_object, is_main_process, raised_together
 
 logger = logging.getLogger("trainwright.engine")
@@ -123,7 +124,7 @@ class SavingTrainer(TrainerShared):
         periods = config.model_checkpoint or {}
         in_steps = [self._save_steps, periods.get("every_n_iteration"), (periods.get("every_n_epoch") or 0) * per_epoch]
         if self._keeps_best():
-            in_steps.append(self._eval_steps or per_epoch)
+            in_steps.append(config.eval_steps or per_epoch)
         done = self.state.global_step
         return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
 
@@ -163,7 +164,7 @@ class SavingTrainer(TrainerShared):
                 "There is no best checkpoint to load: no evaluation computed %r.", self.config.metric_for_best_model
             )
             return
-        Checkpointer(self.model).load(best, checkpointables=[], strict=True)
+        Checkpointer(self.model, only=self.checkpointer.only).load(best, checkpointables=[], strict=True)
         logger.info("Loaded the weights of the best checkpoint, %s.", best)
 
     def _keeps_best(self) -> bool:
@@ -184,6 +185,7 @@ class SavingTrainer(TrainerShared):
             save_to_disk=is_main_process(),
             attachments=self._attachments,
             weights=self._saved_model,
+            only=self.checkpointer.only,
             **self.checkpointer.checkpointables,
         )
 
@@ -195,7 +197,21 @@ class SavingTrainer(TrainerShared):
         """Files stored with the weights: the model's config, its preprocessor and its card."""
         if self._fixed_attachments is None:
             self._fixed_attachments = _model_files(self.model, self.preprocessor)
-        return {"README.md": self._card().encode(), **self._fixed_attachments}
+        return {"README.md": self._card().encode(), **self._fixed_attachments, **adapter_files(self._saved_model())}
+
+    def _usage(self) -> str | None:
+        only, average = self.checkpointer.only, self._average
+        lines = []
+        if only is None or is_peft_model(self.model):
+            lines.append(_usage_of_model(self.model))
+        if only is not None:
+            lines.append("`model.safetensors` has the trained weights only; the model needs the original ones, too.")
+        if average is not None and average.num_averaged:
+            lines.append(
+                "The weights are an average over the training; those of the last update are in"
+                " `training_weights.safetensors`."
+            )
+        return " ".join(filter(None, lines)) or None
 
     def _write_card(self) -> None:
         """Write the model card of the run, with the results of its last evaluation."""
@@ -216,8 +232,20 @@ class SavingTrainer(TrainerShared):
             training_summary={"steps": self.state.global_step, "epoch": self.state.epoch},
             training_config=_without_paths({**self.config.to_dict(), "output_dir": name}),
             eval_results=self._current_results() or None,
+            usage=self._usage(),
         )
         return str(card.to_text())
+
+
+def _usage_of_model(model: nn.Module) -> str:
+    """The call that loads a checkpoint's weights for use."""
+    name = type(model).__name__
+    if is_peft_model(model):
+        base = type(model.get_base_model()).__name__  # type: ignore[operator]  # of peft
+        return f"`peft.PeftModel.from_pretrained(base, folder)` adds the adapters to `base`, the original {base}."
+    if hasattr(getattr(model, "config", None), "to_json_string"):
+        return f"`{name}.from_pretrained(folder)` of transformers loads the model."
+    return ""
 
 
 def _without_paths(value: Any) -> Any:
@@ -232,7 +260,9 @@ def _model_files(model: nn.Module, preprocessor: Any) -> dict[str, bytes]:
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_yaml"):
         files[getattr(model, "config_filename", "model_config.yaml")] = config.to_yaml().encode()
-    elif hasattr(config, "to_json_string"):  # transformers: from_pretrained(checkpoint) works
+    elif hasattr(config, "to_json_string") and not is_peft_model(
+        model
+    ):  # transformers: from_pretrained(checkpoint) works
         files["config.json"] = config.to_json_string().encode()
     if hasattr(preprocessor, "save"):
         files |= _files_written_by(preprocessor.save)

@@ -124,8 +124,8 @@ def several(optimizer: Any, lr_scheduler: Any, optimizers: Any, lr_schedulers: A
     return named
 
 
-def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any) -> None:
-    """Warn once about settings that a passed optimizer or schedule makes ineffective.
+def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_scheduler: Any, loss: Any = None) -> None:
+    """Warn once about settings that a passed optimizer, schedule or loss makes ineffective.
 
     Raises:
         ConfigError: ``lr_scheduling_steps`` is set for a ReduceLROnPlateau.
@@ -133,8 +133,9 @@ def check_given(config: "TrainingConfig", optimizer: Optimizer | None, lr_schedu
     names = {
         "optimizer": ("optimizer", "learning_rate", "weight_decay", "decay_norm_and_bias", "layer_decay"),
         "lr_scheduler": ("lr_scheduler", "lr_scheduler_kwargs", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
+        "loss": ("loss",),
     }
-    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler or None}
+    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler or None, "loss": loss}
     unused = [
         f"{name}={getattr(config, name)!r} (the Trainer uses the passed {part}, {type(given).__name__})"
         for part, given in parts.items()

@@ -1,20 +1,17 @@
 """Loaders of the Python API: those of a data set, and of streams with or without a length."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import make_loader
-from trainwright.data.collate import collate
 from trainwright.data.order import sample_lengths
-from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
+from trainwright.data.sampler import EpochSampler, SingleRoundSampler
+from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, saved_position
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, get_rank, get_world_size
-
-logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -25,17 +22,26 @@ def train_loader(
 ) -> Any:
     """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
     if is_stream(dataset):
-        return _stream_loader(dataset, config, config.batch_size, collator, drop_last=config.dataloader_drop_last)
+        return StreamLoader(
+            dataset,
+            config.batch_size,
+            seed=config.seed,
+            drop_last=config.dataloader_drop_last,
+            num_workers=config.dataloader_num_workers,
+            shuffle_buffer=config.shuffle_buffer,
+            collate_fn=collator,
+            infinite=False,
+            **({} if config.dataloader_pin_memory else {"pin_memory": False}),
+        )
     sampler = EpochSampler(
         dataset,
         config.batch_size,
-        shuffle=config.dataloader_shuffle and config.overfit_batches is None,
+        shuffle=config.dataloader_shuffle,
         drop_last=config.dataloader_drop_last,
         seed=config.seed,
         data_parallel_rank=get_data_parallel_rank(),
         data_parallel_size=get_data_parallel_size(),
-        lengths=None if config.overfit_batches else sample_lengths(dataset, config.bucket_by_length),
-        limit=config.overfit_batches or config.limit_train_batches,
+        lengths=sample_lengths(dataset, config.bucket_by_length),
     )
     sampler.infinite = False
     sampler.set_batches_done(steps_done)
@@ -52,11 +58,24 @@ def is_own_loader(loader: Any) -> bool:
     return isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
 
 
+def source_of(loader: Any) -> Any:
+    """The loader that a :class:`Repeated` repeats, or the loader itself."""
+    return loader.loader if isinstance(loader, Repeated) else loader
+
+
+def loader_state(loader: Any, batches: int) -> dict[str, Any] | None:
+    """The position of a loader after ``batches`` batches of the run; None if it has none to save."""
+    source = source_of(loader)
+    if isinstance(source, StreamLoader):
+        return source.state_dict(batches)
+    return saved_position(source)
+
+
 def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
     """A loader of one pass: every sample once, in order, on one of the processes."""
     assert config.eval_batch_size is not None, "resolved when the config was made"
     if is_stream(dataset):
-        return _stream_loader(dataset, config, config.eval_batch_size, collator, drop_last=False)
+        return eval_stream_loader(dataset, config.eval_batch_size, config.dataloader_num_workers, collator)
     rank, size = get_data_parallel_rank(), get_data_parallel_size()
     sampler = SingleRoundSampler(dataset, config.eval_batch_size, data_parallel_rank=rank, data_parallel_size=size)
     return _loader(dataset, sampler, config, collator)
@@ -78,35 +97,6 @@ def num_rounds(loader: Any) -> int | None:
         return None
 
 
-def eval_limit(loader: Any, config: "TrainingConfig") -> int | None:
-    """The number of batches that the rank with most evaluates; None: all, of a number that is not known.
-
-    Raises:
-        ConfigError: the limit is a share of an unknown number.
-    """
-    rounds, limit = num_rounds(loader), config.overfit_batches or config.limit_eval_batches
-    if rounds is not None:
-        return limited(rounds, limit)
-    if isinstance(limit, float):
-        raise ConfigError(
-            f"TrainingConfig.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number"
-            " of batches instead of a share."
-        )
-    return limit
-
-
-def overfit_loader(loader: Any, dataset: Any, config: "TrainingConfig", collator: Any) -> Any:
-    """A loader of an evaluation that begins with the batches of the training ``loader``."""
-    if is_own_loader(loader):
-        return eval_loader(dataset, config.copy_with(eval_batch_size=config.batch_size), collator)
-    if isinstance(getattr(loader, "sampler", None), RandomSampler):
-        logger.warning(
-            "TrainingConfig.overfit_batches: the passed loader shuffles, so its first batches differ between epochs."
-            " Pass a data set, or a loader that does not shuffle."
-        )
-    return loader
-
-
 def _is_sharded(loader: Any) -> bool:
     """Whether a loader is one of this library's for several ranks, or has a DistributedSampler of torch."""
     samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
@@ -124,61 +114,22 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
     )
 
 
-def _stream_loader(dataset: Any, config: "TrainingConfig", batch_size: int, collator: Any, *, drop_last: bool) -> Any:
-    workers = config.dataloader_num_workers
-    return stream_loader(dataset, batch_size, drop_last=drop_last, num_workers=workers, collator=collator)
-
-
-def is_stream(dataset: Any) -> bool:
-    """Whether a data set can only be iterated from its beginning."""
-    return isinstance(dataset, IterableDataset) or (
-        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
-    )
-
-
-def stream_loader(
-    dataset: Any,
-    batch_size: int,
-    *,
-    drop_last: bool,
-    num_workers: int,
-    collator: Callable[[list[Any]], Any] | None,
-) -> "DataLoader[Any]":
-    """Batches of a stream, in its own order. With several workers its ``__iter__`` must yield each worker's share.
-
-    Raises:
-        ConfigTypeError: it is an iterator, which can be iterated only once.
-    """
-    if isinstance(dataset, Iterator):
-        raise ConfigTypeError(
-            f"Trainer: got a data set that is an iterator ({type(dataset).__name__}), which can be iterated only once;"
-            " pass an object whose __iter__ restarts, such as a torch IterableDataset."
-        )
-    samples = dataset if isinstance(dataset, IterableDataset) else _Samples(dataset)
-    return DataLoader(
-        samples,
-        batch_size,
-        drop_last=drop_last,
-        num_workers=num_workers,
-        collate_fn=collator or getattr(dataset, "data_collator", None) or collate,
-    )
-
-
 class Repeated:
     """A loader of ``length`` batches that repeats a loader without a length as often as necessary."""
 
     def __init__(self, loader: Iterable[Any], length: int) -> None:
-        self._loader = loader
+        self.loader = loader
+        self.start = 0  # batches before the first one of the next iteration
         self._length = length
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        given = 0
+        given, self.start = self.start, 0
         while given < self._length:
             before = given
-            for batch in self._loader:
+            for batch in self.loader:
                 yield batch
                 given += 1
                 if given == self._length:
@@ -187,8 +138,8 @@ class Repeated:
                 raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
 
 
-def with_length(loader: Any, limit: int | float | None, max_steps: int | float | None) -> Any:
-    """``loader``, or if it has no length, epochs of ``limit`` batches of it, or one of ``max_steps``.
+def with_length(loader: Any, max_steps: int | float | None) -> Any:
+    """``loader``, or if it has no length, one epoch of ``max_steps`` batches of it.
 
     Raises:
         ConfigTypeError: neither the loader nor the configuration sets the length of the training.
@@ -196,20 +147,10 @@ def with_length(loader: Any, limit: int | float | None, max_steps: int | float |
     try:
         len(loader)
     except TypeError as error:
-        length = limit or max_steps
-        if not isinstance(length, int):
+        if not isinstance(max_steps, int):
             raise ConfigTypeError(
                 f"Trainer.train_dataloader: {type(loader).__name__} has no length ({error}); add a __len__"
-                " that counts its batches, or set the number of steps with TrainingConfig.max_steps, or those of each"
-                " epoch with limit_train_batches."
+                " that counts its batches, or set the number of steps with TrainingConfig.max_steps."
             ) from error
-        return Repeated(loader, length)
+        return Repeated(loader, max_steps)
     return loader
-
-
-class _Samples(IterableDataset[Any]):
-    def __init__(self, samples: Iterable[Any]) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._samples)

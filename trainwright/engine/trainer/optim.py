@@ -13,10 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.config.enums import CUSTOM
 from trainwright.config.errors import ConfigError
+from trainwright.config.torch_names import CUSTOM
 from trainwright.optim import schedules as configured
-from trainwright.optim.build import get_default_optimizer_params
 from trainwright.optim.fused import fused_arguments
 
 if TYPE_CHECKING:
@@ -62,11 +61,12 @@ def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module
         return None
     found, _ = find_torch_class("loss", config.loss)
     assert found is not None, "checked when the config was made"
-    _, arguments = split_name(config.loss)
+    _, named = split_name(config.loss)
+    arguments = {name: torch.tensor(v, dtype=torch.float32) if isinstance(v, list) else v for name, v in named.items()}
     try:
         criterion: nn.Module = found(**arguments)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"TrainingConfig.loss: {found.__name__} does not accept {arguments}: {error}.") from error
+        raise ConfigError(f"TrainingConfig.loss: {found.__name__} does not accept {named}: {error}.") from error
     return criterion.to(device)
 
 
@@ -107,6 +107,8 @@ def _parameter_groups(config: "TrainingConfig", model: nn.Module, settings: Mapp
     off = None if config.decay_norm_and_bias else 0.0
     if off is not None and not settings.get("weight_decay"):
         logger.warning("TrainingConfig.decay_norm_and_bias=False has no effect without weight_decay.")
+    from trainwright.optim.build import get_default_optimizer_params  # here: loads omegaconf
+
     return get_default_optimizer_params(
         model,
         base_lr=settings["lr"],
@@ -131,10 +133,7 @@ def build_lr_scheduler(
         return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
     if isinstance(config.lr_scheduler_type, Mapping):
         return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
-    share, steps = config.warmup_ratio, config.warmup_steps
-    if isinstance(steps, float):
-        share, steps = steps, 0
-    warmup = steps or math.ceil(num_updates * share)
+    warmup = config.warmup_steps or math.ceil(num_updates * config.warmup_ratio)
     match config.lr_scheduler_type:
         case None:
             return None

@@ -203,12 +203,11 @@ class _OptimizerPart:
         self._plain_step, _ = optimizer_calls(optimizer)
         is_main = optimizer is trainer.optimizer
         self.skip: SkipNonFinite | None = None
-        limits = config.max_grad_norm, config.clip_grad_value
-        clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, *limits)
+        clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, config.max_grad_norm)
         if config.non_finite == "skip":
             deferred: Any = None if scaler is None else _WithoutUpdate(scaler)
             self.skip = SkipNonFinite(optimizer, trainer.model.buffers(), grad_scaler=deferred)
-            clipper = gradient_norm(optimizer, *limits)
+            clipper = gradient_norm(optimizer, config.max_grad_norm)
         self._clip: Callable[[], Tensor | None] = clipper or _no_norm
         if is_main:
             self._clip = recorded_norm(clipper, is_scaled=scaler is not None)

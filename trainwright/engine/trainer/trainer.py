@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainwright.config.enums import CUSTOM, GivenName
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_recomputed, log_to_console
@@ -53,6 +53,7 @@ class Trainer(TrainerSetup):
             (predictions, labels) of the complete data set that returns metrics by name.
         optimizers, lr_schedulers: several optimizers, and their schedules, by name: ``{"g": ..., "d": ...}`` (see
             ``docs/several-optimizers.md``).
+        loss: a module or function of (outputs, target), in place of ``config.loss``.
         accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are used.
         train_dataloader, eval_dataloader: loaders to use unchanged, in place of loaders built from the data sets.
         model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
@@ -80,6 +81,7 @@ class Trainer(TrainerSetup):
         lr_scheduler: LRScheduler | None = None,
         optimizers: Mapping[str, Optimizer] | None = None,
         lr_schedulers: Mapping[str, LRScheduler] | None = None,
+        loss: Callable[..., Any] | None = None,
         accelerator: Any = None,
         train_dataloader: Any = None,
         eval_dataloader: Any = None,
@@ -92,14 +94,12 @@ class Trainer(TrainerSetup):
         checks.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
         if optimizers is not None or lr_schedulers is not None:
             optimizer = checks.several(optimizer, lr_scheduler, optimizers, lr_schedulers)
-        checks.check_given(config, optimizer, lr_scheduler or lr_schedulers)
+        checks.check_given(config, optimizer, lr_scheduler or lr_schedulers, loss)
         checks.check_kinds(data_collator=data_collator, metrics_handler=metrics_handler, model_card=model_card)
         checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
         self.accelerator = accelerator
         config, self.device = join(config, accelerator)
-        self._output_dir_of_user = config.output_dir
-        self.config: TrainingConfig = parts.apply_dev_run(config, self)
-        config = self.config
+        self.config: TrainingConfig = config
         log_to_console()
         self.output_dir = Path(os.path.abspath(config.output_dir))
         check_launch(config, accelerator)
@@ -110,9 +110,7 @@ class Trainer(TrainerSetup):
         self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
         if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
             self.train_dataloader = self.create_train_dataloader(train_dataset)
-        if config.overfit_batches is not None:
-            self.eval_dataloader = loaders.overfit_loader(self.train_dataloader, train_dataset, config, self._collator)
-        elif eval_dataloader is None and eval_dataset is not None:
+        if eval_dataloader is None and eval_dataset is not None:
             self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
         self._build_plan()
 
@@ -137,7 +135,10 @@ class Trainer(TrainerSetup):
                     "The passed %s is stepped %s; lr_scheduling_steps changes that.", type(given).__name__, often
                 )
         self._grad_scaler = accelerator.scaler if accelerator else optim.grad_scaler_for(config, self.device)
-        self.loss = optim.build_criterion(config, self.device)
+        if loss is None:
+            self.loss = optim.build_criterion(config, self.device)
+        else:
+            self._use_loss(loss)
         self.callbacks, self.trainercontrol = CallbackList(callbacks), TrainerControl()
         self._built_in_callbacks: list[Callback] = []
         if metrics_handler is not None:
@@ -226,13 +227,18 @@ class Trainer(TrainerSetup):
 
     def set_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use ``loss(outputs, target)`` from now on."""
-        if not callable(loss):
-            raise ConfigTypeError(
-                f"Trainer.set_loss: got {loss!r}; it must be a module or a function of (outputs, target)."
-            )
-        self.config = self.config.copy_with(loss=GivenName(loss_name or CUSTOM))
-        self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
+        self._use_loss(loss, loss_name)
         self._build_loss()
+
+    def _use_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
+        """Use a loss object; the configuration gets its name, and the arguments of a loss of ``torch.nn``."""
+        if not callable(loss) or isinstance(loss, type):
+            raise ConfigTypeError(
+                f"Trainer.loss: got {loss!r}; it must be a module or a function of (outputs, target)."
+            )
+        written = described_loss(loss) if loss_name is None else None
+        self.config = self.config.copy_with(loss=written or GivenName(loss_name or CUSTOM))
+        self.loss = loss.to(self.device) if isinstance(loss, nn.Module) else loss
 
     def set_train_mode(self, model: nn.Module | None = None) -> None:
         """Training mode, with batch normalization in evaluation mode if ``config.freeze_bn``."""
@@ -253,7 +259,6 @@ class Trainer(TrainerSetup):
             self.load(resume_checkpoint_path)
             if self._folder.contains(resume_checkpoint_path):
                 self._continue_from(resume_checkpoint_path)
-        self._update_plan()
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):

@@ -31,11 +31,7 @@ def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[
 
 
 class RowWriter(FileWriter):
-    """Base of the writers of a file with one row per iteration.
-
-    The file is opened at the first write. A resumed run then removes the rows of iterations that it repeats, and a
-    line that a crash left incomplete; a run that starts at 0 renames the file of an earlier run to ``….old``.
-    """
+    """Base of the writers of a file with one row per iteration."""
 
     def __init__(self, path: str | os.PathLike[str], window_size: int) -> None:
         self._file = RowFile(Path(path))

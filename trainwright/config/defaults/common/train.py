@@ -14,17 +14,6 @@ train = dict(
     # How long the run is. train_epoch goes before the default of train_iter; where both are set, the longer counts.
     train_iter=10000,
     train_epoch=0,
-    # Save and stop after this time: "HH:MM:SS", "DD:HH:MM:SS" or seconds. A resume continues the run.
-    max_time=None,
-    # Train on this number of batches of each process in each epoch, or on a share of them such as 0.1; the same for
-    # each evaluation. overfit_batches: train on the same first batches in each epoch, and evaluate on them.
-    limit_train_batches=None,
-    limit_eval_batches=None,
-    overfit_batches=None,
-    # True or a number of iterations: try everything once, in the folder fast_dev_run inside output_dir.
-    fast_dev_run=False,
-    # Use only deterministic algorithms of torch in training; "warn": warn of operations that have none.
-    deterministic=False,
     # Counted by the run itself.
     consumed_train_samples=0,
     consumed_valid_samples=0,
@@ -45,9 +34,16 @@ train = dict(
     rdma_enabled=True,
     zero_optimization=dict(enabled=False, stage=1),
     # Save each `period` iterations, or each `save_model_after_n_epoch` epochs; keep the newest `max_to_keep`, and the
-    # `save_top_k` best ones by eval_metric. Saves are `asynchronous`: a background thread writes them, from a copy of
-    # model and optimizer in memory.
-    checkpointer=dict(period=5000, max_to_keep=100, save_top_k=None, save_model_after_n_epoch=None, asynchronous=True),
+    # `save_top_k` best ones by eval_metric. `save_trainable_only` leaves out frozen parameters. Saves are
+    # `asynchronous`: a background thread writes them, from a copy of model and optimizer in memory.
+    checkpointer=dict(
+        period=5000,
+        max_to_keep=100,
+        save_top_k=None,
+        save_model_after_n_epoch=None,
+        asynchronous=True,
+        save_trainable_only=False,
+    ),
     # Samples per rank in one batch of evaluation.
     test_micro_batch_size=32,
     evaluation=dict(
@@ -61,11 +57,9 @@ train = dict(
         eval_metric="Acc@1",
         eval_mode="max",
     ),
-    # Evaluate before the first iteration, too.
-    eval_on_start=False,
     # A checkpoint to begin from: its weights only.
     load_weight="",
-    # Write metrics each `log_period` iterations. This and the other periods may be shares of all iterations: 0.25.
+    # Write metrics each `log_period` iterations.
     log_period=20,
     # Where a loss or the gradients become NaN or infinite: "stop" the training, "skip" that update, or "warn".
     non_finite="stop",

@@ -6,7 +6,7 @@ from pathlib import Path
 from trainwright.config.training.aliases import ALIASES
 from trainwright.config.training.training_config import TrainingConfig
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "trainer-config.md"
 reference_page = runpy.run_path(str(ROOT / "tools" / "reference_page.py"))["reference_page"]
 

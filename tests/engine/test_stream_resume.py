@@ -1,0 +1,185 @@
+"""Runs on streams: interrupted and resumed is uninterrupted, bit for bit, in both APIs."""
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import StreamLoader, build_nlp_train_loader
+from trainwright.hooks import CallbackHook
+
+STEPS = 11
+
+
+class Points(IterableDataset[Any]):
+    def __init__(self, length: int = 21) -> None:
+        self.length, self.start, self.done = length, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.done, self.start = self.start, 0
+        while self.done < self.length:
+            self.done += 1
+            draw = torch.Generator().manual_seed(self.done)
+            yield {"inputs": torch.randn(4, generator=draw) + 0.1 * torch.randn(()), "labels": self.done % 3}
+
+
+class StatefulPoints(Points):
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["done"]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.body(inputs), labels)}
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def python_api(folder: Path, data: dict[str, Any], stop: int | None, **settings: Any) -> Tensor:
+    config = TrainingConfig(
+        output_dir=folder, batch_size=4, lr=0.05, max_steps=STEPS, progress_bar=False, seed=1,
+        eval_strategy="no", model_checkpoint=None, save_steps=1, resume_from_checkpoint=True, **settings,
+    )  # fmt: skip
+    return run(Trainer(Model(), config, **data), stop)
+
+
+def config_api(folder: Path, loader: Any, stop: int | None, **train: Any) -> Tensor:
+    cfg = get_config("common/defaults.py")
+    cfg.model, cfg.dataloader = LazyCall(Model)(), {"train": loader}
+    given = {"output_dir": str(folder), "train_iter": STEPS, "train_micro_batch_size": 4, "seed": 1, "resume": True}
+    cfg.train.update({**given, "checkpointer": {"period": 1}, **train})
+    return run(DefaultTrainer(cfg), stop)
+
+
+def run(trainer: Any, stop: int | None) -> Tensor:
+    def fail(trainer: Any) -> None:
+        if trainer.iter == stop:
+            raise RuntimeError("killed")
+
+    trainer.register_hooks([CallbackHook(before_step=fail)])
+    try:
+        trainer.train()
+    except RuntimeError:
+        assert stop is not None
+    return weights(trainer.model)
+
+
+def by_hand(loader: StreamLoader) -> Tensor:
+    """A plain loop, in evaluation mode."""
+    model = Model().eval()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, fused=True)
+    for batch in islice(loader, STEPS):
+        model(**batch)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights(model)
+
+
+def test_the_numbers_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    class NoDropout(Model):
+        def train(self, mode: bool = True) -> "NoDropout":
+            return super().train(False)
+
+    config = TrainingConfig(
+        output_dir=tmp_path,
+        batch_size=4,
+        lr=0.05,
+        lr_scheduler_type=None,
+        max_steps=STEPS,
+        progress_bar=False,
+        shuffle_buffer=6,
+    )
+    trainer = Trainer(NoDropout(), config, StatefulPoints())
+    trainer.train()
+    loader = StreamLoader(StatefulPoints(), 4, seed=42, drop_last=True, shuffle_buffer=6)
+    assert torch.equal(weights(trainer.model), by_hand(loader))
+
+
+KINDS = {
+    "state": (StatefulPoints, {}),
+    "blocks": (StatefulPoints, {"shuffle_buffer": 6}),
+    "no state": (Points, {"shuffle_buffer": 6}),
+    "accumulation": (StatefulPoints, {"gradient_accumulation_steps": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_python_api_resumes_exactly(kind: str, tmp_path: Path) -> None:
+    stream, settings = KINDS[kind]
+    data = {"train_dataset": stream()}
+    whole = python_api(tmp_path / "whole", data, None, **settings)
+    for stop in (1, 4, 5):  # in the first pass, in the second, and then in the second again
+        python_api(tmp_path / "killed", {"train_dataset": stream()}, stop, **settings)
+    assert torch.equal(python_api(tmp_path / "killed", {"train_dataset": stream()}, None, **settings), whole)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_config_files_resume_exactly(num_workers: int, tmp_path: Path) -> None:
+    def loader() -> Any:
+        stream = LazyCall(StatefulPoints)()
+        return LazyCall(build_nlp_train_loader)(dataset=stream, num_workers=num_workers, shuffle_buffer=6)
+
+    whole = config_api(tmp_path / "whole", loader(), None, num_accumulation_steps=2)
+    for stop in (1, 7):
+        config_api(tmp_path / "killed", loader(), stop, num_accumulation_steps=2)
+    assert torch.equal(config_api(tmp_path / "killed", loader(), None, num_accumulation_steps=2), whole)
+
+
+def rows() -> list[dict[str, Any]]:
+    inputs = torch.randn(21, 4, generator=torch.Generator().manual_seed(0))
+    return [{"inputs": row, "labels": number % 3} for number, row in enumerate(inputs)]
+
+
+def stateful_loader(num_workers: int = 0) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    torch.manual_seed(0)  # the loader draws the seed of its order
+    return StatefulDataLoader(rows(), 4, shuffle=True, num_workers=num_workers)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("api", [python_api, config_api])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, tmp_path: Path) -> None:
+    pytest.importorskip("torchdata")
+
+    def data() -> Any:
+        loader = stateful_loader(num_workers)
+        return {"train_dataloader": loader} if api is python_api else loader
+
+    whole = api(tmp_path / "whole", data(), None)
+    stops = (3, 6, 8) if num_workers == 0 else (8,)  # in a pass, and at its end: six batches
+    for stop in stops:
+        api(tmp_path / "killed", data(), stop)
+    assert torch.equal(api(tmp_path / "killed", data(), None), whole)
+
+
+@pytest.mark.parametrize("api", [python_api, config_api])
+def test_a_loader_without_a_state_reads_its_batches_again(
+    api: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def data() -> Any:
+        loader = DataLoader(rows(), 4)
+        return {"train_dataloader": loader} if api is python_api else loader
+
+    whole = api(tmp_path / "whole", data(), None)
+    api(tmp_path / "killed", data(), 8)
+    assert torch.equal(api(tmp_path / "killed", data(), None), whole)
+    assert any("cannot be set to a position" in record.message for record in caplog.records)

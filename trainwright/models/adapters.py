@@ -1,0 +1,47 @@
+"""Adapters of the peft library (LoRA and others): recognized without importing it, and written in its own format."""
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+
+
+def is_peft_model(model: nn.Module) -> bool:
+    """Whether ``model`` is a ``peft.PeftModel``."""
+    return any(kind.__name__ == "PeftModel" and kind.__module__.startswith("peft.") for kind in type(model).__mro__)
+
+
+def trainable_names(model: nn.Module) -> frozenset[str]:
+    """The names in the state dict except for frozen parameters: all that a training with a frozen base changes."""
+    frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
+    return frozenset(name for name, value in model.state_dict(keep_vars=True).items() if id(value) not in frozen)
+
+
+def adapter_files(model: nn.Module) -> dict[str, bytes]:
+    """The files that ``PeftModel.from_pretrained(base, folder)`` reads, by their relative names; none for other models.
+
+    The first adapter's are in the folder itself if it is called "default", others in a folder of their name.
+    """
+    if not is_peft_model(model):
+        return {}
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save
+
+    files: dict[str, bytes] = {}
+    peft_model: Any = model
+    for name, config in peft_model.peft_config.items():
+        weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        prefix = "" if name == "default" else f"{name}/"
+        files[prefix + WEIGHTS_NAME] = save({key: value.detach().cpu().clone() for key, value in weights.items()})
+        written = copy.copy(config)
+        written.inference_mode = True
+        if written.base_model_name_or_path is None:
+            written.base_model_name_or_path = getattr(peft_model.get_base_model(), "name_or_path", None)
+        with tempfile.TemporaryDirectory() as folder:
+            written.save_pretrained(folder)
+            files |= {prefix + path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return files
