@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from trainwright.data.loaders import build_nlp_test_loader as build_nlp_test_loader
     from trainwright.data.loaders import build_nlp_train_loader as build_nlp_train_loader
     from trainwright.data.loaders import build_nlp_train_val_test_loader as build_nlp_train_val_test_loader
+    from trainwright.data.mixture import MixedDataset as MixedDataset
+    from trainwright.data.mixture import MixedStream as MixedStream
     from trainwright.data.sampler import CyclicSampler as CyclicSampler
     from trainwright.data.sampler import EpochSampler as EpochSampler
     from trainwright.data.sampler import RangedSampler as RangedSampler
@@ -69,6 +71,7 @@ _NAMES_OF = {
         "build_image_test_loader build_image_train_loader build_nlp_test_loader "
         "build_nlp_train_loader build_nlp_train_val_test_loader"
     ),
+    "mixture": "MixedDataset MixedStream",
     "sampler": "EpochSampler CyclicSampler RangedSampler SingleRoundSampler",
     "streaming": "StreamLoader",
     "tar_shards": "TarShards",

@@ -23,6 +23,7 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.mixture import mixed, shares
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SingleRoundSampler
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, shard_of_rank
@@ -319,6 +320,8 @@ def _make_sampler(sampler: Any, **given: Any) -> Any:
 
 
 def _joined(dataset: Any, mixer: Callable[[list[Any]], Any]) -> Any:
+    if isinstance(dataset, Mapping) and "_target_" not in dataset:
+        return mixed({name: (_instantiated(part), weight) for name, (part, weight) in dataset.items()})
     given = _dataset_list(dataset)
     return given[0] if len(given) == 1 else mixer(given)
 
@@ -405,20 +408,6 @@ def split_ranges(length: int, proportions: Sequence[float]) -> list[range]:
     total = sum(proportions)
     cuts = [round(length * sum(proportions[:number]) / total) for number in range(len(proportions) + 1)]
     return [range(start, stop) for start, stop in pairwise(cuts)]
-
-
-def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """``total`` as whole numbers by weight, with the same sum: largest remainders first.
-
-    >>> shares(10, [1, 1, 1])
-    [4, 3, 3]
-    """
-    exact = [total * weight / sum(weights) for weight in weights]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda number: counts[number] - exact[number])
-    for number in by_remainder[: total - sum(counts)]:
-        counts[number] += 1
-    return counts
 
 
 def train_val_test_datasets(

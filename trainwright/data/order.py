@@ -174,6 +174,8 @@ def sample_lengths(dataset: Any, by: bool | str) -> Any:
     """
     if not by:
         return None
+    if hasattr(dataset, "sample_order"):  # a mixture, whose indices are those of its joined data sets
+        return np.concatenate([np.asarray(sample_lengths(part, by)) for part in dataset.datasets])
     lengths = getattr(dataset, "lengths", None)
     if lengths is None:
         logger.info(

@@ -57,6 +57,14 @@ def has_state(part: Any) -> bool:
     return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
+def is_shared(stream: Any) -> bool:
+    """Whether the ``__iter__`` of a stream yields only the share of the worker that calls it."""
+    is_known = getattr(stream, "is_shared_by_workers", None)  # of a mixture
+    return (
+        bool(getattr(stream, "is_sharded", False) or hasattr(stream, "shard")) if is_known is None else bool(is_known)
+    )
+
+
 def saved_position(loader: Any) -> dict[str, Any] | None:
     """The position of a loader after the latest batch that was read; None if it has none to save."""
     return dict(loader.state_dict()) if has_state(loader) else None
@@ -74,7 +82,7 @@ def shard_of_rank(stream: Any, rank: int, world_size: int) -> Any:
     """The samples of a stream that belong to a rank; no sample belongs to two."""
     if world_size == 1 or getattr(stream, "is_sharded", False):
         return stream
-    if _is_of_datasets(stream):
+    if type(stream).__module__.partition(".")[0] == "datasets":
         from datasets.distributed import split_dataset_by_node
 
         return split_dataset_by_node(stream, rank, world_size)
@@ -87,8 +95,10 @@ def shard_of_rank(stream: Any, rank: int, world_size: int) -> Any:
     return (_EveryNthWithState if has_state(stream) else _EveryNth)(stream, rank, world_size)
 
 
-def _is_of_datasets(stream: Any) -> bool:
-    return type(stream).__module__.partition(".")[0] == "datasets"
+def _has_shared_epoch(stream: Any) -> bool:
+    """Whether workers would share the number of the pass: that of `datasets` is in shared memory."""
+    parts = getattr(stream, "datasets", [stream])  # of a mixture
+    return any(type(part).__module__.partition(".")[0] == "datasets" for part in parts)
 
 
 class _EveryNth:
@@ -186,7 +196,7 @@ class _Passes:
             stream.set_epoch(self._epoch)
         if self._state is not None:
             stream.load_state_dict(self._state)
-        iterator = iter(stream)
+        iterator: Iterator[Any] = iter(stream)
         if self._state is None and self._done:
             read = sum(1 for _ in islice(iterator, self._done))
             if read < self._done:
@@ -225,7 +235,7 @@ class _StreamReader(IterableDataset[Any]):
         number, seed = position["batches"], mixed_seed(self.seed, ORDER_STREAM, self.rank, worker)
         key = stream_key(self.seed, SAMPLE_STREAM, self.rank, worker)
         stream = self.stream
-        if info is not None and _is_of_datasets(stream):
+        if info is not None and _has_shared_epoch(stream):
             stream = copy.deepcopy(stream)  # workers would share the number of its pass, and each has its own
         passes = _Passes(stream, position, block_size=self.shuffle_buffer, seed=seed, key=key)
         rows: list[Any] = []
@@ -434,8 +444,7 @@ def _unchanged(item: Any) -> Any:
 def _workers_of(stream: Any, num_workers: int) -> int:
     """The number of workers: one at most for a stream that does not share its samples among them."""
     num_workers = allowed_workers(num_workers)
-    is_shared = getattr(stream, "is_sharded", False) or hasattr(stream, "shard")
-    if num_workers > 1 and not is_shared:
+    if num_workers > 1 and not is_shared(stream):
         logger.info(
             "%s is read by 1 worker instead of %d: it has no method 'shard'. If its __iter__ yields the share of a"
             " worker and rank, set is_sharded = True on it.", type(stream).__name__, num_workers,

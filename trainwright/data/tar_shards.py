@@ -133,7 +133,7 @@ def _samples(file: IO[bytes]) -> Iterator[tuple[dict[str, bytes], int]]:
     """The files of each sample, and the byte after them, from the current position of ``file`` on."""
     files: dict[str, bytes] = {}
     key = None
-    tar = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  # the caller closes the file
+    tar: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115  # the caller closes the file
     while (member := tar.next()) is not None:
         tar.members = []  # it would keep all of them
         if not member.isfile():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.data.batch_loader import make_loader
+from trainwright.data.batch_loader import can_pin_memory, make_loader
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, saved_position
@@ -31,7 +31,7 @@ def train_loader(
             shuffle_buffer=config.shuffle_buffer,
             collate_fn=collator,
             infinite=False,
-            **({} if config.dataloader_pin_memory else {"pin_memory": False}),
+            pin_memory=config.dataloader_pin_memory and can_pin_memory(),
         )
     sampler = EpochSampler(
         dataset,

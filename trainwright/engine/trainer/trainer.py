@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
+from trainwright.data.mixture import mixed
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_recomputed, log_to_console
 from trainwright.engine.trainer import checks, loaders, optim, parts
@@ -96,6 +97,7 @@ class Trainer(TrainerSetup):
             optimizer = checks.several(optimizer, lr_scheduler, optimizers, lr_schedulers)
         checks.check_given(config, optimizer, lr_scheduler or lr_schedulers, loss)
         checks.check_kinds(data_collator=data_collator, metrics_handler=metrics_handler, model_card=model_card)
+        train_dataset = mixed(train_dataset)
         checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
         self.accelerator = accelerator
         config, self.device = join(config, accelerator)
