@@ -127,6 +127,120 @@ class OwnUpdate(EagerTrainer):
         self.optimizer.zero_grad()
 
 
+class Gan(nn.Module):
+    """A generator of points from points: nothing is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.generator, self.discriminator = nn.Linear(3, 3), nn.Linear(3, 1)
+
+    def losses(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        fake = self.generator(inputs)
+        loss_d = F.softplus(-self.discriminator(inputs)).mean() + F.softplus(self.discriminator(fake.detach())).mean()
+        return loss_d, F.softplus(-self.discriminator(fake)).mean()
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        loss_d, loss_g = self.losses(inputs)
+        return {"loss": loss_d + loss_g}
+
+
+def gan_optimizers(gan: Any) -> dict[str, torch.optim.Optimizer]:
+    parts = {"g": gan.generator, "d": gan.discriminator}
+    return {name: torch.optim.SGD(part.parameters(), lr=0.5) for name, part in parts.items()}
+
+
+def gan_by_hand() -> Gan:
+    gan = Gan()
+    optimizers = gan_optimizers(gan)
+    for pair in make_batches():
+        total = sum(len(batch["labels"]) for batch in pair)
+        for place, name in ((0, "d"), (1, "g")):
+            gan.zero_grad()
+            for batch in pair:
+                (gan.losses(batch["inputs"])[place] * (len(batch["labels"]) / total)).backward()
+            optimizers[name].step()
+    return gan
+
+
+def gan_step(self: Any, model: Any, inputs: Any) -> dict[str, Tensor]:
+    loss_d, _ = model.losses(inputs["inputs"])
+    self.backward(loss_d, optimizer="d")
+    self.step("d")
+    _, loss_g = model.losses(inputs["inputs"])
+    self.backward(loss_g, optimizer="g")
+    self.step("g")
+    return {"step_loss": loss_g.detach(), "loss_g": loss_g.detach()}
+
+
+class PythonGan(Trainer):
+    train_step = gan_step
+
+
+class ConfigGan(DefaultTrainer):
+    train_step = gan_step
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        return ([pair[get_rank()] for pair in make_batches()],)
+
+    @classmethod
+    def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+        return gan_optimizers(model)
+
+
+def python_trainer(kind: type[Trainer], model: Any, name: str, **arguments: Any) -> Trainer:
+    settings: dict[str, Any] = {"num_epochs": 1, "metrics": [], "device_str": "cpu", "lr_scheduler_type": None}
+    settings |= {"save_enabled": False, "progress_bar": False, "output_dir": str(FOLDER / name)}
+    loader = [pair[get_rank()] for pair in make_batches()]
+    return kind(model, TrainingConfig(**settings), train_dataloader=loader, **arguments)
+
+
+def python_gan() -> Any:
+    gan = Gan()
+    python_trainer(PythonGan, gan, "gan", optimizers=gan_optimizers(gan)).train()
+    return gan
+
+
+def config_gan() -> Any:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Gan)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Points)(), num_workers=0)}
+    cfg.train.update({"output_dir": str(FOLDER / "config-gan"), "train_iter": 4, "train_micro_batch_size": 2})
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+    trainer = ConfigGan(cfg)
+    trainer.train()
+    return trainer.model
+
+
+class TwoBackwards(Trainer):
+    """The second pass is through the model itself, which is not wrapped."""
+
+    def training_step(self, batch: Any) -> Any:
+        losses = [model(**batch)["loss"] for model in (self._step_model, self.model)]
+        for loss in losses:
+            self.backward(loss)
+        return losses[0].detach()
+
+
+def two_backwards() -> Any:
+    gan = Gan()
+    python_trainer(TwoBackwards, gan, "two", optimizer=torch.optim.SGD(gan.parameters(), lr=0.25)).train()
+    return gan
+
+
+def one_backward() -> Gan:
+    gan, both = Gan(), make_batches()
+    optimizer = torch.optim.SGD(gan.parameters(), lr=0.5)
+    for pair in both:
+        total = sum(len(batch["labels"]) for batch in pair)
+        for batch in pair:
+            (gan(**batch)["loss"] * (len(batch["labels"]) / total)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return gan
+
+
 def graph_mode() -> Net:
     """Several processes: all steps are eager."""
     model = make_net()
@@ -168,7 +282,7 @@ def main() -> None:
     setup_dist_util({"device_type": "cpu"})
     found: dict[str, Any] = {}
 
-    def compare(name: str, model: Net, reference: Net) -> None:
+    def compare(name: str, model: Any, reference: Any) -> None:
         mine = torch.cat([p.detach().flatten() for p in model.parameters()])
         theirs = torch.cat([p.detach().flatten() for p in reference.parameters()])
         of_all = all_gather_object(mine.tolist())
@@ -185,6 +299,9 @@ def main() -> None:
     model, _ = config_files(kind=OwnUpdate)
     compare("own update", model, by_hand())
     compare("graph mode", graph_mode(), by_hand())
+    compare("python gan", python_gan(), gan_by_hand())
+    compare("config gan", config_gan(), gan_by_hand())
+    compare("two backward passes", two_backwards(), one_backward())
     model, _ = python_api(ema={"decay": 0.5})
     compare("average", model, by_hand(decay=0.5))
     model, _ = python_api(unfreeze=[{"step": 2, "layers": ["used.bias"]}])

@@ -45,6 +45,12 @@ def test_a_users_own_optimizer_step_has_averaged_gradients(found: dict[str, Any]
     assert found[case]["difference"] < 1e-6
 
 
+@pytest.mark.parametrize("case", ["python gan", "config gan", "two backward passes"])
+def test_each_optimizer_steps_with_averaged_gradients(found: dict[str, Any], case: str) -> None:
+    assert found[case]["equal_on_all"]
+    assert found[case]["difference"] < 1e-6
+
+
 def test_logged_losses_are_exchanged_once_per_log_line_and_checkpoint(found: dict[str, Any]) -> None:
     logged = found["logged"]
     assert logged["calls"] == [1, 4, 5]  # the first with the state that prepares the memory of checkpoints

@@ -20,6 +20,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import count_samples
 from trainwright.engine import EagerTrainer
+from trainwright.hooks import CallbackHook
 
 
 class Classifier(nn.Module):
@@ -236,3 +237,30 @@ def test_a_loss_of_the_models_own_is_weighed_by_tokens_too(tmp_path: Path) -> No
     settings = config(tmp_path, batch_size=3, gradient_accumulation_steps=3, num_epochs=1)
     Trainer(ours, settings, train_dataset=data, optimizer=sgd(ours)).train()
     assert_same(ours, theirs)
+
+
+class MeanOfTokens(nn.Module):
+    """The mean over the tokens that are not ignored; NaN if all are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, labels: Tensor) -> dict[str, Any]:
+        loss = F.cross_entropy(self.weight.expand(len(labels), 2), labels)
+        return {"loss": loss, "num_tokens": (labels != -100).sum()}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_batch_of_no_tokens_has_no_gradient(accumulation: int) -> None:
+    model = MeanOfTokens()
+    none, some = {"labels": torch.tensor([-100, -100])}, {"labels": torch.tensor([0, -100])}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    trainer = EagerTrainer(model, [none] * accumulation + [some] * accumulation, optimizer, accumulation)
+    losses: list[float] = []
+    trainer.register_hooks(
+        [CallbackHook(after_step=lambda t: losses.append(float(t.storage.latest()["total_loss"][0])))]
+    )
+    trainer.train(0, 2)
+    assert losses == pytest.approx([0.0, math.log(2)])
+    assert model.weight.tolist() == [1.25, 0.75]

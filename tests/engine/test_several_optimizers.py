@@ -242,3 +242,214 @@ def test_wrong_settings_of_a_config_file_are_refused(tmp_path: Path) -> None:
     cfg.optim.head.params.part = "hed"
     with pytest.raises(ConfigError, match=r"part='hed': Net has no such submodule. Did you mean 'head'"):
         DefaultTrainer(cfg)
+
+
+# A GAN: a step of the user's own, the same in both APIs.
+
+
+class Gan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.discriminator = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.discriminator(inputs)
+
+
+def gan_optimizers(gan: Any, **settings: Any) -> dict[str, torch.optim.Optimizer]:
+    adam = torch.optim.Adam
+    return {
+        "g": adam(gan.generator.parameters(), lr=0.01, **settings),
+        "d": adam(gan.discriminator.parameters(), lr=0.02, **settings),
+    }
+
+
+def gan_step(self: Any, model: Any, inputs: Any) -> dict[str, Tensor]:
+    real_BF = inputs["inputs"]
+    with self.autocast():
+        fake_BF = model.generator(torch.randn(len(real_BF), 3))
+        judged = model.discriminator(real_BF), model.discriminator(fake_BF.detach())
+        loss_d = F.softplus(-judged[0]).mean() + F.softplus(judged[1]).mean()
+    self.backward(loss_d, optimizer="d")
+    self.step("d")
+    with self.autocast():
+        loss_g = F.softplus(-model.discriminator(fake_BF)).mean()
+    self.backward(loss_g, optimizer="g")
+    self.step("g")
+    return {"loss_d": loss_d.detach(), "loss_g": loss_g.detach()}
+
+
+class PythonGan(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        losses = gan_step(self, model, inputs)
+        return {"step_loss": losses["loss_d"] + losses["loss_g"]}
+
+
+class ConfigGan(DefaultTrainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        return gan_step(self, model, inputs)
+
+
+class Reals(Rows):
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": INPUTS_BF[index]}
+
+
+def python_gan(folder: Path, num_epochs: int = 4, **settings: Any) -> Trainer:
+    gan = Gan()
+    config = TrainingConfig(
+        output_dir=folder, num_epochs=num_epochs, batch_size=6, metrics=[], progress_bar=False, eval_strategy="no",
+        tensorboard=None, lr_scheduler_type=None, **settings,
+    )  # fmt: skip
+    trainer = PythonGan(gan, config, Reals(), optimizers=gan_optimizers(gan))
+    trainer.train()
+    return trainer
+
+
+def config_gan(folder: Path, train_iter: int = 16, **settings: Any) -> DefaultTrainer:
+    cfg = configured(folder, train_iter, **settings)
+    cfg.model, cfg.dataloader.train.dataset = LazyCall(Gan)(), LazyCall(Reals)()
+    adam = LazyCall(torch.optim.Adam)
+    cfg.optim = {
+        "g": adam(params={"part": "generator"}, lr=0.01),
+        "d": adam(params={"part": "discriminator"}, lr=0.02),
+    }
+    cfg.train.scheduler = {"d": LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)}
+    trainer = ConfigGan(cfg)
+    trainer.train()
+    return trainer
+
+
+def gan_by_hand(trainer: Any, batches: list[Tensor], **settings: Any) -> Gan:
+    gan = Gan()
+    optimizers = gan_optimizers(gan, **settings)
+    torch.manual_seed(trainer.cfg.train.seed if isinstance(trainer, DefaultTrainer) else trainer.config.seed)
+    for real_BF in batches:
+        fake_BF = gan.generator(torch.randn(len(real_BF), 3))
+        judged = gan.discriminator(real_BF), gan.discriminator(fake_BF.detach())
+        optimizers["d"].zero_grad()
+        (F.softplus(-judged[0]).mean() + F.softplus(judged[1]).mean()).backward()
+        optimizers["d"].step()
+        optimizers["g"].zero_grad()
+        F.softplus(-gan.discriminator(fake_BF)).mean().backward()
+        optimizers["g"].step()
+    return gan
+
+
+@pytest.mark.parametrize("run", [python_gan, config_gan])
+def test_a_gan_has_the_weights_of_a_plain_loop(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Tensor] = []
+    step = gan_step
+
+    def recorded(self: Any, model: Any, inputs: Any) -> dict[str, Tensor]:
+        seen.append(inputs["inputs"])
+        return step(self, model, inputs)
+
+    monkeypatch.setitem(globals(), "gan_step", recorded)
+    trainer = run(tmp_path)
+    fused = {"fused": True} if isinstance(trainer, DefaultTrainer) else {}
+    assert_equal(trainer.model, gan_by_hand(trainer, seen, **fused))
+    latest = trainer.storage.latest()
+    assert {"lr/g", "lr/d", "total_loss"} <= latest.keys()
+    assert ("loss_d" in latest) == isinstance(trainer, DefaultTrainer)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mixed_precision": "fp16", "gradient_accumulation_steps": 2}], ids=str)
+def test_a_gan_resumes_bitwise(settings: dict[str, Any], tmp_path: Path) -> None:
+    straight = python_gan(tmp_path / "straight", 4, **settings)
+    python_gan(tmp_path / "resumed", 2, **settings)
+    assert_equal(python_gan(tmp_path / "resumed", 4, resume_from_checkpoint=True, **settings).model, straight.model)
+
+
+def test_a_gan_of_a_config_file_resumes_bitwise(tmp_path: Path) -> None:
+    straight = config_gan(tmp_path / "straight")
+    config_gan(tmp_path / "resumed", 9)
+    assert_equal(config_gan(tmp_path / "resumed", 16, resume=True).model, straight.model)
+
+
+def test_accumulation_gives_the_gradient_of_one_large_batch(tmp_path: Path) -> None:
+    """The noise is that of each batch, so only the first update of the discriminator's biases is compared."""
+
+    class Deterministic(PythonGan):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            loss_d = F.softplus(-model.discriminator(inputs["inputs"])).mean()
+            loss_g = model.discriminator(model.generator(inputs["inputs"][:, :3])).mean()
+            self.backward(loss_d, optimizer="d")
+            self.backward(loss_g, optimizer="g")
+            self.clip_gradients(0.1, optimizer="d")
+            self.step()
+            return {"step_loss": loss_d.detach()}
+
+    weights = []
+    for size, steps in ((24, 1), (6, 4)):
+        gan = Gan()
+        optimizers = {"g": torch.optim.SGD(gan.generator.parameters(), lr=0.1)}
+        optimizers |= {"d": torch.optim.SGD(gan.discriminator.parameters(), lr=0.1)}
+        config = TrainingConfig(
+            output_dir=tmp_path / str(size), batch_size=size, gradient_accumulation_steps=steps, metrics=[],
+            num_epochs=1, progress_bar=False, eval_strategy="no", lr_scheduler_type=None,
+        )  # fmt: skip
+        Deterministic(gan, config, Reals(), optimizers=optimizers).train()
+        weights.append([*gan.parameters()])
+    for left, right in zip(*weights, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_only_the_named_optimizers_parameters_get_gradients(tmp_path: Path) -> None:
+    seen: list[tuple[bool, ...]] = []
+
+    class Looks(PythonGan):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            parts = model.generator, model.discriminator
+            has = lambda: tuple(any(p.grad is not None for p in part.parameters()) for part in parts)  # noqa: E731
+            loss = model.discriminator(model.generator(inputs["inputs"][:, :3])).mean()
+            self.backward(loss, optimizer="g", retain_graph=True)
+            seen.append(has())
+            self.backward(loss, inputs=[*model.discriminator.parameters()])
+            seen.append(has())
+            self.step()
+            with self.toggled("d"):
+                requires = tuple(all(p.requires_grad for p in part.parameters()) for part in parts)
+            seen.append(requires)
+            seen.append(has())
+            assert all(p.requires_grad for p in model.parameters())
+            return {"step_loss": loss.detach()}
+
+    gan = Gan()
+    config = TrainingConfig(output_dir=tmp_path, max_steps=1, batch_size=6, metrics=[], progress_bar=False)
+    Looks(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
+    assert seen == [(True, False), (True, True), (False, True), (False, False)]
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_one(tmp_path: Path) -> None:
+    class Wrong(PythonGan):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            self.step("dd")
+            return {}
+
+    gan = Gan()
+    config = TrainingConfig(output_dir=tmp_path, max_steps=1, batch_size=6, metrics=[], progress_bar=False)
+    with pytest.raises(ConfigError, match=r"no optimizer 'dd'\. Did you mean 'd'"):
+        Wrong(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
+
+
+def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path) -> None:
+    class Infinite(PythonGan):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            loss = model.discriminator(inputs["inputs"]).mean()
+            self.backward(loss, optimizer="d")
+            self.backward(model.generator(inputs["inputs"][:, :3]).mean() * float("nan"), optimizer="g")
+            self.step()
+            return {"step_loss": loss.detach()}
+
+    gan, before = Gan(), Gan()
+    config = TrainingConfig(
+        output_dir=tmp_path, max_steps=2, batch_size=6, metrics=[], progress_bar=False, non_finite="skip"
+    )
+    Infinite(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
+    assert_equal(gan.generator, before.generator)
+    assert not torch.equal(gan.discriminator[0].weight, before.discriminator[0].weight)

@@ -13,11 +13,11 @@ from torch import Tensor
 from trainwright._torch_compat.probing import check_close, probed
 
 
-def plain_backward(loss: Tensor, batch: Any = None, *, retain_graph: bool = False) -> None:
-    """``loss.backward()``. ``batch`` is not used."""
+def plain_backward(loss: Tensor, batch: Any = None, **options: Any) -> None:
+    """``loss.backward(**options)``. ``batch`` is not used."""
     run = _engine_call()
-    if retain_graph:
-        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    if options:
+        loss.backward(**options)  # type: ignore[no-untyped-call]
     elif run is None or loss.dim() or type(loss) is not Tensor:  # torch raises its error, or handles the subclass
         loss.backward()  # type: ignore[no-untyped-call]
     else:

@@ -219,9 +219,8 @@ def _classes(kind: str) -> dict[str, type[Any]]:
 
     excluded: tuple[str, ...] = ()
     if kind == "optimizer":
-        # LBFGS calls the model several times in each step, which the trainer does not support.
         module: Any = torch.optim
-        base, excluded = torch.optim.Optimizer, ("Optimizer", "LBFGS")
+        base, excluded = torch.optim.Optimizer, ("Optimizer",)
     elif kind == "lr_scheduler":
         module = torch.optim.lr_scheduler
         base, excluded = module.LRScheduler, ("LRScheduler", "ChainedScheduler")

@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import count_samples
+from trainwright.engine.loss_fn import TOKENS as TOKENS
 from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
+from trainwright.optim.named import each_optimizer
 from trainwright.parallel.dist import get_world_size
-
-TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average
 
 
 class HasGroups(Protocol):
@@ -39,7 +39,7 @@ class AllGroups:
 
     def add(self, optimizer: Optimizer) -> None:
         """Add an optimizer, unless it is present."""
-        if not any(optimizer is other for other in self._optimizers):
+        if not any(optimizer is one for other in self._optimizers for one in (other, *each_optimizer(other))):
             self._optimizers.append(optimizer)
 
     @property
@@ -126,13 +126,6 @@ class WindowMean:
         total = self._length * weights[0] if len(weights) < self._length else sum(weights)
         share: Tensor = loss / (total / weights[-1])
         return share
-
-    def differentiate(self, share: Tensor, retain_graph: bool = False) -> None:
-        """Backward pass of a share."""
-        if retain_graph:
-            self._differentiate(share, retain_graph=True)
-        else:
-            self._differentiate(share)
 
     def factor(self) -> Tensor | None:
         """The factor of the gradients at the window's end, a tensor on the device; None if they need no scaling."""

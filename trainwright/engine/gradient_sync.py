@@ -40,6 +40,7 @@ class Replica:
         model: the model, or the same in a DistributedDataParallel.
         on_wrap: called with the wrapped model whenever it changes.
         prepared: the wrapped model, if it is already wrapped.
+        wraps: False: the model is not wrapped, and each update is averaged after its backward passes.
         find_unused_parameters: some updates leave parameters out that others use. Found in the first update if it does.
     """
 
@@ -51,7 +52,9 @@ class Replica:
         *,
         prepared: Any = None,
         find_unused_parameters: bool = False,
+        wraps: bool = True,
     ) -> None:
+        self._wraps = wraps
         self._plain = unwrap_model(model)
         self._device = device
         self._on_wrap = on_wrap
@@ -61,12 +64,15 @@ class Replica:
         self._is_first = True  # the first update of these trainable parameters
         self._is_averaged = False  # by the backward pass of this batch
         if prepared is not None:
+            prepared.require_backward_grad_sync = wraps
             watch_wrapped(prepared)
             self._trainable = self._trainable_now()
             self._use_wrapped(prepared)
 
     def before_batch(self, *, is_last: bool) -> None:
         """Call this before each forward pass; ``is_last``: it is the last one of the update."""
+        if not self._wraps:
+            return
         trainable = self._trainable_now()
         if trainable != self._trainable:
             self._trainable, self._is_first = trainable, True
@@ -94,6 +100,14 @@ class Replica:
                 # has not averaged them, and would expect their gradients in the next update.
                 self._finds_unused = True
                 self._wrap()
+
+    def average_after_backward(self) -> None:
+        """Average each update after its backward passes from now on: the gradients of this one are not complete."""
+        self._is_averaged = False
+        if self._wraps:
+            self._wraps = False
+            if self._wrapped is not None:  # in an Accelerator's, or in the first update
+                self._wrapped.require_backward_grad_sync = False
 
     def _wrap(self) -> None:
         self._use_wrapped(wrap_data_parallel(self._plain, self._device, find_unused_parameters=self._finds_unused))

@@ -20,13 +20,16 @@ from trainwright.config.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.data.collate import add_batch_note
 from trainwright.models.outputs import named_outputs
 
+TOKENS = "num_tokens"  # entry of a model's training outputs: the number of tokens that its losses average
+
 WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 
 
 def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     """The total loss of outputs by name: the sum of the entries whose name contains "loss", a 0-dim tensor.
 
-    ``batch`` is ignored: only the weighting of micro-batches depends on it.
+    With ``num_tokens`` of 0 it is 0, without gradient. ``batch`` is ignored: only the weighting of micro-batches
+    depends on it.
 
     Raises:
         ConfigTypeError: ``outputs`` is not a dict.
@@ -48,7 +51,18 @@ def sum_losses(outputs: Any, batch: Any = None) -> Tensor:
     is_cut_off = torch.is_grad_enabled() and not getattr(total, "requires_grad", False)
     if not isinstance(total, Tensor) or total.numel() != 1 or is_cut_off:
         raise _refusal(losses)
+    if TOKENS in outputs:
+        return without_empty_mean(total, outputs[TOKENS])
     return total
+
+
+def without_empty_mean(loss: Tensor, num_tokens: Any) -> Tensor:
+    """The loss; 0 without gradient if it is the mean over no tokens, which is NaN."""
+    if isinstance(num_tokens, Tensor):
+        if num_tokens.numel() != 1:  # explained where gradients are weighted
+            return loss
+        return torch.where(num_tokens.to(loss.device).reshape(loss.shape) > 0, loss, torch.zeros_like(loss))
+    return loss if num_tokens != 0 else torch.where(torch.zeros_like(loss, dtype=torch.bool), loss, 0.0)
 
 
 def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:

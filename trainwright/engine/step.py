@@ -55,7 +55,7 @@ class Step:
             self.update.begin(length)
         kept, data_time = [], 0.0
         for left in range(length - 1, -1, -1):
-            self.update.is_window_end = left == 0
+            self.update.is_window_end, self.update.is_counted = left == 0, False
             start = clock()
             self.update.batch = batch = next(self._batches)
             fetched = clock()

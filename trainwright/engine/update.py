@@ -1,6 +1,7 @@
 """One update of the weights, composed before the first step: how losses become gradients, and how these are used."""
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from trainwright.engine.gradient_sync import Replica, SkipTogether
 from trainwright.events.media import wide_dtype
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.optim.clip import gradient_clipper, gradient_norm
-from trainwright.optim.named import NamedOptimizers
+from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
 
@@ -44,6 +45,10 @@ class Update:
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
         batch: the current batch; None outside of a step.
+        is_counted: whether the share of the current batch in its window is computed.
+        grad_scaler, max_norm, skips: the arguments.
+        closure: of an optimizer whose step needs one, such as LBFGS; its ``recompute`` is to be set. None: not needed.
+        clip_only: clips without recording the norm; None: no clipping.
         begin: called with the length of the window that starts; None: not needed.
         backward: called with the mean loss of a micro-batch and the batch: adds the gradients of its share.
         differentiate: the backward pass of a share.
@@ -73,13 +78,24 @@ class Update:
     ) -> None:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
-        self._plain_step, self._zero_grad, self._grad_scaler, self._replica = step, zero_grad, grad_scaler, replica
+        self.is_counted = False
+        self.grad_scaler, self.max_norm, self.skips = grad_scaler, max_norm, skip_non_finite
+        self._plain_step, self._zero_grad, self._replica = step, zero_grad, replica
         self._device = next(model.parameters()).device if replica is not None else None
         is_scaled, self.is_weighed = grad_scaler is not None, accumulates or replica is not None
         is_plain = not (self.is_weighed or is_scaled or differentiate)
         if grad_scaler is not None:
             differentiate = differentiate or partial(_scaled_backward, grad_scaler)
-        self.differentiate = differentiate = differentiate or plain_backward
+        self.closure: Closure | None = None
+        self._closure_refusal = ""
+        differentiate = differentiate or plain_backward
+        if any(map(needs_closure, each_optimizer(optimizer))):
+            self._closure_refusal = _closure_refusal(
+                optimizer, accumulates=accumulates, scaler=grad_scaler, skips=skip_non_finite, replica=replica
+            )
+            self.closure = Closure(self, differentiate, zero_grad)
+            differentiate, is_plain = self.closure.differentiate, False
+        self.differentiate = differentiate
         self.groups = AllGroups(optimizer)
         self.mean = WindowMean(self.groups, count, differentiate)
         if replica is not None:
@@ -92,10 +108,12 @@ class Update:
         if replica is not None:
             self._preparations.append(synchronized(model, optimizer, replica.finish))
         self._step: Callable[[Tensor | None], object] = lambda norm: step()
+        if self.closure is not None:
+            self._step = partial(self.closure.step, step)
         if grad_scaler is not None:  # averaged before: all processes find the same gradients infinite
             self._preparations.append(partial(_unscale, grad_scaler, optimizer))
             self._step = _scaled_step(grad_scaler, optimizer)
-        clipper = gradient_clipper(optimizer, max_norm)
+        self.clip_only = clipper = gradient_clipper(optimizer, max_norm)
         self._clip = recorded_norm(clipper, is_scaled=is_scaled)
         self.record_loss: Callable[[Tensor], None] | None = None
         if skip_non_finite:
@@ -103,13 +121,31 @@ class Update:
             self._use_skip(skip)
             self._clip = recorded_norm(gradient_norm(optimizer, max_norm), is_scaled=is_scaled)
             self._step = recorded_step(skip)
-        is_simple = clipper is None and not skip_non_finite and not self._preparations
+        is_simple = clipper is None and not (skip_non_finite or self._preparations or self.closure)
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish
 
     @property
     def needs_preparation(self) -> bool:
         """Whether ``prepare`` changes the gradients."""
-        return self._replica is not None or self._grad_scaler is not None
+        return self._replica is not None or self.grad_scaler is not None
+
+    @property
+    def is_window_begin(self) -> bool:
+        """Whether the current micro-batch is the first of its window."""
+        return len(self.mean.weights) <= self.is_counted
+
+    def average_after_backward(self) -> None:
+        """Average the gradients of several processes after all backward passes of an update, from this one on.
+
+        A backward pass that is not the first of its batch, or not of all parameters, cannot do it.
+        """
+        if self._replica is not None:
+            self._replica.average_after_backward()
+
+    def check_closure(self) -> None:
+        """Raise if ``finish`` cannot step the optimizer because it needs a closure."""
+        if self._closure_refusal:
+            raise ConfigError(self._closure_refusal)
 
     def put_mean(self, storage: EventStorage, name: str, losses: Sequence[Any]) -> None:
         """Store the mean of this window's losses over its micro-batches and all processes, by samples or tokens.
@@ -178,8 +214,8 @@ class Update:
         """After ``prepare`` and a step of the user's own instead of ``finish``: the next update is prepared again."""
         if self.is_prepared:
             self.is_prepared = False
-            if self._grad_scaler is not None:  # it unscales once between two updates of its scale
-                self._grad_scaler.update()
+            if self.grad_scaler is not None:  # it unscales once between two updates of its scale
+                self.grad_scaler.update()
 
     def _finish_simply(self) -> None:
         self._plain_step()
@@ -209,8 +245,61 @@ class Update:
         self.begin, self.backward, self.record_loss = begin_window, recorded_backward, record_loss
 
 
-def recorded_norm(clip: Callable[[], Tensor] | None, *, is_scaled: bool = False) -> Callable[[], Tensor | None]:
-    """``clip``, whose norm is also stored as ``grad_norm``; does nothing if ``clip`` is None.
+class Closure:
+    """Loss and gradients of the current batch, for an optimizer that computes them several times in a step.
+
+    The first time they are those of the step itself.
+
+    Attributes:
+        recompute: called with the batch: forward and backward pass.
+    """
+
+    def __init__(self, update: Update, differentiate: Callable[..., None], zero_grad: Callable[[], Any]) -> None:
+        self.recompute: Callable[[Any], object] | None = None
+        self._update, self._differentiate, self._zero_grad = weakref.proxy(update), differentiate, zero_grad
+        self._loss: Tensor | None = None
+        self._is_current = False
+
+    def differentiate(self, loss: Tensor, **options: Any) -> None:
+        """Backward pass; the loss is the next one that the optimizer gets."""
+        self._loss = loss.detach()
+        self._differentiate(loss, **options)
+
+    def step(self, step: Callable[[Any], Any], norm: Tensor | None) -> None:
+        """Call ``step`` with the closure. Gradients are clipped by now."""
+        self._is_current = True
+        step(self._evaluate)
+
+    @torch.enable_grad()
+    def _evaluate(self) -> Tensor | None:
+        if self._is_current:
+            self._is_current = False
+        else:
+            assert self.recompute is not None, "set before the first step"
+            self._zero_grad()
+            self.recompute(self._update.batch)
+            if self._update.clip_only is not None:
+                self._update.clip_only()
+        return self._loss
+
+
+def _closure_refusal(optimizer: Optimizer, *, accumulates: bool, scaler: Any, skips: bool, replica: Any) -> str:
+    reasons = {
+        "accumulated gradients; make each update of one batch": accumulates,
+        "float16, whose gradients are scaled; use bfloat16 or float32": scaler is not None,
+        "non_finite='skip'; use 'stop' or 'warn'": skips,
+        "several processes, which would need equal losses; use one process": replica is not None,
+        "other optimizers; write a train_step that calls optimizer.step(closure)": len(each_optimizer(optimizer)) > 1,
+    }
+    kind = next(type(one).__name__ for one in each_optimizer(optimizer) if needs_closure(one))
+    found = [text for text, is_so in reasons.items() if is_so]
+    return f"{kind} computes loss and gradients several times in a step; this excludes {found[0]}." if found else ""
+
+
+def recorded_norm(
+    clip: Callable[[], Tensor] | None, *, is_scaled: bool = False, name: str = "grad_norm"
+) -> Callable[[], Tensor | None]:
+    """``clip``, whose norm is also stored as ``name``; does nothing if ``clip`` is None.
 
     ``is_scaled``: a gradient scaler skips updates with infinite norms, so no other check is needed
     (:class:`~trainwright.hooks.FiniteCheck` checks values stored with ``smoothing_hint=True``).
@@ -221,7 +310,7 @@ def recorded_norm(clip: Callable[[], Tensor] | None, *, is_scaled: bool = False)
     def clip_and_put() -> Tensor:
         norm = clip()
         if has_event_storage():  # not in a user's own loop
-            get_event_storage().put_scalar("grad_norm", norm, smoothing_hint=not is_scaled)
+            get_event_storage().put_scalar(name, norm, smoothing_hint=not is_scaled)
         return norm
 
     return clip_and_put
@@ -239,19 +328,24 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
 
 
 def optimizer_calls(optimizer: Optimizer, accelerator: Any = None) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """The calls that step and that set gradients to None. A step with a required closure gets None as its closure."""
+    """The calls that step and that set gradients to None. A step with a required closure takes it."""
     if isinstance(optimizer, NamedOptimizers):
         calls = [optimizer_calls(one, accelerator) for one in optimizer.optimizers.values()]
         return _in_turn([step for step, _ in calls]), _in_turn([zero_grad for _, zero_grad in calls])
     if accelerator is not None:
         return accelerator.prepare_optimizer(optimizer).step, optimizer.zero_grad
+    if needs_closure(optimizer):
+        return lambda closure=None: optimizer.step(closure), optimizer.zero_grad
+    updater = direct(optimizer)
+    return updater.step, updater.zero_grad
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether each step needs a function that computes loss and gradients again, as LBFGS does."""
     # The method of the class: a schedule replaces the method of the instance.
     _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
     positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if parameters and parameters[0].default is inspect.Parameter.empty and parameters[0].kind in positional:
-        return lambda: optimizer.step(None), optimizer.zero_grad
-    updater = direct(optimizer)
-    return updater.step, updater.zero_grad
+    return bool(parameters) and parameters[0].default is inspect.Parameter.empty and parameters[0].kind in positional
 
 
 def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
@@ -262,9 +356,9 @@ def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
     return call_all
 
 
-def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, *, retain_graph: bool = False) -> None:
+def _scaled_backward(grad_scaler: torch.amp.GradScaler, loss: Tensor, **options: Any) -> None:
     """Backward pass of the scaled loss, as gradients in float16 require."""
-    grad_scaler.scale(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    grad_scaler.scale(loss).backward(**options)  # type: ignore[no-untyped-call]
 
 
 def _scaled_step(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> Callable[[Tensor | None], None]:

@@ -86,6 +86,11 @@ def each_optimizer(optimizer: Optimizer) -> list[Optimizer]:
     return [*optimizer.optimizers.values()] if isinstance(optimizer, NamedOptimizers) else [optimizer]
 
 
+def by_name(optimizer: Optimizer) -> dict[str, Optimizer]:
+    """The optimizers of a :class:`NamedOptimizers`; a single one is ``{"optimizer": ...}``."""
+    return optimizer.optimizers if isinstance(optimizer, NamedOptimizers) else {"optimizer": optimizer}
+
+
 def parameters_of(optimizer: Optimizer) -> list[Any]:
     """The parameters of all groups."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]

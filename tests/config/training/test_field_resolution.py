@@ -32,7 +32,7 @@ def test_every_fault_is_in_one_message() -> None:
         ({"optimizer": {"name": "SGD"}}, "which lacks the key 'name_'"),
         ({"optimizer": {"name_": "SGD", "lr": 0.1}, "lr": 0.2}, "optimizer has lr=0.1"),
         ({"optimizer": "Adamm"}, r"TrainingConfig.optimizer: got 'Adamm'. Did you mean 'Adam'\?"),
-        ({"optimizer": "LBFGS"}, "TrainingConfig.optimizer"),
+        ({"optimizer": "Optimizer"}, "TrainingConfig.optimizer"),
         (
             {"optimizer": {"name_": "SGD", "momentun": 0.9}},
             r"SGD has no argument 'momentun'. Did you mean 'momentum'\?",

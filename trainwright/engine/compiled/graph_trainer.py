@@ -71,6 +71,7 @@ class GraphTrainer(EagerTrainer):
         grad_scaler: torch.amp.GradScaler | None = None,
         skip_non_finite: bool = False,
         find_unused_parameters: bool = False,
+        wraps_model: bool = True,
     ) -> None:
         if graph.optimizer is None:
             raise ConfigError("GraphTrainer: the graph has no optimizer; build it with GraphBase(model, optimizer).")
@@ -78,6 +79,7 @@ class GraphTrainer(EagerTrainer):
             "grad_scaler": grad_scaler,
             "skip_non_finite": skip_non_finite,
             "find_unused_parameters": find_unused_parameters,
+            "wraps_model": wraps_model,
         }
         self.graph = graph
         self._results: Mapping[str, Any] | None = None  # of the latest program
@@ -103,10 +105,17 @@ class GraphTrainer(EagerTrainer):
         if own and self._compiled is not None:
             self._compiled.refuse(f"{type(self).__name__} has its own {' and '.join(own)}")
 
-    def bind_step(self, get_batch: Callable[..., Any] | None = None, device: Any = None) -> Callable[[], None]:
+    def bind_step(
+        self,
+        get_batch: Callable[..., Any] | None = None,
+        device: Any = None,
+        train_step: Callable[[Any, Any], Mapping[str, Any]] | None = None,
+    ) -> Callable[[], None]:
         """As in :class:`EagerTrainer`."""
         self.refuse_overrides()
-        return super().bind_step(get_batch, device)
+        if train_step is not None and self._compiled is not None:
+            self._compiled.refuse("the trainer has its own train_step")
+        return super().bind_step(get_batch, device, train_step)
 
     @property
     def _called_model(self) -> nn.Module:

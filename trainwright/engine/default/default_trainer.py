@@ -35,13 +35,14 @@ from trainwright.engine.default.setup import (
 )
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.gradient_sync import share_state
-from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import explain_forward
+from trainwright.engine.own_step import OwnStep, StepMethods
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed, log_to_console
 from trainwright.engine.state import TrainingState
 from trainwright.engine.step_plan import steps_of
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
+from trainwright.engine.update import Update
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from trainwright.evaluation.loop import evaluate_loaders, preserve_rng
 from trainwright.evaluation.prediction import iterate_predictions, predict
@@ -64,17 +65,17 @@ from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
 from trainwright.models.adapters import adapter_files, is_peft_model, trainable_names
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
-from trainwright.optim.named import NamedOptimizers
+from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
-from trainwright.parallel.precision import apply_autocast
+from trainwright.parallel.precision import apply_autocast, autocast_dtype
 from trainwright.parallel.recompute import recompute_blocks
 
 logger = logging.getLogger("trainwright.engine")
 
 
 @overridable
-class DefaultTrainer(TrainerBase):
+class DefaultTrainer(StepMethods):
     """Train as a configuration describes: ``DefaultTrainer(cfg).train()``.
 
     Every part comes from a ``build_*`` method that a subclass may override. The path of a batch is ``run_step`` of
@@ -117,6 +118,8 @@ class DefaultTrainer(TrainerBase):
         self.lr_scheduler = None if isinstance(schedule, Mapping) else schedule
         seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws other numbers
 
+        self.optimizers = by_name(self.optimizer)
+        self._has_own_step = is_overridden(self, "train_step")
         self._trainer: Any = self._build_stepper(cfg, grad_scaler)
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
@@ -149,6 +152,8 @@ class DefaultTrainer(TrainerBase):
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
         self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite), self._averaging_hook()])
         self.register_hooks([self._unfreezing_hook()])
+        self._own_step = OwnStep(["train_step"], self._settings_of_step)
+        self.register_hooks([self._own_step if self._has_own_step else None])
         self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
@@ -346,6 +351,22 @@ class DefaultTrainer(TrainerBase):
             self._folder.resume = True  # also if a program calls this method
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
 
+    # Called by a user's own step.
+
+    def train_step(self, model: Any, inputs: Any) -> Mapping[str, Any]:
+        """One micro-batch: forward and backward; returns the outputs to log.
+
+        An override also steps: it calls :meth:`backward` and :meth:`step` (see ``docs/several-optimizers.md``).
+        """
+        outputs: Mapping[str, Any] = self._trainer._train_micro_batch(model, inputs)
+        return outputs
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The run's precision, for computations of a step outside the model's ``forward``."""
+        if not self.cfg.train.amp.enabled:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=autocast_dtype(self.device))
+
     # Implementation.
 
     def loader_state(self) -> dict[str, Any] | None:
@@ -354,6 +375,23 @@ class DefaultTrainer(TrainerBase):
 
     def load_loader_state(self, state: dict[str, Any]) -> None:
         self._built_stepper.load_loader_state(state)
+
+    @property
+    def _update(self) -> Update:  # type: ignore[override]  # of the current stepper
+        update: Update = self._trainer._update
+        return update
+
+    def _settings_of_step(self) -> dict[str, str]:
+        train, settings = self.cfg.train, {}
+        if train.num_accumulation_steps > 1:
+            settings["accumulation"] = f"train.num_accumulation_steps={train.num_accumulation_steps}"
+        if self._update.grad_scaler is not None:
+            settings["scaler"] = "the gradient scaler of float16"
+        if any(group.get("clip_grad_max_norm") is not None for group in self.optimizer.param_groups):
+            settings["clipping"] = "clip_grad_max_norm"
+        if train.non_finite == "skip":
+            settings["skip"] = "train.non_finite='skip'"
+        return settings
 
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""
@@ -372,6 +410,13 @@ class DefaultTrainer(TrainerBase):
 
     def _warn_of_settings_without_effect(self) -> None:
         """Settings that ``self._trainer``, replaced by the user, was not built with."""
+        if is_overridden(self, "train_step") and not self._has_own_step:
+            raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
+        if self._has_own_step and getattr(self._trainer, "has_own_run_step", lambda: True)():
+            logger.warning(
+                "%s.train_step has no effect: trainer._trainer, a %s, has its own run_step.",
+                type(self).__name__, type(self._trainer).__name__,
+            )  # fmt: skip
         steps, own_steps = self.cfg.train.num_accumulation_steps, getattr(self._trainer, "grad_acc_steps", None)
         if own_steps not in (None, steps):
             logger.warning(
@@ -384,7 +429,7 @@ class DefaultTrainer(TrainerBase):
         """The call that makes a step of ``self._trainer``, perhaps the user's own."""
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
-            return stepper.bind_step(self._get_batch, self.device)
+            return stepper.bind_step(self._get_batch, self.device, self.train_step if self._has_own_step else None)
         return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
     def _is_end_pending(self) -> bool:
@@ -455,6 +500,7 @@ class DefaultTrainer(TrainerBase):
             "grad_scaler": grad_scaler,
             "skip_non_finite": cfg.train.non_finite == "skip",
             "find_unused_parameters": cfg.train.dist.find_unused_parameters,
+            "wraps_model": not self._has_own_step,
         }
         if cfg.graph.enabled:
             graph = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler)

@@ -17,7 +17,7 @@ from trainwright.data.streaming import StreamLoader, has_state, load_position, s
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import Replica, average_before_own_steps
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import explain_forward, losses_of, sum_losses
+from trainwright.engine.loss_fn import explain_forward, losses_of, sum_losses, without_empty_mean
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
@@ -38,7 +38,8 @@ class EagerTrainer(TrainerBase):
 
     The loss of an update is the mean over the samples of its micro-batches on all ranks, or, if the model's outputs
     have ``num_tokens`` (the number of tokens that its losses average), the mean over their tokens. With several ranks
-    ``model`` is wrapped in torch's DistributedDataParallel; unused parameters are found in the first update
+    ``model`` is wrapped in torch's DistributedDataParallel (``wraps_model=False``: not wrapped, and gradients are
+    averaged after the backward passes of an update); unused parameters are found in the first update
     (``find_unused_parameters``: some take part in some updates only).
 
     To change the step, override ``run_step`` and use ``self.model``, ``self.optimizer``, ``self.grad_acc_steps``,
@@ -65,6 +66,7 @@ class EagerTrainer(TrainerBase):
         grad_scaler: torch.amp.GradScaler | None = None,
         skip_non_finite: bool = False,
         find_unused_parameters: bool = False,
+        wraps_model: bool = True,
     ) -> None:
         super().__init__()
         model.train()
@@ -81,6 +83,7 @@ class EagerTrainer(TrainerBase):
                 self._use_wrapped,
                 prepared=self._called_model if isinstance(self._called_model, DistributedDataParallel) else None,
                 find_unused_parameters=find_unused_parameters,
+                wraps=wraps_model,
             )
         samples = None if self._replica is None else _batch_size_of(data_loader)
         self._update = Update(
@@ -94,6 +97,8 @@ class EagerTrainer(TrainerBase):
             count=None if samples is None else lambda batch: samples,
             count_all=None if samples is None else lambda: samples * get_world_size() * grad_acc_steps,
         )
+        if self._update.closure is not None:
+            self._update.closure.recompute = lambda batch: self._train_micro_batch(self.model, batch)
         self._loss_of: Callable[[Any, Any], Tensor] = sum_losses
         if self._update.is_weighed:
             self._loss_of = self._update.mean.loss_share
@@ -130,16 +135,26 @@ class EagerTrainer(TrainerBase):
         """
         self.bind_step(get_batch, input_placement_device)()
 
-    def bind_step(self, get_batch: Callable[..., Any] | None = None, device: Any = None) -> Callable[[], None]:
-        """The call that makes a step, with the arguments of ``run_step``; it calls no method that may be overridden."""
+    def bind_step(
+        self,
+        get_batch: Callable[..., Any] | None = None,
+        device: Any = None,
+        train_step: Callable[[Any, Any], Mapping[str, Any]] | None = None,
+    ) -> Callable[[], None]:
+        """The call that makes a step, with the arguments of ``run_step``; it calls no method that may be overridden.
+
+        ``train_step(model, batch)``: a step of the user's own, which also steps the optimizers at a window's end.
+        """
+        if train_step is None:
+            self._update.check_closure()
         batches = map(get_batch or to_batch, self._data_loader_iter, repeat(self._device if device is None else device))
         step = Step(
             self._update,
             batches,
             self.model,
-            self._train_micro_batch,
+            self._train_micro_batch if train_step is None else train_step,
             begin_window=lambda: self.grad_acc_steps,
-            end_window=self._end_window,
+            end_window=self._end_window if train_step is None else self._end_own_window,
             phases=self.phases,
             explain=lambda error, batch: explain_forward(error, self._plain_model, batch),
         )
@@ -167,6 +182,8 @@ class EagerTrainer(TrainerBase):
         if update.record_loss is not None:
             update.record_loss(total_loss)
         weight = scalars.get(TOKENS, update.weight)
+        if TOKENS in scalars:
+            total_loss = without_empty_mean(total_loss, weight)
         update.put(storage, f"{prefix}total_loss", total_loss, weight)
         update.put_scalars(storage, scalars, weight, prefix)
 
@@ -203,6 +220,9 @@ class EagerTrainer(TrainerBase):
         start = time.perf_counter()
         self.update()
         self.phases.optimizer += time.perf_counter() - start
+
+    def _end_own_window(self, outputs: list[Mapping[str, Any]], data_time: float) -> None:
+        self.write_metrics(mean_outputs(outputs, self._update.mean.weights), data_time)
 
     def _use_wrapped(self, model: nn.Module) -> None:
         self.model = model

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.label_alignment import Comparison
-from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import Contract
+from trainwright.engine.own_step import StepMethods
 from trainwright.engine.run_directory import RunFolder
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 STEP_METHODS = ("train_step", "training_step", "compute_loss")
 
 
-class TrainerShared(TrainerBase):
+class TrainerShared(StepMethods):
     """Base of :class:`~trainwright.Trainer`, which sets and documents these attributes."""
 
     # Arguments of the constructor.

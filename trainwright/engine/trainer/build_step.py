@@ -55,6 +55,10 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),
         )
+        if not any(is_overridden(self, name) for name in ("run_step", "train_step", "optimization_step")):
+            self._update.check_closure()
+        if self._update.closure is not None:
+            self._update.closure.recompute = lambda batch: self.training_step(batch)
         if before is not None:
             self._update.continue_window(before)
         if self._step is not None:
@@ -83,10 +87,10 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             settings["differentiate"] = self._differentiate
         return settings
 
-    def _differentiate(self, loss: Tensor, *, retain_graph: bool = False) -> None:
+    def _differentiate(self, loss: Tensor, **options: Any) -> None:
         # The accelerator divides by this number itself; the shares of a window are weighted already.
         loss = loss * self.accelerator.gradient_accumulation_steps
-        self.accelerator.backward(loss, retain_graph=retain_graph)
+        self.accelerator.backward(loss, **options)
 
     def _build_step(self) -> None:
         """Start the stream of batches at the current step, and choose the step with its first batch."""

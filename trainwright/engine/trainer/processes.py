@@ -188,8 +188,11 @@ class RankedTrainer(TrainerShared):
     accelerator: Any = None
     _replica: Replica | None = None
 
-    def _prepare_model(self) -> None:
-        """Choose what a step calls: the model, under autocast and wrapped as the run requires."""
+    def _prepare_model(self, *, wraps: bool) -> None:
+        """Choose what a step calls: the model, under autocast and wrapped as the run requires.
+
+        ``wraps=False``: with several processes, the model itself; its gradients are averaged after the backward passes.
+        """
         model, accelerator, prepared = self.model, self.accelerator, None
         share_state(model)  # equal weights, however each process initialized them
         run_under(model, None if accelerator is not None else self._autocast)
@@ -197,7 +200,7 @@ class RankedTrainer(TrainerShared):
             prepared = accelerator.prepare_model(model)  # applies autocast, too
         self._step_model = model if prepared is None else prepared
         if get_world_size() > 1:
-            self._replica = Replica(model, self.device, self._use_wrapped, prepared=prepared)
+            self._replica = Replica(model, self.device, self._use_wrapped, prepared=prepared, wraps=wraps)
         elif has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
 

@@ -15,6 +15,7 @@ from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.loaders import one_pass
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_summary import facts_of_objects, training_info
 from trainwright.engine.state import TrainerState
@@ -31,7 +32,6 @@ from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checkpointing import SavingTrainer
 from trainwright.engine.trainer.evaluation import EvaluatingTrainer, forward
 from trainwright.engine.trainer.loaders import source_of, with_length
-from trainwright.engine.trainer.own_step import OwnStep
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
@@ -62,6 +62,8 @@ from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 from trainwright.terminal import is_terminal
 
 logger = logging.getLogger("trainwright.engine")
+
+_OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
 
 
 class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
@@ -292,7 +294,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         # Hooks that every run needs, around those that a user may change.
         precision = config.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
-        self._own_step = OwnStep()
+        self._own_step = OwnStep(_OWN_STEP_METHODS, self._settings_of_step)
         is_due = self._check_is_due if get_world_size() > 1 else self._log_is_due
         self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite), self._averaging_hook()])
         self.register_hooks([self._unfreezing_hook()])
@@ -317,6 +319,18 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
                 lambda: map(self.prepare_input_batch, one_pass(self.train_dataloader)),
                 lambda batch: forward(self.model, batch),
             )
+
+    def _settings_of_step(self) -> dict[str, str]:
+        config, settings = self.config, {}
+        if config.gradient_accumulation_steps > 1:
+            settings["accumulation"] = f"gradient_accumulation_steps={config.gradient_accumulation_steps}"
+        if self._grad_scaler is not None:
+            settings["scaler"] = "the gradient scaler of mixed_precision='fp16'"
+        if config.max_grad_norm is not None:
+            settings["clipping"] = f"max_grad_norm={config.max_grad_norm}"
+        if config.non_finite == "skip":
+            settings["skip"] = "non_finite='skip'"
+        return settings
 
     def _before_first_step(self) -> None:
         if self.start_iter == 0:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -26,7 +26,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks import Callback, CallbackList, TrainerControl
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.freeze import freeze_bn
-from trainwright.optim.named import NamedOptimizers
+from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import FormulaLR
 from trainwright.parallel.recompute import recompute_blocks
 
@@ -119,9 +119,11 @@ class Trainer(TrainerSetup):
         if config.gradient_checkpointing:
             log_recomputed(recompute_blocks(model))
         self._autocast = optim.autocast_for(config, self.device)
-        self._prepare_model()
+        has_own_step = is_overridden(self, "train_step") or is_overridden(self, "training_step")
+        self._prepare_model(wraps=not (has_own_step and isinstance(optimizer, NamedOptimizers)))
         self.optimizer = optimizer or optim.build_optimizer(config, model)
         checks.check_optimizer(self.optimizer, model, lr_scheduler)
+        self.optimizers = by_name(self.optimizer)
         self._is_given_schedule = lr_scheduler is not None or lr_schedulers is not None
         if isinstance(self.optimizer, NamedOptimizers):
             self.lr_scheduler, self.lr_schedulers = None, dict(lr_schedulers or {})
@@ -172,12 +174,6 @@ class Trainer(TrainerSetup):
         self._register_hooks()
 
     @property
-    def optimizers(self) -> dict[str, Optimizer]:
-        """Several optimizers by name; a single one is ``{"optimizer": ...}``."""
-        optimizer = self.optimizer
-        return optimizer.optimizers if isinstance(optimizer, NamedOptimizers) else {"optimizer": optimizer}
-
-    @property
     def configs(self) -> "TrainingConfig":
         """Another name of ``config``."""
         return self.config
@@ -219,7 +215,7 @@ class Trainer(TrainerSetup):
         self.config = self.config.copy_with(optimizer=GivenName(optimizer_name or CUSTOM))  # a copy
         if isinstance(self.optimizer, NamedOptimizers):
             raise ConfigError("Trainer.set_optimizer: this run has several optimizers; pass others as optimizers=.")
-        self.optimizer = optimizer
+        self.optimizer, self.optimizers = optimizer, by_name(optimizer)
         left = self._plan.num_updates - self.state.updates_done
         self.lr_scheduler, self._is_given_schedule = self._build_lr_scheduler(optimizer, max(1, left)), False
         self.lr_schedulers = {}
@@ -335,28 +331,6 @@ class Trainer(TrainerSetup):
             context: AbstractContextManager[Any] = self.accelerator.autocast()
             return context
         return nullcontext() if self._autocast is None else self._autocast()
-
-    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Add the gradients of the mean loss of this batch, weighted by its share of the accumulation window."""
-        self._own_step.backward(loss, retain_graph=retain_graph)
-
-    def clip_gradients(
-        self, max_norm: float | None = None, norm_type: float = 2.0, *, optimizer: Optimizer | None = None
-    ) -> Tensor | None:
-        """Clip the gradients of an optimizer (default: the trainer's) to a norm (default: ``config.max_grad_norm``).
-
-        Returns the norm before clipping; None within an accumulation window, where nothing is done. The following
-        :meth:`step` does not clip again.
-        """
-        return self._own_step.clip_gradients(max_norm, norm_type, optimizer)
-
-    def step(self, optimizer: Optimizer | None = None) -> None:
-        """Clip, step an optimizer (by default the trainer's) and set its gradients to None; at a window's end only."""
-        self._own_step.step(optimizer)
-
-    def zero_grad(self, optimizer: Optimizer | None = None) -> None:
-        """Set the gradients of an optimizer to None, at the beginning of an accumulation window only."""
-        self._own_step.zero_grad(optimizer)
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by the contract of model and batch (see ``docs/trainer.md``)."""

@@ -6,92 +6,176 @@ settings it bypasses.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
 from trainwright.engine.extra_parameters import extra_optimizers
 from trainwright.engine.gradient_sync import SkipTogether, average_before_own_steps, average_gradients
-from trainwright.engine.update import recorded_norm, recorded_step
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
 _MANY_WITHOUT_STEP = 20
-_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
+
+
+class StepMethods(TrainerBase):
+    """A trainer with the methods that a user's own step calls. ``optimizer`` is an optimizer or its name.
+
+    Attributes:
+        optimizers: several optimizers by name; a single one is ``{"optimizer": ...}``.
+    """
+
+    optimizers: dict[str, Optimizer]
+    model: nn.Module
+    optimizer: Optimizer
+    _own_step: "OwnStep"
+    _update: Update
+
+    def backward(
+        self,
+        loss: Tensor,
+        *,
+        optimizer: Optimizer | str | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Add the gradients of the mean loss of this batch, weighted by its share of the accumulation window.
+
+        ``optimizer``: only those of its parameters; the other network of a GAN gets none. ``inputs``: only those of
+        these tensors.
+        """
+        self._own_step.backward(loss, optimizer=optimizer, inputs=inputs, retain_graph=retain_graph)
+
+    def clip_gradients(
+        self, max_norm: float | None = None, norm_type: float = 2.0, *, optimizer: Optimizer | str | None = None
+    ) -> Tensor | None:
+        """Clip the gradients of an optimizer (default: the only one) to a norm (default: the configured one).
+
+        Returns the norm before clipping; None within an accumulation window, where nothing is done. The following
+        :meth:`step` does not clip again.
+        """
+        return self._own_step.clip_gradients(max_norm, norm_type, optimizer)
+
+    def step(self, optimizer: Optimizer | str | None = None) -> None:
+        """Clip, step an optimizer (by default all) and set its gradients to None; at a window's end only."""
+        self._own_step.step(optimizer)
+
+    def zero_grad(self, optimizer: Optimizer | str | None = None) -> None:
+        """Set the gradients of an optimizer (by default all) to None, at the beginning of a window only."""
+        self._own_step.zero_grad(optimizer)
+
+    def toggled(self, optimizer: Optimizer | str) -> AbstractContextManager[None]:
+        """A context in which parameters of the other optimizers require no gradient: their part costs no memory."""
+        return self._own_step.toggled(optimizer)
 
 
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
 
+    ``methods``: a step of the user's own is an override of one of these. ``settings`` returns, by part of a step
+    (``accumulation``, ``scaler``, ``clipping``, ``skip``), the settings of the run that such a step may bypass.
+
     The gradient scaler is updated once per update of the trainer, after all optimizers have stepped: the gradients of
     one may have been scaled before another one stepped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, methods: Iterable[str], settings: Callable[[], Mapping[str, str]]) -> None:
+        self._methods, self._settings = tuple(methods), settings
         self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
-        self._weighed_step = -1  # the last micro-batch whose share of the window is computed
         self._first: _FirstWindow | None = None
         self._averaged: list[RemovableHandle] = []
 
     # Called by the trainer's public methods.
 
-    def backward(self, loss: Tensor, *, retain_graph: bool = False) -> None:
-        trainer = self.trainer
+    def backward(self, loss: Tensor, *, optimizer: Any, inputs: Sequence[Tensor] | None, retain_graph: bool) -> None:
+        update: Update = self.trainer._update
         self._used("backward")
-        self._part_of(trainer.optimizer)
-        for part in self._parts.values():
+        parts = self._parts_of(optimizer)
+        for part in parts if optimizer is not None else self._parts.values():
             part.record_loss(loss)
-        mean, step = trainer._update.mean, trainer.state.global_step
-        is_again, self._weighed_step = step == self._weighed_step, step
-        if self._first is not None and not is_again:
+        if optimizer is not None and inputs is None:
+            inputs = [parameter for parameter in parts[0].parameters() if parameter.requires_grad]
+        if self._first is not None and not update.is_counted:
             self._first.see_gradients()
-        share = mean.share_again(loss) if is_again else mean.share(loss, trainer._update.batch)
-        mean.differentiate(share, retain_graph)
+        options: dict[str, Any] = {} if inputs is None else {"inputs": inputs}
+        if retain_graph:
+            options["retain_graph"] = True
+        if update.is_counted or inputs is not None:
+            update.average_after_backward()
+        share = update.mean.share_again(loss) if update.is_counted else update.mean.share(loss, update.batch)
+        update.is_counted = True
+        update.differentiate(share, **options)
 
-    def clip_gradients(self, max_norm: float | None, norm_type: float, optimizer: Optimizer | None) -> Tensor | None:
+    def clip_gradients(self, max_norm: float | None, norm_type: float, optimizer: Any) -> Tensor | None:
         if not self.trainer._update.is_window_end:
             return None
-        part = self._ready_part(optimizer)
+        if optimizer is None and isinstance(self.trainer.optimizer, NamedOptimizers):
+            names = " or ".join(map(repr, by_name(self.trainer.optimizer)))
+            raise ConfigError(f"clip_gradients: this run has several optimizers; pass optimizer={names}.")
+        (part,) = self._parts_of(optimizer)
+        self._make_ready(part)
         part.clip(max_norm, norm_type)
         return part.norm
 
-    def step(self, optimizer: Optimizer | None) -> None:
+    def step(self, optimizer: Any) -> None:
         self._used("step")
+        parts = self._parts_of(optimizer)  # their gradients are scaled at the window's end
         if not self.trainer._update.is_window_end:
-            self._part_of(optimizer or self.trainer.optimizer)  # its gradients are scaled at the window's end
             return
-        part = self._ready_part(optimizer)
-        if not part.is_clipped:
-            part.clip(None, 2.0)
-        with self._stepping():
-            part.step()
+        for part in parts:
+            if needs_closure(part.optimizer):
+                raise ConfigError(
+                    f"step: {type(part.optimizer).__name__} needs a closure; call optimizer.step(closure), or"
+                    " override compute_loss instead of the step."
+                )
+            self._make_ready(part)
+            if not part.is_clipped:
+                part.clip(None, 2.0)
+            with self._stepping():
+                part.step()
         self.trainer._update.is_prepared = False
 
-    def zero_grad(self, optimizer: Optimizer | None) -> None:
-        state = self.trainer.state
-        if state.global_step <= state.step_before + 1:
-            (optimizer or self.trainer.optimizer).zero_grad()
+    def zero_grad(self, optimizer: Any) -> None:
+        if self.trainer._update.is_window_begin:
+            (self.trainer.optimizer if optimizer is None else self._optimizer_of(optimizer)).zero_grad()
+
+    @contextmanager
+    def toggled(self, optimizer: Any) -> Iterator[None]:
+        own = {id(parameter) for parameter in parameters_of(self._optimizer_of(optimizer))}
+        every = parameters_of(self.trainer.optimizer)
+        others = [parameter for parameter in every if parameter.requires_grad and id(parameter) not in own]
+        try:
+            for parameter in others:
+                parameter.requires_grad_(False)
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     # Hook methods.
 
     def before_train(self) -> None:
         trainer = self.trainer
-        own = [name for name in _STEP_METHODS if is_overridden(trainer, name)]
+        own = [name for name in self._methods if is_overridden(trainer, name)]
         if not own:
             return
-        self._first = _FirstWindow(trainer, own)
+        self._first = _FirstWindow(trainer, own, self._settings())
         self.watch_optimizers()
 
     def after_train(self) -> None:
@@ -103,11 +187,12 @@ class OwnStep(HookBase):
         """With several processes: average the gradients before each step that the user's code makes itself."""
         self._forget_optimizers()
         trainer = self.trainer
-        if get_world_size() == 1 or not any(is_overridden(trainer, name) for name in _STEP_METHODS):
+        if get_world_size() == 1 or not any(is_overridden(trainer, name) for name in self._methods):
             return
+        own = each_optimizer(trainer.optimizer)
         others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
         finish = lambda: trainer._update.mean.finish()  # noqa: E731  # of the current update
-        self._averaged = [average_before_own_steps(one, self._is_ours, finish) for one in (trainer.optimizer, *others)]
+        self._averaged = [average_before_own_steps(one, self._is_ours, finish) for one in (*own, *others)]
 
     def _forget_optimizers(self) -> None:
         for handle in self._averaged:
@@ -129,36 +214,54 @@ class OwnStep(HookBase):
 
     # Implementation.
 
+    def _optimizer_of(self, given: Any) -> Optimizer:
+        if not isinstance(given, str):
+            return given  # type: ignore[no-any-return]
+        named = by_name(self.trainer.optimizer)
+        if given not in named:
+            raise ConfigKeyError(f"There is no optimizer {given!r}. {did_you_mean(given, named)}")
+        return named[given]
+
+    def _parts_of(self, given: Any) -> "list[_OptimizerPart]":
+        """The parts of an optimizer or its name; of all of the trainer's if it is None."""
+        all_own = each_optimizer(self.trainer.optimizer)
+        return [self._part_of(one) for one in (all_own if given is None else [self._optimizer_of(given)])]
+
     def _part_of(self, optimizer: Optimizer) -> "_OptimizerPart":
         part = self._parts.get(id(optimizer))
         if part is None:
-            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, self.trainer)
-            self.trainer._update.groups.add(optimizer)
+            trainer = self.trainer
+            named = by_name(trainer.optimizer).items() if isinstance(trainer.optimizer, NamedOptimizers) else ()
+            name = next((f"grad_norm/{name}" for name, one in named if one is optimizer), None)
+            name = "grad_norm" if optimizer is trainer.optimizer else name
+            part = self._parts[id(optimizer)] = _OptimizerPart(optimizer, trainer._update, trainer.model, name)
+            trainer._update.groups.add(optimizer)
         return part
 
-    def _ready_part(self, optimizer: Optimizer | None) -> "_OptimizerPart":
-        """The optimizer's part, with complete, unscaled gradients, averaged over all processes."""
-        trainer = self.trainer
-        part = self._part_of(optimizer or trainer.optimizer)
-        if part.is_ready or (part.optimizer is trainer.optimizer and trainer._update.is_prepared):
-            part.is_ready = True
-            return part
+    def _make_ready(self, part: "_OptimizerPart") -> None:
+        """Complete the gradients of the optimizer: averaged over all processes and unscaled."""
+        update: Update = self.trainer._update
+        if update.is_prepared:
+            for own in self._parts_of(None):
+                own.is_ready = True
+        if part.is_ready:
+            return
         part.is_ready = True
         if part.has_stepped:  # stepped before in this update
             self._update_scale()
-        factor = trainer._update.mean.factor()
+        factor = update.mean.factor()
         if factor is not None:
             scale_gradients(part.optimizer, factor)
         if get_world_size() > 1:
             average_gradients(part.parameters())
-        if trainer._grad_scaler is not None:
-            trainer._grad_scaler.unscale_(part.optimizer)
-        return part
+        if update.grad_scaler is not None:
+            update.grad_scaler.unscale_(part.optimizer)
 
     def _update_scale(self) -> None:
         stepped = [part for part in self._parts.values() if part.has_stepped]
-        if stepped and self.trainer._grad_scaler is not None:
-            self.trainer._grad_scaler.update()
+        scaler = self.trainer._update.grad_scaler
+        if stepped and scaler is not None:
+            scaler.update()
         for part in stepped:
             part.has_stepped = False
 
@@ -194,23 +297,20 @@ class OwnStep(HookBase):
 class _OptimizerPart:
     """One optimizer and its progress within an update."""
 
-    def __init__(self, optimizer: Optimizer, trainer: Any) -> None:
-        from trainwright.engine.update import optimizer_calls
-
-        config, scaler = trainer.config, trainer._grad_scaler
+    def __init__(self, optimizer: Optimizer, update: Update, model: nn.Module, norm_name: str | None) -> None:
+        scaler = update.grad_scaler
         self.optimizer = optimizer
         self._scaled_step = None if scaler is None else ScaledStep(scaler, optimizer)
         self._plain_step, _ = optimizer_calls(optimizer)
-        is_main = optimizer is trainer.optimizer
         self.skip: SkipNonFinite | None = None
-        clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, config.max_grad_norm)
-        if config.non_finite == "skip":
+        clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, update.max_norm)
+        if update.skips:
             deferred: Any = None if scaler is None else _WithoutUpdate(scaler)
-            self.skip = SkipNonFinite(optimizer, trainer.model.buffers(), grad_scaler=deferred)
-            clipper = gradient_norm(optimizer, config.max_grad_norm)
+            self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=deferred)
+            clipper = gradient_norm(optimizer, update.max_norm)
         self._clip: Callable[[], Tensor | None] = clipper or _no_norm
-        if is_main:
-            self._clip = recorded_norm(clipper, is_scaled=scaler is not None)
+        if norm_name is not None:
+            self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)
         self.record_loss: Callable[[Tensor], None] = _ignore
         if self.skip is not None:  # all processes decide together
             self.record_loss = (SkipTogether(self.skip) if get_world_size() > 1 else self.skip).record_loss
@@ -218,10 +318,11 @@ class _OptimizerPart:
         self.is_ready = self.is_clipped = self.has_stepped = False
 
     def parameters(self) -> list[Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return parameters_of(self.optimizer)
 
     def begin(self) -> None:
         """Called before the first forward pass of an update."""
+        self.is_ready = self.is_clipped = False
         if self.skip is not None:
             self.skip.begin()
 
@@ -259,8 +360,8 @@ class _WithoutUpdate:
 class _FirstWindow:
     """Detects in the first update what a user's step does without the trainer's methods."""
 
-    def __init__(self, trainer: Any, own: list[str]) -> None:
-        self._trainer, self._own = trainer, own
+    def __init__(self, trainer: Any, own: list[str], settings: Mapping[str, str]) -> None:
+        self._trainer, self._own, self._settings = trainer, own, settings
         self.used: set[str] = set()
         self.is_ours = self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
         self._num_without_step = 0
@@ -296,8 +397,7 @@ class _FirstWindow:
 
     def see_gradients(self) -> None:
         """Check that the gradients of the window's earlier batches are still present."""
-        state = self._trainer.state
-        self._has_lost_gradients |= state.global_step > state.step_before + 1 and not self._has_gradients()
+        self._has_lost_gradients |= not (self._update.is_window_begin or self._has_gradients())
 
     def _has_gradients(self) -> bool:
         groups = self._update.groups.param_groups
@@ -314,7 +414,7 @@ class _FirstWindow:
             )  # fmt: skip
 
     def warn(self) -> None:
-        config = self._trainer.config
+        settings = self._settings
         if self._lacks_gradients and "backward" not in self.used:
             logger.warning(
                 "%s.%s has left no gradient in the first update: no parameter changes. It must call"
@@ -324,25 +424,23 @@ class _FirstWindow:
             return
         if self._has_lost_gradients:
             logger.warning(
-                "%s.%s sets gradients to None within an accumulation window (gradient_accumulation_steps=%d): only"
+                "%s.%s sets gradients to None within an accumulation window (%s): only"
                 " its last batch counts. Call self.zero_grad(optimizer), or nothing: self.step(optimizer) does it.",
-                self._trainer.__class__.__name__, " and ".join(self._own), config.gradient_accumulation_steps,
+                self._trainer.__class__.__name__, " and ".join(self._own), settings.get("accumulation"),
             )  # fmt: skip
         without = {"backward", "step"} - self.used
         if self._has_raw_step:
             without.add("step")
-        lost = []
-        if config.gradient_accumulation_steps > 1 and ("backward" in without or self._has_early_step):
-            lost.append(f"gradient_accumulation_steps={config.gradient_accumulation_steps}")
-        if self._trainer._grad_scaler is not None and without:
-            lost.append("the gradient scaler of mixed_precision='fp16'")
-        if config.max_grad_norm is not None and "step" in without:
-            lost.append(f"max_grad_norm={config.max_grad_norm}")
-        if config.non_finite == "skip" and "step" in without:
-            lost.append("non_finite='skip'")
+        is_lost = {
+            "accumulation": "backward" in without or self._has_early_step,
+            "scaler": bool(without),
+            "clipping": "step" in without,
+            "skip": "step" in without,
+        }
+        lost = [text for name, text in settings.items() if is_lost[name]]
         if not lost:
             return
-        if config.gradient_accumulation_steps == 1 and self._trainer._grad_scaler is None:
+        if not {"accumulation", "scaler"} & settings.keys():
             without.discard("backward")  # self.backward does the same then
         raw = {"backward": "loss.backward()", "step": "optimizer.step()"}
         instead = {"backward": "self.backward(loss)", "step": "self.step(optimizer)"}

@@ -1,0 +1,207 @@
+"""Optimizers whose step needs a closure, such as LBFGS, in the trainer's own step of both APIs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config import ConfigError
+from trainwright.data import build_image_train_loader
+
+# B batch, F features.
+INPUTS_BF = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
+LABELS_B = torch.randint(2, (24,), generator=torch.Generator().manual_seed(2))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.head(self.body(inputs).tanh()), labels)}
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return len(LABELS_B)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": INPUTS_BF[index], "labels": LABELS_B[index]}
+
+
+SETTINGS: dict[str, Any] = {"lr": 0.5, "max_iter": 4, "history_size": 3, "line_search_fn": "strong_wolfe"}
+
+
+def python(folder: Path, steps: int = 6, **settings: Any) -> Trainer:
+    given: dict[str, Any] = {"optimizer": {"name_": "LBFGS", **SETTINGS}, "lr_scheduler_type": None, "num_epochs": 3}
+    config = TrainingConfig(
+        output_dir=folder, batch_size=12, max_steps=steps, metrics=[], progress_bar=False, eval_strategy="no",
+        tensorboard=None, **{**given, **settings},
+    )  # fmt: skip
+    trainer = Trainer(Net(), config, Rows())
+    trainer.train()
+    return trainer
+
+
+def config_files(folder: Path, steps: int = 6, **settings: Any) -> DefaultTrainer:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Net)()
+    cfg.dataloader = {"train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(), num_workers=0)}
+    cfg.optim = LazyCall(torch.optim.LBFGS)(params={}, **SETTINGS)
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+    cfg.train.update({"output_dir": str(folder), "train_iter": steps, "train_micro_batch_size": 12, **settings})
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    return trainer
+
+
+def by_hand(batches: list[Any], max_norm: float | None = None) -> tuple[Net, list[float]]:
+    net = Net()
+    optimizer = torch.optim.LBFGS(net.parameters(), **SETTINGS)
+    losses = []
+    for batch in batches:
+
+        def closure(batch: Any = batch) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = net(**batch)["loss"]
+            loss.backward()
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(net.parameters(), max_norm)
+            return loss.detach()
+
+        losses.append(float(optimizer.step(closure)))
+    return net, losses
+
+
+def assert_equal(a: nn.Module, b: nn.Module) -> None:
+    for left, right in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The distinct batches that forward passes get."""
+    found: list[Any] = []
+    forward = Net.forward
+
+    def recorded(net: Net, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        if not found or found[-1]["inputs"] is not inputs:
+            found.append({"inputs": inputs, "labels": labels})
+        return forward(net, inputs, labels)
+
+    monkeypatch.setattr(Net, "forward", recorded)
+    return found
+
+
+@pytest.mark.parametrize("run", [python, config_files])
+def test_the_weights_and_losses_are_those_of_a_plain_loop(
+    run: Callable[..., Any], batches: list[Any], tmp_path: Path
+) -> None:
+    trainer = run(tmp_path)
+    assert len(batches) == 6
+    net, losses = by_hand(list(batches))
+    assert_equal(trainer.model, net)
+    assert [value for value, _ in trainer.storage.history("total_loss").values()] == losses
+
+
+def test_each_evaluation_is_clipped(batches: list[Any], tmp_path: Path) -> None:
+    trainer = python(tmp_path, max_grad_norm=0.05)
+    assert_equal(trainer.model, by_hand(list(batches), max_norm=0.05)[0])
+    assert trainer.storage.latest()["grad_norm"][0] > 0
+
+
+def test_each_evaluation_has_the_precision_of_the_run(tmp_path: Path) -> None:
+    """Also in graph mode, which falls back to eager steps."""
+    net = python(tmp_path / "bf16", mixed_precision="bf16").model
+    assert all(torch.isfinite(parameter).all() for parameter in net.parameters())
+    assert_equal(python(tmp_path / "graph", graph=True).model, python(tmp_path / "eager").model)
+
+
+def test_an_own_training_step_is_evaluated_as_often(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    class Own(Trainer):
+        def training_step(self, batch: Any) -> Any:
+            calls.append(self.iter)
+            loss = self.compute_loss(self.model, batch)
+            self.backward(loss)
+            return loss.detach()
+
+    config = TrainingConfig(
+        output_dir=tmp_path, batch_size=12, max_steps=2, metrics=[], progress_bar=False, lr_scheduler_type=None,
+        optimizer={"name_": "LBFGS", **SETTINGS},
+    )  # fmt: skip
+    trainer = Own(Net(), config, Rows())
+    trainer.train()
+    assert len(calls) > 2
+    assert_equal(trainer.model, python(tmp_path / "plain", 2).model)
+
+
+@pytest.mark.parametrize("run", [python, config_files])
+def test_a_resumed_run_continues_bitwise(run: Callable[..., Any], tmp_path: Path) -> None:
+    straight = run(tmp_path / "straight", 6)
+    run(tmp_path / "resumed", 3)
+    resuming = {"resume_from_checkpoint": True} if run is python else {"resume": True}
+    assert_equal(run(tmp_path / "resumed", 6, **resuming).model, straight.model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"gradient_accumulation_steps": 2}, "make each update of one batch"),
+        ({"mixed_precision": "fp16"}, "use bfloat16 or float32"),
+        ({"non_finite": "skip"}, "use 'stop' or 'warn'"),
+    ],
+)
+def test_what_a_closure_excludes_is_refused_before_the_first_step(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"LBFGS computes loss and gradients several times in a step.*{said}"):
+        python(tmp_path, **settings)
+
+
+def test_accumulation_of_a_config_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="make each update of one batch"):
+        config_files(tmp_path, num_accumulation_steps=2)
+
+
+def test_beside_other_optimizers_it_needs_an_own_step(tmp_path: Path) -> None:
+    def make(kind: type[Trainer]) -> Trainer:
+        net = Net()
+        config = TrainingConfig(output_dir=tmp_path, batch_size=12, max_steps=2, metrics=[], progress_bar=False)
+        both = {"body": torch.optim.SGD(net.body.parameters(), lr=0.1)}
+        return kind(net, config, Rows(), optimizers={**both, "head": torch.optim.LBFGS(net.head.parameters())})
+
+    class Own(Trainer):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            self.backward(model(**inputs)["loss"], optimizer="body")
+            self.step("body")
+
+            def closure() -> Tensor:
+                self.optimizers["head"].zero_grad()
+                loss: Tensor = model(**inputs)["loss"]
+                self.backward(loss, optimizer="head")
+                return loss.detach()
+
+            return {"step_loss": self.optimizers["head"].step(closure).detach()}  # type: ignore[arg-type]
+
+    class Wrong(Own):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            self.backward(model(**inputs)["loss"])
+            self.step()
+            return {}
+
+    with pytest.raises(ConfigError, match="write a train_step that calls"):
+        make(Trainer).train()
+    with pytest.raises(ConfigError, match="LBFGS needs a closure"):
+        make(Wrong).train()
+    trainer = make(Own)
+    trainer.train()
+    assert not torch.equal(trainer.model.head.weight, Net().head.weight)
