@@ -26,11 +26,6 @@ def test_modules_may_be_allowed_several_times_over():
     assert parse().allow_module == []
 
 
-def test_the_file_may_be_the_first_argument():
-    args = parse("c.py", "--resume", "a=1", config_is_positional=True)
-    assert (args.config_file, args.resume, args.opts) == ("c.py", True, ["a=1"])
-
-
 @pytest.mark.parametrize(
     ("flag", "meant"), [("--resum", "--resume"), ("--eval_only", "--eval-only"), ("--config=x", "--config-file")]
 )

@@ -15,7 +15,6 @@ ELSEWHERE = {
     "hooks/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),
     "optim/named.py": ("engine/test_several_optimizers.py", "named optimizers are tested in trainings of both APIs"),
     "optim/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),
-    "parallel/data_parallel.py": ("distributed/test_data_parallel.py", "acts with several processes only"),
 }
 MODULES = sorted(
     path.relative_to(PACKAGE).as_posix()

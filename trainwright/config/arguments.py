@@ -29,13 +29,11 @@ class TrainingArgumentParser(argparse.ArgumentParser):
         self.error(f"unrecognized argument {argument!r}. {nearest}")
 
 
-def default_argument_parser(
-    epilog: str | None = None, *, prog: str | None = None, config_is_positional: bool = False
-) -> argparse.ArgumentParser:
+def default_argument_parser(epilog: str | None = None, *, prog: str | None = None) -> argparse.ArgumentParser:
     """The parser of ``trainwright train`` and of training scripts.
 
     Its namespace has ``config_file, resume, eval_only, fast_dev_run, allow_module`` (a list), ``traceback`` and
-    ``opts``, the overrides. ``config_is_positional``: the file is the first argument instead of ``--config-file``.
+    ``opts``, the overrides.
     """
     parser = TrainingArgumentParser(
         prog=prog,
@@ -43,14 +41,9 @@ def default_argument_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    if config_is_positional:
-        parser.add_argument(
-            "config_file", metavar="CONFIG", help="configuration file (.py, or .yaml of an earlier run)"
-        )
-    else:
-        parser.add_argument(
-            "--config-file", default="", metavar="FILE", help="configuration file (.py, or .yaml of an earlier run)"
-        )
+    parser.add_argument(
+        "--config-file", default="", metavar="FILE", help="configuration file (.py, or .yaml of an earlier run)"
+    )
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint in train.output_dir")
     parser.add_argument("--eval-only", action="store_true", help="evaluate the weights and stop")
     parser.add_argument("--fast-dev-run", action="store_true", help="a few iterations, to check that everything works")

@@ -247,15 +247,13 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     try:
-        with torch.random.fork_rng(_generator_indices(device), device_type=_generator_type(device)):
+        with torch.random.fork_rng(
+            _generator_indices(device), device_type="cuda" if device.type in ("cpu", "mps") else device.type
+        ):
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-
-
-def _generator_type(device: torch.device) -> str:
-    return "cuda" if device.type in ("cpu", "mps") else device.type
 
 
 def _generator_indices(device: torch.device) -> list[int]:
