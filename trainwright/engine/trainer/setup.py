@@ -12,7 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
-from trainwright.data.loaders import one_pass
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.own_step import OwnStep
@@ -314,6 +313,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         return averaging_hook(self._average, ema, is_due, self._update_statistics, self.total_steps)
 
     def _update_statistics(self, average: WeightAverage) -> None:
+        from trainwright.data.loaders import one_pass  # here: loads omegaconf
+
         with preserve_rng(self.device):
             average.update_statistics(
                 lambda: map(self.prepare_input_batch, one_pass(self.train_dataloader)),
