@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -278,6 +279,40 @@ def logged() -> dict[str, Any]:
     return {"calls": calls, "losses": losses, "first": sum(first) / len(first)}
 
 
+class Numbers(Net):
+    """Returns numbers by name, one of them on the last rank only."""
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> Any:
+        more = {"rank_only": torch.tensor(3.0)} if get_rank() else {}
+        return {**super().forward(inputs, labels), "rank": float(get_rank()), "first": inputs[:, 0].mean(), **more}
+
+
+def numbers(api: str) -> dict[str, Any]:
+    """The logged numbers of a model in each update, and the warnings."""
+    torch.manual_seed(3)
+    model, records = Numbers(), list[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("trainwright.events").addHandler(handler)
+    loader = [pair[get_rank()] for pair in make_batches()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    if api == "python":
+        config = TrainingConfig(
+            output_dir=FOLDER / "numbers", num_epochs=1, save_enabled=False, metrics=None, loss=None
+        )
+        trainer: Any = Trainer(model, config, train_dataloader=loader, optimizer=optimizer)
+        trainer.train()
+    else:
+        trainer = EagerTrainer(model, loader, optimizer)
+        trainer.train(0, len(loader))
+    logging.getLogger("trainwright.events").removeHandler(handler)
+    histories = trainer.storage.histories()
+    logged = {
+        name: [value for value, _ in histories[name].values()] for name in ("loss", "rank", "first", "total_loss")
+    }
+    return {"logged": logged, "warnings": records}
+
+
 def main() -> None:
     setup_dist_util({"device_type": "cpu"})
     found: dict[str, Any] = {}
@@ -307,6 +342,8 @@ def main() -> None:
     model, _ = python_api(unfreeze=[{"step": 2, "layers": ["used.bias"]}])
     compare("unfrozen", model, by_hand(frozen=2))
     found["logged"] = logged()
+    for api in ("python", "config files"):
+        found[f"numbers {api}"] = numbers(api)
     if get_rank() == 0:
         (FOLDER / "found.json").write_text(json.dumps(found))
 

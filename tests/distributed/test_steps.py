@@ -56,3 +56,17 @@ def test_logged_losses_are_exchanged_once_per_log_line_and_checkpoint(found: dic
     assert logged["calls"] == [1, 4, 5]  # the first with the state that prepares the memory of checkpoints
     assert len(logged["losses"]) == 10
     assert logged["losses"][0] == pytest.approx(logged["first"], abs=1e-6)  # of both processes
+
+
+@pytest.mark.parametrize("api", ["python", "config files"])
+def test_numbers_that_a_model_returns_are_means_over_the_samples_of_both_processes(
+    found: dict[str, Any], api: str
+) -> None:
+    numbers = found[f"numbers {api}"]
+    logged = numbers["logged"]
+    sizes = [(3, 1), (2, 4), (1, 5), (4, 4)]
+    assert logged["rank"] == pytest.approx([second / (first + second) for first, second in sizes])
+    assert logged["loss"] == pytest.approx(logged["total_loss"], rel=1e-6)
+    assert len(logged["first"]) == len(sizes)
+    (warning,) = [text for text in numbers["warnings"] if "only some" in text]
+    assert "only some processes put: rank_only." in warning

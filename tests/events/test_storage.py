@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainwright.config.errors import UserError
+from trainwright.config.errors import ConfigTypeError, UserError
 from trainwright.events import EventStorage, get_event_storage, has_event_storage
+from trainwright.events.storage import EvaluationStorage, NoEventStorageError
 
 
 class Operations(TorchDispatchMode):
@@ -465,3 +466,31 @@ def test_a_bad_loss_of_one_process_makes_the_mean_bad():
         storage.put_mean("loss", part(math.nan, 1), add_other_process)
         storage.reduce()
     assert math.isnan(storage.history("loss").latest())
+
+
+# -- during an evaluation -------------------------------------------------------------------------------------------
+
+
+def test_scalars_of_an_evaluation_are_dropped_and_media_are_kept():
+    with EventStorage(5) as training:
+        training.put_scalar("loss", 1.0)
+        with EvaluationStorage():
+            inner = get_event_storage()
+            inner.put_scalar("loss", 2.0)
+            inner.put_text("sentence", "A text.")
+            assert (inner.iter, inner.latest()["loss"]) == (5, (1.0, 5))
+        assert get_event_storage() is training
+    assert training.history("loss").values() == [(1.0, 5)]
+    assert [(item.name, item.iteration, item.text) for item in training.media()] == [("sentence", 5, "A text.")]
+
+
+def test_without_a_training_an_evaluation_has_a_storage_too():
+    with EvaluationStorage():
+        get_event_storage().put_scalars(a=1.0, b=torch.tensor(2.0))
+    with pytest.raises(NoEventStorageError):
+        get_event_storage()
+
+
+def test_a_text_must_be_a_text():
+    with pytest.raises(ConfigTypeError, match=r"put_text\('x'\): got int"):
+        EventStorage().put_text("x", 3)

@@ -26,6 +26,7 @@ from trainwright.evaluation.evaluator import (
     print_csv_format,
 )
 from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, raised_on_all_ranks
+from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import all_gather_object, get_world_size, is_main_process
@@ -65,7 +66,7 @@ def run_evaluation(
     progress = _Progress(num_batches)
     _share_buffers(model)
     with evaluation_mode(model), preserve_rng(device):
-        with raised_on_all_ranks(), around_batches or nullcontext():
+        with raised_on_all_ranks(), around_batches or nullcontext(), EvaluationStorage():
             for batch in read_batches():
                 try:
                     step(batch)

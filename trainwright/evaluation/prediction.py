@@ -10,6 +10,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.collate import add_batch_note, count_samples
 from trainwright.evaluation.loop import preserve_rng, run_evaluation
 from trainwright.evaluation.rank_exchange import gather_values, in_order
+from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import get_world_size
 
@@ -56,7 +57,7 @@ def iterate_predictions(
     while True:
         outputs, error = None, None
         try:
-            with evaluation_mode(model), preserve_rng(device):
+            with evaluation_mode(model), preserve_rng(device), EvaluationStorage():
                 for batch in reader:
                     outputs = _outputs_of(step, batch)
                     break

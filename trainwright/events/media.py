@@ -1,4 +1,4 @@
-"""Images and histograms recorded during a run, kept on their device until a writer reads them.
+"""Images, histograms and texts recorded during a run, kept on their device until a writer reads them.
 
 C channels, H height, W width, N values, K bins.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, ConfigTypeError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,12 +47,29 @@ class Histogram:
         return self.summary.nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One text."""
+
+    number: int
+    name: str
+    iteration: int
+    text: str
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text)
+
+
+Medium = Image | Histogram | Text
+
+
 class MediaBuffer:
-    """The newest images and histograms, at most ``max_bytes`` in total; the oldest are dropped first."""
+    """The newest images, histograms and texts, at most ``max_bytes`` in total; the oldest are dropped first."""
 
     def __init__(self, max_bytes: int = 64 * 2**20) -> None:
         self._max_bytes = max_bytes
-        self._kept: deque[Image | Histogram] = deque()
+        self._kept: deque[Medium] = deque()
         self._num_bytes = 0
         self._count = 0  # of all items ever added
 
@@ -66,7 +83,14 @@ class MediaBuffer:
         self._count += 1
         self._add(Histogram(self._count, name, iteration, histogram_summary(name, values, bins)))
 
-    def after(self, number: int) -> list[Image | Histogram]:
+    def add_text(self, name: str, iteration: int, text: str) -> None:
+        """Keep a text."""
+        if not isinstance(text, str):
+            raise ConfigTypeError(f"put_text({name!r}): got {type(text).__name__}; it must be a str.")
+        self._count += 1
+        self._add(Text(self._count, name, iteration, text))
+
+    def after(self, number: int) -> list[Medium]:
         """The kept items with a number above ``number``, oldest first."""
         return [item for item in tuple(self._kept) if item.number > number]  # another thread may add items meanwhile
 
@@ -75,7 +99,7 @@ class MediaBuffer:
         self._kept = deque(map(_on_host, self._kept))
         return MediaView(self, self._count)
 
-    def _add(self, item: Image | Histogram) -> None:
+    def _add(self, item: Medium) -> None:
         self._kept.append(item)
         self._num_bytes += item.num_bytes
         while self._num_bytes > self._max_bytes and len(self._kept) > 1:
@@ -89,12 +113,14 @@ class MediaView:
     buffer: MediaBuffer
     last: int
 
-    def after(self, number: int) -> list[Image | Histogram]:
+    def after(self, number: int) -> list[Medium]:
         """As ``MediaBuffer.after``."""
         return [item for item in self.buffer.after(number) if item.number <= self.last]
 
 
-def _on_host(item: Image | Histogram) -> Image | Histogram:
+def _on_host(item: Medium) -> Medium:
+    if isinstance(item, Text):
+        return item
     if isinstance(item, Image):
         return item if item.pixels.is_cpu else replace(item, pixels=item.pixels.cpu())
     return item if item.summary.is_cpu else replace(item, summary=item.summary.cpu())

@@ -1,23 +1,28 @@
 """Metrics of a run: recorded in the step at the cost of a list append, converted to numbers only when read."""
 
+import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypedDict, TypeGuard
+from zlib import crc32
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
-from trainwright.events.media import Histogram, Image, MediaBuffer, MediaView, wide_dtype
+from trainwright.events.media import MediaBuffer, MediaView, Medium, wide_dtype
 from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
 
 if TYPE_CHECKING:
     from trainwright.events.media import ArrayLike
+
+logger = logging.getLogger("trainwright.events")
 
 _MAX_PENDING = 1000  # values kept as tensors before they are converted to numbers: bounds memory on the device
 _MAX_SAVED = 1000  # values per metric in a checkpoint: the longest displayed window (the ETA's)
@@ -112,6 +117,7 @@ class EventStorage:
         self._all_reduce: Callable[[Tensor], object] | None = None
         self._num_parts = 0
         self._local: dict[str, _LocalMeans] = {}
+        self._is_difference_logged = False
         self._media = MediaBuffer()
         self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # by window size: results since the last flush
 
@@ -194,23 +200,53 @@ class EventStorage:
     def reduce(self) -> None:
         """Compute the means over all processes of all parts put so far, in one collective call.
 
-        Every process must call it at the same place; does nothing without parts.
+        Every process must call it at the same place; does nothing without parts. A value that some processes have not
+        put stays the mean of this process, with one warning.
         """
         if not self._num_parts or self._all_reduce is None:
             return
         self._flush()
         local, self._local, self._num_parts, self._shown = self._local, {}, 0, {}
-        parts = [part for means in local.values() for part in means.parts if part is not None]
-        together = torch.stack(parts)
+        kept = {name: self._histories[name].values()[-len(means.parts) :] for name, means in local.items()}
+        parts = {
+            (name, iteration, place): part
+            for name, means in local.items()
+            for place, ((_, iteration), part) in enumerate(zip(kept[name], means.parts, strict=True))
+            if part is not None
+        }
+        keys = self._common(parts)
+        if not keys:
+            return
+        together = torch.stack([parts[key] for key in keys])
         self._all_reduce(together)
-        numbers = iter(_means(together).tolist())
+        numbers = dict(zip(keys, _means(together).tolist(), strict=True))
         for name, means in local.items():
-            history = self._histories[name]
-            kept = history.values()[-len(means.parts) :]
             values = [
-                value if part is None else next(numbers) for (value, _), part in zip(kept, means.parts, strict=True)
+                numbers.get((name, iteration, place), value) for place, (value, iteration) in enumerate(kept[name])
             ]
-            history.replace_last(values, means.total_before)
+            self._histories[name].replace_last(values, means.total_before)
+
+    def _common(self, parts: Mapping[tuple[str, int, int], Tensor]) -> list[tuple[str, int, int]]:
+        """The keys (metric, iteration, place) of the parts that every process has put, in one order."""
+        keys = [*parts]
+        if not (dist.is_available() and dist.is_initialized()):
+            return keys
+        digest = torch.tensor([crc32(repr(keys).encode())], device=next(iter(parts.values())).device)
+        digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
+        dist.all_gather(digests, digest)
+        if len(set(torch.cat(digests).tolist())) == 1:
+            return keys
+        ranks: list[Any] = [None] * len(digests)
+        dist.all_gather_object(ranks, keys)
+        common = set(keys).intersection(*ranks)
+        if not self._is_difference_logged:
+            self._is_difference_logged = True
+            names = sorted({name for rank in ranks for name, *_ in set(rank) - common})
+            logger.warning(
+                "Metrics that only some processes put: %s. Their values are those of this process, not means over all.",
+                ", ".join(names),
+            )
+        return sorted(common)
 
     def first_local_iteration(self, name: str) -> float:
         """The iteration from which on the values of a metric are means of this process only; infinity: none are."""
@@ -220,13 +256,17 @@ class EventStorage:
     def put_image(self, name: str, image: "ArrayLike") -> None:
         """Keep an image for the writers: (C, H, W) or (H, W), uint8 in [0, 255] or float in [0, 1].
 
-        The newest images and histograms are kept, up to 64 MiB in total.
+        The newest images, histograms and texts are kept, up to 64 MiB in total.
         """
         self._media.add_image(self._prefix + name, self.iter, image)
 
     def put_histogram(self, name: str, values: "ArrayLike", bins: int = 1000) -> None:
         """Keep the histogram of any number of values for the writers, without NaN and inf."""
         self._media.add_histogram(self._prefix + name, self.iter, values, bins)
+
+    def put_text(self, name: str, text: str) -> None:
+        """Keep a text for the writers, such as a generated sentence; TensorBoard shows it as Markdown."""
+        self._media.add_text(self._prefix + name, self.iter, text)
 
     @contextmanager
     def name_scope(self, name: str) -> Iterator[None]:
@@ -277,8 +317,8 @@ class EventStorage:
         """The smoothing hint of each metric: True if it is noisy."""
         return dict(self._hints)
 
-    def media(self, after: int = 0) -> list[Image | Histogram]:
-        """The kept images and histograms with a ``number`` above ``after``, oldest first."""
+    def media(self, after: int = 0) -> list[Medium]:
+        """The kept images, histograms and texts with a ``number`` above ``after``, oldest first."""
         return self._media.after(after)
 
     # -- resume ---------------------------------------------------------------------------------------------------
@@ -414,7 +454,7 @@ class StorageView(EventStorage):
         self._histories, self._hints, self._shown = snapshot.histories, snapshot.hints, snapshot.shown
         self._media_view = snapshot.media
 
-    def media(self, after: int = 0) -> list[Image | Histogram]:
+    def media(self, after: int = 0) -> list[Medium]:
         return self._media_view.after(after)
 
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
@@ -426,12 +466,38 @@ class StorageView(EventStorage):
     def put_histogram(self, name: str, values: Any, bins: int = 1000) -> None:
         raise self._refusal(f"put_histogram({name!r})")
 
+    def put_text(self, name: str, text: str) -> None:
+        raise self._refusal(f"put_text({name!r})")
+
     @staticmethod
     def _refusal(call: str) -> ConfigError:
         return ConfigError(
             f"{call}: a writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics"
             " in a hook, or set in_background = False in the writer's class: training then waits for this writer."
         )
+
+
+class EvaluationStorage(EventStorage):
+    """The current storage during the batches of an evaluation. Drops scalars: they belong to no training iteration.
+
+    Everything else is that of ``training``, the storage of the run, if there is one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._training = get_event_storage() if has_event_storage() else None
+        if self._training is not None:
+            vars(self).update(vars(self._training), _pending=[], _outer=None, _training=self._training)
+
+    def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
+        """Does nothing."""
+
+    def put_mean(self, name: str, part: Tensor, all_reduce: Callable[[Tensor], object]) -> None:
+        """Does nothing."""
+
+    def _flush(self) -> None:
+        if self._training is not None:
+            self._training._flush()
 
 
 def _smoothed(values: list[float]) -> float:

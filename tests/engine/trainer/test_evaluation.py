@@ -24,7 +24,7 @@ from tests.engine.trainer.contracts import (
     config,
     make,
 )
-from trainwright import Trainer, TrainingConfig
+from trainwright import Trainer, TrainingConfig, get_event_storage
 
 PROGRAM = Path(__file__).with_name("evaluation_ranks.py")
 
@@ -157,3 +157,19 @@ def events_in(folder: Path) -> set[str]:
     events = EventAccumulator(str(folder))
     events.Reload()
     return set(events.Tags()["scalars"])
+
+
+class PutsInLoss(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        get_event_storage().put_scalar("is_training", float(model.training))
+        return F.cross_entropy(model(inputs[0]), inputs[1])
+
+
+def test_values_put_during_evaluations_are_not_in_the_curve_of_the_training(tmp_path: Path) -> None:
+    data = [(torch.randn(4), i % 2) for i in range(16)]
+    settings = TrainingConfig(output_dir=tmp_path, num_epochs=2, early_stopping=None, log_steps=1, save_enabled=False)
+    trainer = PutsInLoss(torch.nn.Linear(4, 2), settings, data, data)
+    trainer.train()
+    assert [value for value, _ in trainer.storage.history("is_training").values()] == [1.0] * 4
+    assert trainer.evaluate()["loss"] > 0
+    assert len(trainer.storage.history("is_training").values()) == 4

@@ -1,4 +1,4 @@
-"""Scalars, images and histograms for TensorBoard, with torch's SummaryWriter, in the writer thread of files."""
+"""Scalars, images, histograms and texts for TensorBoard, with torch's SummaryWriter, in the writer thread of files."""
 
 import os
 import uuid
@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.checkpoint.files import sync_folder
 from trainwright.config.errors import ConfigError
-from trainwright.events.media import Histogram, Image
+from trainwright.events.media import Image, Medium, Text
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 from trainwright.events.writers.rows import is_blocked, rows_after
@@ -102,7 +102,10 @@ class TensorBoardWriter(FileWriter):
         self._writer.flush()
         sync_folder(self._file.parent)
 
-    def _add_media(self, item: Image | Histogram) -> None:
+    def _add_media(self, item: Medium) -> None:
+        if isinstance(item, Text):
+            self._writer.add_text(item.name, item.text, item.iteration)
+            return
         if isinstance(item, Image):
             self._writer.add_image(item.name, item.pixels, item.iteration)
             return
