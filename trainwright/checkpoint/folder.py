@@ -110,19 +110,12 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The checkpoints of a folder, each list from the last saved to the first.
+    """The checkpoints of a folder, each list from the last saved to the first."""
 
-    Attributes:
-        resumable: saved with ``tag_last=True``.
-        others: saved with ``tag_last=False``, such as ``model_best``, and hidden ones without a link.
-        superseded: resumable or not, with a later iteration than a resumable one that was saved after it.
-        unreadable: without a readable manifest.
-    """
-
-    resumable: list[Saved]
-    others: list[Saved]
-    superseded: list[Saved]
-    unreadable: list[Saved]
+    resumable: list[Saved]  # saved with ``tag_last=True``
+    others: list[Saved]  # saved with ``tag_last=False``, such as ``model_best``, and hidden ones without a link
+    superseded: list[Saved]  # resumable or not, with a later iteration than a resumable one that was saved after it
+    unreadable: list[Saved]  # without a readable manifest
 
     def __iter__(self) -> Iterator[Saved]:
         return chain(self.resumable, self.others, self.superseded, self.unreadable)

@@ -29,22 +29,15 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A checkpoint's list of files, and its place among the checkpoints of its folder.
-
-    Attributes:
-        saved_at: UTC in ISO format. For display only: clocks jump, so the order of checkpoints does not depend on it.
-        sequence: one more than the largest in the folder at the time of saving; 0 in older versions.
-        previous: the name in ``last_checkpoint`` at the time of saving.
-        tag_last: whether it was saved as the checkpoint to resume from.
-    """
+    """A checkpoint's list of files, and its place among the checkpoints of its folder."""
 
     files: Mapping[str, FileEntry]
     iteration: int | None
     world_size: int
-    saved_at: str
-    sequence: int = 0
-    previous: str | None = None
-    tag_last: bool = True
+    saved_at: str  # UTC in ISO format. For display only: clocks jump, so the order of checkpoints ignores it.
+    sequence: int = 0  # one more than the largest in the folder at the time of saving; 0 in older versions
+    previous: str | None = None  # the name in ``last_checkpoint`` at the time of saving
+    tag_last: bool = True  # saved as the checkpoint to resume from
 
     def to_bytes(self) -> bytes:
         """The text of ``manifest.json``."""

@@ -74,18 +74,13 @@ class TensorFile:
     """The layout of tensors in a safetensors file. Called with an open file, it writes them one at a time.
 
     It references the tensors and does not copy them: it writes their values at the time of writing.
-
-    Attributes:
-        header: the first bytes of the file.
-        places: each tensor with its begin and end offset in bytes, counted from the end of the header.
-        num_bytes: size of the complete file.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
         # Wide elements first, so that each tensor starts at a multiple of its element size.
         ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
         entries: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
-        self.places: list[tuple[Tensor, int, int]] = []
+        self.places: list[tuple[Tensor, int, int]] = []  # begin and end of each, in bytes after the header
         offset = 0
         for name, tensor in ordered:
             end = offset + tensor.numel() * tensor.element_size()
@@ -99,7 +94,7 @@ class TensorFile:
         header = json.dumps(entries).encode()
         header += b" " * (-len(header) % 8)
         self.header = len(header).to_bytes(8, "little") + header
-        self.num_bytes = len(self.header) + offset
+        self.num_bytes = len(self.header) + offset  # of the complete file
 
     def __call__(self, file: BinaryIO) -> None:
         file.write(self.header)

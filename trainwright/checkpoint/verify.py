@@ -165,20 +165,13 @@ def _read_back(folder: Path, manifest: Manifest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """One checkpoint under one name.
-
-    Attributes:
-        folder: the real folder of the name; for a broken link, its missing target.
-        points_at: the stored target of the link; None for a folder.
-        manifest: None if it cannot be read. With ``deep`` verification its files have a ``sha256``.
-        faults: one sentence each, beginning with the file's name; empty for a complete checkpoint.
-    """
+    """One checkpoint under one name."""
 
     path: Path
-    folder: Path
-    points_at: str | None
-    manifest: Manifest | None
-    faults: tuple[str, ...]
+    folder: Path  # the real folder of the name; for a broken link, its missing target
+    points_at: str | None  # the stored target of the link; None for a folder
+    manifest: Manifest | None  # None if it cannot be read. With ``deep`` verification its files have a ``sha256``.
+    faults: tuple[str, ...]  # one sentence each, beginning with the file's name; empty for a complete checkpoint
 
     @property
     def is_complete(self) -> bool:
@@ -196,23 +189,14 @@ class CheckpointReport:
 
 @dataclass(frozen=True, slots=True)
 class FolderReport:
-    """A folder with checkpoints in it.
-
-    Attributes:
-        found: in the order of saving; links follow their folder.
-        resumed: the checkpoint that a resume loads, according to this verification; None if none is valid.
-        has_candidates: whether a resume would try any; False if there are only links to another folder, as in a run
-            folder with a ``checkpoints/`` folder.
-        last: the name in ``last_checkpoint``; None if there is none.
-        pointer_fault: what is wrong with ``last_checkpoint``; "" if nothing.
-    """
+    """A folder with checkpoints in it."""
 
     folder: Path
-    found: tuple[CheckpointReport, ...]
-    resumed: CheckpointReport | None
-    has_candidates: bool
-    last: str | None
-    pointer_fault: str
+    found: tuple[CheckpointReport, ...]  # in the order of saving; links follow their folder
+    resumed: CheckpointReport | None  # what a resume loads, according to this verification; None if none is valid
+    has_candidates: bool  # whether a resume would try any; False for a run folder that has only links to another one
+    last: str | None  # the name in ``last_checkpoint``; None if there is none
+    pointer_fault: str  # what is wrong with ``last_checkpoint``; "" if nothing
 
 
 def inspect_checkpoint(path: Path, *, contents: bool = True, deep: bool = False) -> CheckpointReport:

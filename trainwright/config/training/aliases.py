@@ -17,21 +17,13 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name of ``field``, whose value may have another form.
-
-    Args:
-        read: converts the value of the field to that of the alias.
-        write: converts the value of the alias to that of the field, or to ``UNSPECIFIED``. Raises ValueError with the
-            allowed values.
-        accepts: whether the field can have this value if the alias does not determine it.
-        note: how the two differ, for the reference.
-    """
+    """Another name of ``field``, whose value may have another form."""
 
     field: str
-    read: Callable[[Any], Any] = _same
-    write: Callable[[Any], Any] = _same
-    accepts: Callable[[Any], bool] = lambda value: True
-    note: str = ""
+    read: Callable[[Any], Any] = _same  # the value of the field as that of the alias
+    write: Callable[[Any], Any] = _same  # the inverse, or UNSPECIFIED. Raises ValueError with the allowed values.
+    accepts: Callable[[Any], bool] = lambda value: True  # of the field, if the alias does not determine it
+    note: str = ""  # how the two differ, for the reference
 
     @property
     def is_plain(self) -> bool:

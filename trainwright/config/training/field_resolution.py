@@ -23,20 +23,13 @@ from trainwright.config.validation import ema_fault, faults_of, unfreeze_fault
 class Draft:
     """A configuration that is not checked yet: the values that the user set, by field, and their faults so far.
 
-    Args:
-        kind: the class of the configuration.
-        values: settings by any of their names.
-        faults: earlier faults.
-
-    Attributes:
-        given: the values that the user set, by field, in canonical spelling.
-        settings: the values of all fields; complete after :meth:`check_types`.
+    ``values`` are settings by any of their names.
     """
 
     def __init__(self, kind: type[BaseModel], values: Mapping[str, Any], faults: Iterable[Fault] = ()) -> None:
         self.kind = kind
-        self.given: dict[str, Any] = {}
-        self.settings: dict[str, Any] = {}
+        self.given: dict[str, Any] = {}  # by field, in canonical spelling
+        self.settings: dict[str, Any] = {}  # of all fields; complete after check_types
         self.faults = list(faults)
         self._name_of: dict[str, str] = {}  # the name that the user used
         self._unspecified: list[Alias] = []

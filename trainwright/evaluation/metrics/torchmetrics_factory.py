@@ -134,18 +134,11 @@ _INNER = ("base_metric", "metric")  # what wrappers call the metric inside; it m
 class MetricFactory:
     """A metric class with its arguments, and what of ``task``, ``num_classes`` and ``num_labels`` is missing.
 
-    Attributes:
-        core_class: the class that sees predictions and targets: for a wrapper around a name, the one inside.
-        core_arguments: those of this class.
-        domain: the subpackage of torchmetrics that it is from: "classification", "regression", "text" …
-        task: from the arguments or the class name; None if unknown.
+    ``core_class`` and ``core_arguments`` are those of the class that sees predictions and targets: for a wrapper around
+    a name, the one inside. ``domain`` is the subpackage of torchmetrics that it is from, such as "classification".
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """
-        Raises:
-            ConfigError: there is no such metric, or it cannot be built with these arguments.
-        """
         self.name = name
         self.metric_class, implied = find_metric(name)
         self.arguments = {**implied, **arguments}
