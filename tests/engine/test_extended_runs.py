@@ -252,3 +252,29 @@ def test_a_resume_for_the_final_evaluation_that_fails_at_its_start_leaves_the_ch
     extended = run(tmp_path / "cut", 4)
     assert state_of(extended) == state_of(whole)
     assert rows_of(tmp_path / "cut", read_rows) == rows_of(tmp_path / "whole", read_rows)
+
+
+@RUNS
+def test_train_again_with_more_epochs_on_the_config_is_a_resume_of_the_longer_run(
+    run: Callable[..., Any], tmp_path: Path, read_rows: Any
+) -> None:
+    short = run(tmp_path / "again", 2)
+    again = run(tmp_path / "resumed", 2)
+    assert again.iterations_done == 8
+    before = [p.detach().clone() for p in short.model.parameters()]
+    results = short.train()  # nothing to do
+    assert all(torch.equal(a, b) for a, b in zip(before, short.model.parameters(), strict=True))
+    if run is python_run:
+        short.config.num_epochs = 4
+    else:
+        short.cfg.train.train_iter = 16
+    longer = short.train()
+    assert short.iterations_done == 16
+    resumed = run(tmp_path / "resumed", 4)
+    assert longer == resumed.last_eval_results != results
+    events = short.callbacks[0].events
+    events.remove("the end of the shorter run, which the longer one does not have")  # of the first training
+    assert state_of(short) == state_of(resumed)
+    assert rows_of(tmp_path / "again", read_rows) == rows_of(tmp_path / "resumed", read_rows)
+    text = (tmp_path / "again" / "log.txt").read_text()
+    assert "iteration: 16/16" in text

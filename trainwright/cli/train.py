@@ -114,22 +114,9 @@ def _load(args: argparse.Namespace) -> "DictConfig":
     cfg = LazyConfig.load(args.config_file)
     use_project(args.config_file, cfg)  # a saved config.yaml names its project
     cfg = LazyConfig.apply_overrides(cfg, args.opts)
-    if args.fast_dev_run:
-        _shorten(cfg)
+    if args.fast_dev_run and not try_get_key(cfg, "train.fast_dev_run", default=False):
+        LazyConfig.apply_overrides(cfg, ["train.fast_dev_run=true"])
     return cfg
-
-
-def _shorten(cfg: "DictConfig") -> None:
-    """Run everything in 20 iterations, in a separate folder: the real run's files stay unchanged."""
-    folder = str(try_get_key(cfg, "train.output_dir", default="./output")).rstrip("/")
-    quick = [
-        "train.train_epoch=0",
-        "train.train_iter=20",
-        "train.log_period=1",
-        "train.evaluation.eval_period=10",
-        f"train.output_dir='{folder}/fast_dev_run'",
-    ]
-    LazyConfig.apply_overrides(cfg, quick)
 
 
 def _evaluation(

@@ -5,8 +5,10 @@ A type states in :class:`Allowed` what a message lists as allowed. A section is 
 
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Any, Literal, Required, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema, WrapValidator
@@ -141,6 +143,35 @@ def _check_whole(value: float) -> float:
     return value
 
 
+def seconds_of(duration: str | float | timedelta) -> float:
+    """A duration in seconds: a number of them, "HH:MM:SS" or "DD:HH:MM:SS".
+
+    >>> seconds_of("01:30:00"), seconds_of("00:12:00:00"), seconds_of(90)
+    (5400.0, 43200.0, 90.0)
+
+    Raises:
+        ValueError: it is not a duration > 0.
+    """
+    if isinstance(duration, timedelta):
+        seconds = duration.total_seconds()
+    elif isinstance(duration, str):
+        if re.fullmatch(r"(\d+:)?\d+:[0-5]?\d:[0-5]?\d", duration) is None:
+            raise ValueError(duration)
+        *days, hours, minutes, rest = map(int, duration.split(":"))
+        seconds = float(sum(days) * 86400 + hours * 3600 + minutes * 60 + rest)
+    else:
+        seconds = float(duration)
+    if not seconds > 0:
+        raise ValueError(duration)
+    return seconds
+
+
+def _check_duration(value: Any) -> Any:
+    if value is not None:
+        seconds_of(value)
+    return value
+
+
 def _check_lazy(value: Any) -> Any:
     from trainwright.config.lazy.instantiation import are_several  # here: loads omegaconf
 
@@ -183,6 +214,23 @@ StepsOrFraction = Annotated[
 SaveSteps = Annotated[
     _AtLeastZero | _Fraction | None, Allowed("a whole number >= 0, a fraction of the steps such as 0.1, or None")
 ]
+
+Batches = Annotated[
+    _AtLeastOne | _Fraction | None, Allowed("a whole number >= 1, a share of the batches such as 0.25 or 1.0, or None")
+]
+
+Period = Annotated[_AtLeastOne | _Fraction, Allowed("a whole number >= 1, or a share of all iterations such as 0.25")]
+
+BatchesOrYes = Annotated[bool | _AtLeastOne, Allowed("True, False or a whole number >= 1")]
+
+Duration = Annotated[
+    str | _Finite | None,
+    AfterValidator(_check_duration),
+    Allowed("a time such as '01:30:00' (hours, minutes, seconds) or '00:12:00:00' (from days), seconds > 0, or None"),
+]
+
+YesNoOrWarn = Annotated[bool | Literal["warn"], Allowed("True, False or 'warn'")]
+
 Named = Annotated[str | dict[str, Any], Allowed('a name, or {"name_": name, ...} with its arguments')]
 NamedOrNone = Annotated[
     str | dict[str, Any] | None, Allowed('a name, {"name_": name, ...} with its arguments, or None')

@@ -66,7 +66,7 @@ class _BatchSampler(Sampler[list[int]]):
         """``counts``: further whole numbers by their names, with their minima, to be checked and kept."""
         name = type(self).__name__
         self.dataset = dataset
-        self.data_size = _num_samples(name, dataset)
+        self.data_size = self.num_used = _num_samples(name, dataset)
         _check_counts(
             name,
             **counts,
@@ -106,14 +106,14 @@ class _BatchSampler(Sampler[list[int]]):
     def _indices(self, epoch: int, position: int, size: int) -> list[int]:
         indices: list[int] = []
         while len(indices) < size:  # over the end of an epoch, or of several if the data set is smaller than a batch
-            stop = min(position + size - len(indices), self.data_size)
+            stop = min(position + size - len(indices), self.num_used)
             indices += self._order.part(self.seed, epoch, position, stop).tolist()
             epoch, position = epoch + 1, 0
         return indices
 
     def _index_tensor(self, epoch: int, position: int, size: int) -> Tensor:
         stop = position + size
-        if stop > self.data_size:
+        if stop > self.num_used:
             return torch.tensor(self._indices(epoch, position, size), device="cpu")
         return torch.from_numpy(self._order.part(self.seed, epoch, position, stop))
 
@@ -169,14 +169,25 @@ class CyclicSampler(_BatchSampler):
         _check_counts("CyclicSampler.set_consumed_samples", consumed_samples=(consumed_samples, 0))
         self.consumed_samples = consumed_samples
 
+    def limit_epochs(self, num_batches: int | float, *, keeps_batches: bool = False) -> int:
+        """Use only the first batches of each epoch, by their number or share; returns the samples of an epoch.
+
+        ``keeps_batches``: the same batches in each epoch, in the order of the data set.
+        """
+        whole = self.micro_batch_size * self.data_parallel_size
+        self.num_used = self._epoch_length = min(self.data_size, limited(len(self), num_batches) * whole)
+        if keeps_batches:
+            self._order = _order_of(self.dataset, self.data_size, False)
+        return self.num_used
+
     def __len__(self) -> int:
-        return _ceil_div(self.data_size, self.micro_batch_size * self.data_parallel_size)
+        return _ceil_div(self.num_used, self.micro_batch_size * self.data_parallel_size)
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
         size = self.micro_batch_size
         start = self.consumed_samples + self.data_parallel_rank * size
         for position in count(start, size * self.data_parallel_size):
-            yield *divmod(position, self.data_size), size
+            yield *divmod(position, self.num_used), size
 
     def __repr__(self) -> str:
         return self._repr(
@@ -265,6 +276,7 @@ class EpochSampler(_BatchSampler):
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
         lengths: Any = None,
+        limit: int | float | None = None,
     ) -> None:
         super().__init__(
             dataset, shuffle, data_parallel_rank, data_parallel_size, seed, lengths, batch_size=(batch_size, 1)
@@ -279,6 +291,8 @@ class EpochSampler(_BatchSampler):
                 " and shorter batches are dropped. Give a smaller batch_size, or drop_last=False"
                 " (dataloader_drop_last=False)."
             )
+        if limit is not None:
+            self.samples_per_epoch = min(self.samples_per_epoch, limited(len(self), limit) * whole)
         self.infinite = True
         self._first_batch = 0
 
@@ -319,6 +333,19 @@ class EpochSampler(_BatchSampler):
     def __repr__(self) -> str:
         ranks = ("data_parallel_rank", "data_parallel_size") if self.data_parallel_size > 1 else ()
         return self._repr("batch_size", "shuffle", "drop_last", "seed", *ranks)
+
+
+def limited(num_batches: int, limit: int | float | None) -> int:
+    """How many of ``num_batches`` a limit leaves: at most an int, a share (rounded down, at least one) for a float.
+
+    >>> limited(10, 4), limited(10, 40), limited(10, 0.29), limited(10, 0.01), limited(100, 0.29)
+    (4, 10, 2, 1, 29)
+    """
+    if limit is None:
+        return num_batches
+    if isinstance(limit, float):
+        limit = max(1, int(num_batches * limit + 1e-9))  # 0.29 * 100 is 28.999…
+    return min(num_batches, limit)
 
 
 class RangedSampler(Sampler[int]):

@@ -12,6 +12,7 @@ from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import is_overridden, overridable
+from trainwright.hooks.signals import TrainingPaused
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -46,7 +47,7 @@ class TrainerBase:
         self.samples_per_iter = self.samples_done = 0
         self.phases = PhaseTimes()
         self.step_seconds = 0.0
-        self._is_training = False
+        self._is_training = self._has_trained = False
         self.has_failed = self.is_ended = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
         self.last_eval_results: dict[str, Any] = {}
@@ -119,8 +120,10 @@ class TrainerBase:
         if self._is_training:
             raise RuntimeError("train() was called while this trainer trains, perhaps from a hook.")
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
+        if self._has_trained and self.iterations_done == self.start_iter:
+            self._continue()
         self.iterations_done = self.start_iter
-        self.has_failed = self.is_ended = False
+        self.has_failed = False
         self.max_iter = self.max_iter if max_iter is None else max_iter
         self.phases = PhaseTimes()
         if self.start_iter >= self.max_iter and not self._is_end_pending():
@@ -128,6 +131,7 @@ class TrainerBase:
             yield self.run_step
             return
 
+        self.is_ended = False
         with EventStorage(self.start_iter) as self.storage:
             try:
                 self._is_training = True
@@ -139,11 +143,14 @@ class TrainerBase:
                 self.storage.reduce()
                 self.storage.is_over = True
                 self.storage.iter = self._stepper.iter = self.iter
+            except TrainingPaused as pause:
+                self._after_failure(pause)
+                return
             except BaseException as error:
                 self._after_failure(error)
                 raise
             finally:
-                self._is_training = False
+                self._is_training, self._has_trained = False, True
                 self._stepper = None  # it may be the trainer itself: avoids a reference cycle
             self.after_train()
 
@@ -194,6 +201,9 @@ class TrainerBase:
         """Whether a run was killed between its last iteration and its end; then only the end is run."""
         return False
 
+    def _continue(self) -> None:
+        """Called before a training that starts where this trainer is, perhaps at the end of an earlier ``train()``."""
+
     def _before_first_step(self) -> None:
         """Called last before the first iteration, when every hook is ready."""
 
@@ -206,7 +216,7 @@ class TrainerBase:
     def _after_failure(self, error: BaseException) -> None:
         self.has_failed = True
         # Only for log.txt: the caller of train() reports the error.
-        if isinstance(error, KeyboardInterrupt | SystemExit):
+        if isinstance(error, KeyboardInterrupt | SystemExit | TrainingPaused):
             logger.info("Training was stopped in iteration %d.", self.iter + 1, extra=FILE_ONLY)
         else:
             cause = None if isinstance(error, UserError) else error

@@ -303,11 +303,12 @@ class _OptimizerPart:
         self._scaled_step = None if scaler is None else ScaledStep(scaler, optimizer)
         self._plain_step, _ = optimizer_calls(optimizer)
         self.skip: SkipNonFinite | None = None
-        clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, update.max_norm)
+        limits = update.max_norm, update.max_value
+        clipper: Callable[[], Tensor] | None = gradient_clipper(optimizer, *limits)
         if update.skips:
             deferred: Any = None if scaler is None else _WithoutUpdate(scaler)
             self.skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=deferred)
-            clipper = gradient_norm(optimizer, update.max_norm)
+            clipper = gradient_norm(optimizer, *limits)
         self._clip: Callable[[], Tensor | None] = clipper or _no_norm
         if norm_name is not None:
             self._clip = recorded_norm(clipper, is_scaled=scaler is not None, name=norm_name)

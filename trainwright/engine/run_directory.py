@@ -141,9 +141,18 @@ class RunFolder:
         self.files = RunFiles(self.path, self.layout)
         self._config: Any = None
         self._lock: int | None = None
+        self._collect_records()
+
+    def _collect_records(self) -> None:
         self._early_records = logging.handlers.MemoryHandler(capacity=100_000, flushLevel=logging.CRITICAL + 1)
         logging.getLogger("trainwright").addHandler(self._early_records)
         weakref.finalize(self, _detach, self._early_records)  # also for a trainer that never trains
+
+    def reopen(self) -> None:
+        """Continue the run after ``close``: the next ``open`` resumes its files."""
+        if self.is_open:
+            self.is_open, self.resume = False, True
+            self._collect_records()
 
     def holds_a_run(self) -> bool:
         """Whether the folder has metrics or checkpoints of an earlier run."""

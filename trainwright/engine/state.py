@@ -115,6 +115,13 @@ class TrainingState:
         self._trainer.start_iter = self._trainer.iterations_done = state["iterations_done"]
         self._trainer.samples_done = state["consumed_samples"]
 
+    def continue_here(self) -> bool:
+        """Continue after an earlier ``train()`` as a resume from its checkpoint; returns whether steps are left."""
+        if self._loaded is not None or self._trainer.start_iter >= self._trainer.max_iter:
+            return False
+        self.load_state_dict(self.state_dict())
+        return True
+
     @property
     def is_end_pending(self) -> bool:
         """Whether the loaded state was saved before the end of its run was complete."""
@@ -198,6 +205,10 @@ class TrainerState(TrainingState):
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
         self.step_before = 0  # global_step before the latest update
+
+    def set_plan(self, plan: StepPlan) -> None:
+        """Use the plan of a longer or shorter run."""
+        self._plan = plan
 
     def mean_loss(self) -> float:
         """The mean of the updates' losses since the run started; NaN before the first."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.prefetch import log_dropped_batches, log_if_workers_restart
+from trainwright.data.sampler import EpochSampler, limited
 from trainwright.data.seeding import kept_generators
 from trainwright.parallel.dist import all_gather_object, get_data_parallel_size
 
@@ -51,13 +52,17 @@ class StepPlan:
         return -(-self.steps_per_epoch // self.accumulation)
 
 
-def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int) -> StepPlan:
+def make_plan(
+    loader: Any, *, num_epochs: int, max_steps: int | None, accumulation: int, limit: int | float | None = None
+) -> StepPlan:
     """The plan of ``num_epochs`` passes over ``loader``, or of ``max_steps`` steps if these are fewer.
+
+    ``limit``: the number of steps of each epoch, or the share of them.
 
     Raises:
         ConfigError: the loader has no length, yields no batch, or its length differs between processes.
     """
-    steps_per_epoch = _num_batches(loader)
+    steps_per_epoch, sampler = num_steps(loader, limit), getattr(loader, "batch_sampler", None)
     lengths = all_gather_object(steps_per_epoch)
     if len(set(lengths)) > 1:
         raise ConfigError(
@@ -65,7 +70,6 @@ def make_plan(loader: Any, *, num_epochs: int, max_steps: int | None, accumulati
             " they must be equal, because all processes make each step together."
         )
     total = num_epochs * steps_per_epoch
-    sampler = getattr(loader, "batch_sampler", None)
     batch_size = (getattr(sampler, "batch_size", None) or 0) * get_data_parallel_size()
     samples = getattr(sampler, "samples_per_epoch", None) or steps_per_epoch * batch_size
     return StepPlan(
@@ -82,7 +86,8 @@ def steps_of(period: int | float | None, total_steps: int) -> int:
     return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
 
 
-def _num_batches(loader: Any) -> int:
+def num_steps(loader: Any, limit: int | float | None) -> int:
+    """The steps of an epoch: the batches of ``loader`` that ``limit``, a number or a share, leaves."""
     try:
         length = len(loader)
     except TypeError as error:
@@ -92,7 +97,8 @@ def _num_batches(loader: Any) -> int:
         ) from error
     if length == 0:
         raise ConfigError(f"Trainer.train_dataloader: {type(loader).__name__} is empty; it must yield a batch.")
-    return length
+    limits_itself = isinstance(getattr(loader, "batch_sampler", None), EpochSampler)
+    return length if limits_itself else limited(length, limit)
 
 
 def batches_from(loader: Any, steps_done: int, length: int, *, is_positioned: bool = False) -> Iterator[Any]:

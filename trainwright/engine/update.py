@@ -34,7 +34,7 @@ class Update:
     Args:
         step, zero_grad: the calls that step the optimizer and set its gradients to None.
         accumulates: whether windows have more than one micro-batch.
-        max_norm: the clipping norm of groups that set none themselves; None: no clipping.
+        max_norm, max_value: the clipping norm or value of groups that set none themselves; None: no clipping.
         skip_non_finite: skip updates whose loss or gradients are not finite.
         grad_scaler: the gradient scaler of float16.
         count: the number of samples of a batch, if it is not the size of its tensors.
@@ -46,7 +46,7 @@ class Update:
         is_window_end: whether the current micro-batch is the last of its window.
         batch: the current batch; None outside of a step.
         is_counted: whether the share of the current batch in its window is computed.
-        grad_scaler, max_norm, skips: the arguments.
+        grad_scaler, max_norm, max_value, skips: the arguments.
         closure: of an optimizer whose step needs one, such as LBFGS; its ``recompute`` is to be set. None: not needed.
         clip_only: clips without recording the norm; None: no clipping.
         begin: called with the length of the window that starts; None: not needed.
@@ -70,6 +70,7 @@ class Update:
         accumulates: bool,
         skip_non_finite: bool,
         max_norm: float | None = None,
+        max_value: float | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
         count: Callable[[Any], int] | None = None,
         differentiate: Callable[..., None] | None = None,
@@ -79,7 +80,8 @@ class Update:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
         self.is_counted = False
-        self.grad_scaler, self.max_norm, self.skips = grad_scaler, max_norm, skip_non_finite
+        self.grad_scaler, self.max_norm, self.max_value = grad_scaler, max_norm, max_value
+        self.skips = skip_non_finite
         self._plain_step, self._zero_grad, self._replica = step, zero_grad, replica
         self._device = next(model.parameters()).device if replica is not None else None
         is_scaled, self.is_weighed = grad_scaler is not None, accumulates or replica is not None
@@ -113,13 +115,13 @@ class Update:
         if grad_scaler is not None:  # averaged before: all processes find the same gradients infinite
             self._preparations.append(partial(_unscale, grad_scaler, optimizer))
             self._step = _scaled_step(grad_scaler, optimizer)
-        self.clip_only = clipper = gradient_clipper(optimizer, max_norm)
+        self.clip_only = clipper = gradient_clipper(optimizer, max_norm, max_value)
         self._clip = recorded_norm(clipper, is_scaled=is_scaled)
         self.record_loss: Callable[[Tensor], None] | None = None
         if skip_non_finite:
             skip = SkipNonFinite(optimizer, model.buffers(), grad_scaler=grad_scaler)
             self._use_skip(skip)
-            self._clip = recorded_norm(gradient_norm(optimizer, max_norm), is_scaled=is_scaled)
+            self._clip = recorded_norm(gradient_norm(optimizer, max_norm, max_value), is_scaled=is_scaled)
             self._step = recorded_step(skip)
         is_simple = clipper is None and not (skip_non_finite or self._preparations or self.closure)
         self.finish: Callable[[], None] = self._finish_simply if is_simple else self._finish

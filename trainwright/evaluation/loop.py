@@ -18,6 +18,7 @@ from torch import nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import add_batch_note
+from trainwright.data.sampler import limited
 from trainwright.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
@@ -89,16 +90,19 @@ def evaluate_loaders(
     batch_size: int,
     eval_iter: float,
     get_batch: Callable[[Any, Any], Mapping[str, Any]],
+    limit: int | float | None = None,
 ) -> dict[str, Any]:
     """The evaluator's results on the only loader; on several, the results of each by the name of its data set's class.
 
-    ``batch_size`` is that of all ranks together; at most ``eval_iter`` batches of each loader are evaluated.
+    ``batch_size`` is that of all ranks together; at most ``eval_iter`` batches of each loader are evaluated, or the
+    number or share ``limit`` of them.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     results: dict[str, Any] = {}
     for loader in loaders:
         name = _free_name(type(getattr(loader, "dataset", loader)).__name__, results)
-        results[name] = inference_on_dataset(model, loader, batch_size, eval_iter, get_batch, device, evaluator)
+        batches = eval_iter if limit is None else min(eval_iter, limited(len(loader), limit))
+        results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
         if is_main_process():
             print_csv_format(results[name])
     return next(iter(results.values())) if len(results) == 1 else results

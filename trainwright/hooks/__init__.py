@@ -19,11 +19,11 @@ from trainwright.hooks.callbacks import (
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
 from trainwright.hooks.evaluation import EvalHook
 from trainwright.hooks.lr_scheduler import LRScheduler, ReduceOnPlateau
-from trainwright.hooks.matmul_precision import Float32MatmulPrecision
 from trainwright.hooks.nan_check import FiniteCheck, NonFiniteError
 from trainwright.hooks.profile import ProfileHook
 from trainwright.hooks.signals import Interruptions
 from trainwright.hooks.timer import IterationTimer
+from trainwright.hooks.torch_settings import DeterministicAlgorithms, Float32MatmulPrecision
 from trainwright.hooks.writers import PeriodicWriter
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "BestCheckpointer",
     "EvalHook",
     "FiniteCheck",
+    "DeterministicAlgorithms",
     "Float32MatmulPrecision",
     "NonFiniteError",
     "Interruptions",

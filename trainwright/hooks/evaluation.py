@@ -7,6 +7,7 @@ from typing import Any
 from trainwright.config.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
+from trainwright.hooks.lr_scheduler import ReduceOnPlateau
 from trainwright.hooks.signals import stopped_by_signals
 
 
@@ -56,3 +57,11 @@ class EvalHook(HookBase):
         storage = self.trainer.storage
         with storage.name_scope(self._name_scope) if self._name_scope else nullcontext():
             storage.put_scalars(**scalars, smoothing_hint=False)
+
+
+def evaluate_on_start(trainer: Any, evaluate: Callable[[], object]) -> None:
+    """Evaluate the initial weights, before the first step. The schedule is not stepped with these results."""
+    evaluate()
+    for hook in trainer._hooks:
+        if isinstance(hook, ReduceOnPlateau):
+            hook.before_train()

@@ -1,12 +1,14 @@
 """Handle signals and failed background saves between two iterations, on all ranks at the same one."""
 
 import logging
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -27,6 +29,19 @@ class TrainingTerminated(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGTERM)
+
+
+class TrainingPaused(Exception):  # noqa: N818  # not an error: ``train`` returns
+    """The time of the training is over, and the training is saved. Ends ``train`` without an error."""
+
+
+def max_time_of(settings: Any) -> float | None:
+    """``settings.max_time`` in seconds."""
+    if settings.max_time is None:
+        return None
+    from trainwright.config.validation import seconds_of  # here: loads pydantic
+
+    return seconds_of(settings.max_time)
 
 
 def stopped_by_signals() -> AbstractContextManager[None]:
@@ -52,12 +67,18 @@ class Interruptions(HookBase):
 
     Args:
         save: saves the current training state, named by the last completed iteration.
+        max_time_s: after this time, counted from ``before_train``, save and end the training: ``train`` returns.
+            Several processes end at the same iteration, when the first of them has trained so long.
     """
 
-    def __init__(self, checkpointer: Saver, save: Callable[[], None], *, period_s: float = 1.0) -> None:
+    def __init__(
+        self, checkpointer: Saver, save: Callable[[], None], *, period_s: float = 1.0, max_time_s: float | None = None
+    ) -> None:
         self._checkpointer = checkpointer
         self._save = save
         self._period_s = period_s
+        self._max_time_s = max_time_s
+        self._end = math.inf  # time in seconds
         self._received: set[int] = set()
         self._previous: dict[int, Any] = {}
         self._stops_at_once = False
@@ -69,6 +90,9 @@ class Interruptions(HookBase):
     def before_train(self) -> None:
         self._received.clear()
         _active.append(self)
+        if self._max_time_s is not None:
+            self._end = time.perf_counter() + self._max_time_s
+            self._check = Interruptions._check_time
         if threading.current_thread() is threading.main_thread():
             for number in (*_STOPPING, *_SAVING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -84,6 +108,11 @@ class Interruptions(HookBase):
     def _check_alone(self) -> None:
         if self._received or self._checkpointer.has_failed():
             self._act(self._received)
+
+    def _check_time(self) -> None:
+        self._check_alone()
+        if time.perf_counter() >= self._end and self.trainer.iter > self.trainer.start_iter:
+            self._pause()
 
     def after_end(self) -> None:
         if self in _active:
@@ -117,11 +146,29 @@ class Interruptions(HookBase):
         now = time.perf_counter()
         apart = round(self._period_s * (iteration - before) / max(now - then, 1e-6))
         apart = min(max(1, apart), 2 * max(1, iteration - before), _MAX_ITERATIONS_APART)
-        seen = all_gather_object((self._received.copy(), self._checkpointer.has_failed(), apart))
+        is_over = now >= self._end and iteration > self.trainer.start_iter
+        seen = all_gather_object((self._received.copy(), self._checkpointer.has_failed(), apart, is_over))
         self._last_check, self._next_check = (iteration, now), iteration + seen[0][2]
-        received = set[int]().union(*(signals for signals, _, _ in seen))
-        if received or any(has_failed for _, has_failed, _ in seen):
+        received = set[int]().union(*(signals for signals, *_ in seen))
+        if received or any(has_failed for _, has_failed, *_ in seen):
             self._act(received)
+        if any(is_over for *_, is_over in seen):
+            self._pause()
+
+    def _pause(self) -> None:
+        self._wait_for_saves()
+        self._save_progress()
+        text = "max_time: %s have passed; stopped after iteration %d. A resume continues the training."
+        logger.info(text, timedelta(seconds=self._max_time_s or 0), self.trainer.iterations_done)
+        raise TrainingPaused
+
+    def _save_progress(self) -> bool:
+        """Save, unless the checkpoint that this run resumed from is current; returns whether it was trained."""
+        is_trained = bool(self.trainer.iterations_done > self.trainer.start_iter)
+        if is_trained:
+            self._save()
+            self._checkpointer.wait()
+        return is_trained
 
     def _act(self, received: set[int]) -> None:
         """``received``: the signals of all ranks."""
@@ -130,10 +177,7 @@ class Interruptions(HookBase):
         self._wait_for_saves()
         if not received:
             return
-        is_trained = self.trainer.iterations_done > self.trainer.start_iter
-        if is_trained:  # otherwise the checkpoint that this run resumed from is current
-            self._save()
-            self._checkpointer.wait()
+        is_trained = self._save_progress()
         stopping = [number for number in _STOPPING if number in received]
         names = ", ".join(signal.Signals(number).name for number in sorted(received))
         what = f"saved after iteration {self.trainer.iterations_done}" if is_trained else "nothing was trained yet"

@@ -35,6 +35,7 @@ def get_default_optimizer_params(
     part: str | None = None,
     layer_decay: float | None = None,
     include_frozen: bool = False,
+    clip_grad_value: float | None = None,
 ) -> list[ParamGroup]:
     """The trainable parameters of ``model``, in as few groups as their settings allow.
 
@@ -50,8 +51,8 @@ def get_default_optimizer_params(
     ``base_lr``, each one below it ``layer_decay`` times the rate of the next (:func:`~trainwright.optim.layer_depths`).
     A group has its ``layer``; the groups of the last layer are first.
 
-    With ``clip_grad_max_norm`` each group carries the clipping settings that :func:`gradient_clipper` reads; the norm
-    type is 2 by default.
+    With ``clip_grad_max_norm`` or ``clip_grad_value`` each group carries the clipping settings that
+    :func:`gradient_clipper` reads; the norm type is 2 by default.
 
     Raises:
         ConfigKeyError: an override names no parameter of the model, or ``part`` no submodule.
@@ -60,7 +61,8 @@ def get_default_optimizer_params(
     """
     if part is not None:
         model = _part_of(model, part)
-    defaults = _given(lr=base_lr, weight_decay=weight_decay) | _clipping(clip_grad_max_norm, clip_grad_norm_type)
+    defaults = _given(lr=base_lr, weight_decay=weight_decay)
+    defaults |= _clipping(clip_grad_max_norm, clip_grad_norm_type, clip_grad_value)
     by_name = {name: dict(settings) for name, settings in (overrides or {}).items()}
     _check_override_names(model, by_name)
     if weight_decay_bias is not None:
@@ -142,11 +144,20 @@ def _given(**settings: float | None) -> dict[str, float]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _clipping(max_norm: float | None, norm_type: float | None) -> dict[str, float]:
-    if max_norm is None:
-        return {}
-    norm_type = 2.0 if norm_type is None else norm_type
+def _clipping(max_norm: float | None, norm_type: float | None, value: float | None) -> dict[str, float]:
     faults = []
+    if value is not None and max_norm is not None:
+        faults.append(
+            f"clip_grad_value: got {value} with clip_grad_max_norm={max_norm}; set clip_grad_max_norm=None to clip by"
+            " value."
+        )
+    elif value is not None and not value > 0:
+        faults.append(f"clip_grad_value: got {value}; it must be > 0, or None for no clipping by value.")
+    if faults:
+        raise ConfigError("\n".join(faults))
+    if max_norm is None:
+        return {} if value is None else {"clip_grad_value": float(value)}
+    norm_type = 2.0 if norm_type is None else norm_type
     if not max_norm > 0:
         faults.append(f"clip_grad_max_norm: got {max_norm}; it must be > 0, or None for no clipping.")
     if not float(norm_type) > 0:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainwright._torch_compat.schedule_step import is_usable, step_lambda
 from trainwright.config.errors import ConfigError, did_you_mean
@@ -301,3 +301,16 @@ def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:
     return lambda step, base_lr: (
         base_lr * step / num_warmup_steps if step < num_warmup_steps else formula(step, base_lr)
     )
+
+
+def extend_schedule(schedule: LRScheduler, longer: Callable[[Optimizer], Any]) -> None:
+    """Make ``schedule`` that of ``longer(optimizer)``, at its position, as after a resume of a longer run.
+
+    The optimizer keeps its current rates until the next step of the schedule.
+    """
+    groups, state = schedule.optimizer.param_groups, schedule.state_dict()
+    rates = [group["lr"] for group in groups]
+    vars(schedule).update(vars(longer(schedule.optimizer)))
+    schedule.load_state_dict(state)
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate

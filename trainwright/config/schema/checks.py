@@ -131,6 +131,10 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     is_wrong = any(fault.path.startswith("train.unfreeze") for fault in faults)
     if not is_wrong and (contradiction := unfreeze_fault(train.get("unfreeze"))) is not None:
         yield Fault("train.unfreeze", contradiction)
+    for name in ("limit_train_batches", "limit_eval_batches"):
+        if train.get("overfit_batches") is not None and train.get(name) is not None:
+            text = f"got {train['overfit_batches']} with train.{name}={train[name]}. Give one of them."
+            yield Fault("train.overfit_batches", text)
     milestones = _get(_get(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"

@@ -9,21 +9,26 @@ from trainwright.config.validation import (
     Allowed,
     Amount,
     Anything,
+    Batches,
+    BatchesOrYes,
     Count,
     CountOrNone,
     CountOrZero,
     CountOrZeroOrNone,
+    Duration,
     EmaOrNone,
     Lazy,
     MatmulPrecision,
     NonFinite,
     NotNegative,
+    Period,
     ProfileOrNone,
     RatioBelowOne,
     TextOrNone,
     UnfreezeOrNone,
     Words,
     YesNo,
+    YesNoOrWarn,
 )
 
 
@@ -53,7 +58,7 @@ class ZeroOptimization(TypedDict, total=False):
 
 
 class Checkpointer(TypedDict, total=False):
-    period: Count
+    period: Period
     max_to_keep: CountOrNone
     save_top_k: CountOrNone
     save_trainable_only: YesNo
@@ -64,7 +69,7 @@ class Checkpointer(TypedDict, total=False):
 class Evaluation(TypedDict, total=False):
     enabled: YesNo
     evaluator: Lazy
-    eval_period: Count
+    eval_period: Period
     eval_after_n_epoch: CountOrNone
     eval_iter: Amount
     eval_metric: Words
@@ -109,10 +114,17 @@ class Train(TypedDict, total=False):
     test_micro_batch_size: Count
     evaluation: Evaluation
     load_weight: TextOrNone
-    log_period: Count
+    log_period: Period
     non_finite: NonFinite
     ema: EmaOrNone
     unfreeze: UnfreezeOrNone
+    limit_train_batches: Batches
+    limit_eval_batches: Batches
+    overfit_batches: CountOrNone
+    fast_dev_run: BatchesOrYes
+    max_time: Duration
+    eval_on_start: YesNo
+    deterministic: YesNoOrWarn
     profile: ProfileOrNone
     float32_matmul_precision: MatmulPrecision
     scheduler: Lazy

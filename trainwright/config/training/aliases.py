@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from trainwright.config.torch_names import MISSPELLED
@@ -110,6 +111,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "tensorboard": _NO,
     "profile": _NO | {True: {}},
     "ema": _NO | {True: {}},
+    "overfit_batches": {0: None},
 }
 _NAMED = ("optimizer", "lr_scheduler", "lr_scheduler_type")
 
@@ -127,6 +129,8 @@ def canonical(field: str, value: Any) -> Any:
     """
     if field == "metrics" and isinstance(value, list | tuple):
         return [_metric(item) for item in value]
+    if field == "max_time":
+        return _seconds(value)
     value = plain(value)
     for word, meaning in VALUES.get(field, {}).items():
         if type(value) is type(word) and value == word:
@@ -142,6 +146,16 @@ def _named(field: str, value: Any) -> Any:
         is_alone = field == "lr_scheduler_type" and len(value) == 1 and name in WARMUP_SCHEDULES
         return name if is_alone else {**value, "name_": name}
     return MISSPELLED.get(value, value) if isinstance(value, str) else value
+
+
+def _seconds(value: Any) -> Any:
+    """A timedelta, or the dict of its arguments, as seconds."""
+    if isinstance(value, Mapping):
+        try:
+            value = timedelta(**{str(unit): amount for unit, amount in value.items()})
+        except TypeError as error:
+            raise ValueError("a timedelta, or its arguments, such as {'hours': 12}") from error
+    return value.total_seconds() if isinstance(value, timedelta) else plain(value)
 
 
 def _metric(value: Any) -> Any:

@@ -270,6 +270,24 @@ def _check_model_checkpoint(draft: Draft) -> None:
         draft.refuse("model_checkpoint", f"got {periods!r}; give one of every_n_epoch and every_n_iteration, or None.")
 
 
+def _check_overfit(draft: Draft) -> None:
+    for other in ("limit_train_batches", "limit_eval_batches"):
+        if draft.settings["overfit_batches"] is not None and draft.settings[other] is not None:
+            draft.refuse(
+                "overfit_batches",
+                f"got {draft.settings['overfit_batches']} with {other}={draft.settings[other]}; it limits training and"
+                " evaluation. Give one of them.",
+            )
+
+
+def _check_clipping(draft: Draft) -> None:
+    norm, value = draft.settings["max_grad_norm"], draft.settings["clip_grad_value"]
+    if norm is not None and value is not None:
+        draft.refuse(
+            "clip_grad_value", f"got {value} with max_grad_norm={norm}: clip by value or by norm, not by both."
+        )
+
+
 def _check_folders(draft: Draft) -> None:
     for field in ("checkpoints_dir", "logs_dir"):
         name = draft.settings[field]
@@ -321,6 +339,8 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("ema",), _check_ema),
     (("unfreeze",), _check_unfreeze),
     (("model_checkpoint",), _check_model_checkpoint),
+    (("overfit_batches", "limit_train_batches", "limit_eval_batches"), _check_overfit),
+    (("max_grad_norm", "clip_grad_value"), _check_clipping),
     (("checkpoints_dir", "logs_dir"), _check_folders),
     (("checkpoints_dir", "logs_dir"), _check_apart),
     (("task",), _check_task),

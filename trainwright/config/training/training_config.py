@@ -61,7 +61,9 @@ class TrainingConfig(CheckedConfig):
         "Evaluate after each epoch, every eval_steps steps, or never. 'eval_epoch': as 'epoch', but without metrics of"
         " training batches.",
     )
-    eval_steps: types.CountOrNone = setting(None, "train", "Steps between evaluations, with eval_strategy 'step'.")
+    eval_steps: types.StepsOrFraction = setting(
+        None, "train", "Steps between evaluations, with eval_strategy 'step'; a share: of all steps."
+    )
     batch_size: types.Count = setting(8, "train", "Samples in a batch of one process.")
     eval_batch_size: types.CountOrNone = setting(
         None, "train", "Samples in a batch of evaluation. None and -1: the value of batch_size."
@@ -87,8 +89,8 @@ class TrainingConfig(CheckedConfig):
         "metrics",
         "Metrics by name, or with arguments as a MetricConfig or dict. None: the metrics of the task, if set.",
     )
-    print_steps: types.CountOrNone = setting(
-        None, "logging", "Steps between printed lines. None: a progress bar for each epoch."
+    print_steps: types.StepsOrFraction = setting(
+        None, "logging", "Steps between printed lines; a share: of all steps. None: a progress bar for each epoch."
     )
     load_best_model_at_end: types.YesNo = setting(
         False, "train", "Load the best weights by metric_for_best_model at the end."
@@ -117,7 +119,9 @@ class TrainingConfig(CheckedConfig):
         "A schedule with warm-up over all updates, or a schedule of torch that is stepped at each update.",
     )
     warmup_ratio: types.Ratio = setting(0.0, "learning", "The fraction of all updates that are warm-up.")
-    warmup_steps: types.CountOrZero = setting(0, "learning", "The number of warm-up updates; overrides warmup_ratio.")
+    warmup_steps: types.SaveSteps = setting(
+        0, "learning", "The number of warm-up updates, or their fraction of all updates; overrides warmup_ratio."
+    )
     device_str: types.Device = setting(
         None, "device", "None: the accelerator, else the CPU; 'cuda': all GPUs; 'cuda:2', 'cpu': this device."
     )
@@ -128,7 +132,35 @@ class TrainingConfig(CheckedConfig):
     max_steps: types.StepsOrFraction = setting(
         None,
         "train",
-        "End the training after this number of steps, or fraction of all batches, if the epochs take longer.",
+        "End the training after this number of steps, or fraction of all batches, if the epochs take longer. Epochs are"
+        " not shortened: see limit_train_batches.",
+    )
+    max_time: types.Duration = setting(
+        None,
+        "train",
+        "Save and stop after this time: 'HH:MM:SS', 'DD:HH:MM:SS', seconds or a timedelta. A resume continues.",
+    )
+    limit_train_batches: types.Batches = setting(
+        None, "train", "Train on this number of batches in each epoch, or on this share of them."
+    )
+    limit_eval_batches: types.Batches = setting(
+        None, "train", "Evaluate on this number of batches of each process, or on this share of them."
+    )
+    overfit_batches: types.CountOrNone = setting(
+        None, "train", "Train on the same first batches in each epoch, and evaluate on them: the loss should reach 0."
+    )
+    fast_dev_run: types.BatchesOrYes = setting(
+        False,
+        "train",
+        "Try everything once, with one batch (True) or this number of them, in a temporary folder instead of"
+        " output_dir.",
+    )
+    eval_on_start: types.YesNo = setting(False, "train", "Evaluate before the first step of a run.")
+    deterministic: types.YesNoOrWarn = setting(
+        False,
+        "train",
+        "Use only deterministic algorithms of torch in training; an operation without one is an error, or with 'warn'"
+        " a warning.",
     )
     dataloader_shuffle: types.YesNo = setting(
         True, "train", "Shuffle the training data, in a different order in each epoch."
@@ -165,6 +197,9 @@ class TrainingConfig(CheckedConfig):
     max_grad_norm: types.PositiveOrNone = setting(
         None, "learning", "Clip the gradients of an update to this norm. None: no clipping."
     )
+    clip_grad_value: types.PositiveOrNone = setting(
+        None, "learning", "Clip each entry of the gradients to [-value, value], instead of max_grad_norm."
+    )
     gradient_accumulation_steps: types.Count = setting(1, "learning", "The number of batches per update.")
     mixed_precision: types.Precision = setting(
         None, "learning", "Compute forward passes in 'bf16' (or True) or 'fp16'. None, False, 'no', 'full': in float32."
@@ -178,10 +213,11 @@ class TrainingConfig(CheckedConfig):
         None, "learning", "A schedule of torch.optim.lr_scheduler, instead of lr_scheduler_type."
     )
     lr_scheduler_kwargs: types.Arguments = setting(None, "learning", "The arguments of lr_scheduler.")
-    lr_scheduling_steps: types.CountOrNone = setting(
+    lr_scheduling_steps: types.StepsOrFraction = setting(
         None,
         "learning",
-        "Steps between two steps of lr_scheduler; None: one step after each epoch. Not for ReduceLROnPlateau, nor for"
+        "Steps between two steps of lr_scheduler; a share: of all steps; None: one step after each epoch."
+        " Not for ReduceLROnPlateau, nor for"
         " lr_scheduler_type.",
     )
     non_finite: types.NonFinite = setting(

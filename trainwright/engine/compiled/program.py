@@ -98,13 +98,15 @@ class Part:
     """The part of an update that a program computes: all of it with one micro-batch.
 
     ``adds``: gradients are added to those of other micro-batches; ``steps``: the last micro-batch, which updates.
-    ``skips``: skip updates whose loss or gradients are not finite. ``max_norm``: as in ``gradient_clipper``.
+    ``skips``: skip updates whose loss or gradients are not finite. ``max_norm``, ``max_value``: as in
+    ``gradient_clipper``.
     """
 
     adds: bool
     steps: bool
     skips: bool = False
     max_norm: float | None = None
+    max_value: float | None = None
 
 
 class Program:
@@ -261,8 +263,8 @@ class Program:
         for fake, gradient in zip(trained, gradients, strict=True):
             fake.grad = gradient
         groups = clipping_groups(self._optimizer, fakes)
-        norm = self._part.max_norm
-        clip = gradient_norm(groups, norm) if self._part.skips else gradient_clipper(groups, norm)
+        limits = self._part.max_norm, self._part.max_value
+        clip = gradient_norm(groups, *limits) if self._part.skips else gradient_clipper(groups, *limits)
         if clip is not None:
             results["grad_norm"] = clip().clone()
         trace_step(self._optimizer, self._inputs, fakes, states, rates)

@@ -115,6 +115,7 @@ class CompiledSteps:
             adds=self._adds,
             skips=self._skips,
             max_norm=self._trainer.config.max_grad_norm,
+            max_value=self._trainer.config.clip_grad_value,
             names=names,
             batch_size=self._batch_size,
             on_refusal=self._use_eager_steps,

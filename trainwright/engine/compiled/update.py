@@ -62,7 +62,7 @@ class CompiledUpdate:
         names: the fields of a batch that ``loss_of`` reads; None: all.
         adds: whether windows have several micro-batches.
         skips: skip updates whose loss or gradients are not finite.
-        max_norm: as in ``gradient_clipper``.
+        max_norm, max_value: as in ``gradient_clipper``.
         batch_size: the number of samples of a full batch; None: unknown.
         on_refusal: called once if the run continues without programs.
         on_compiled: called with the seconds of each compilation, also of a failed one.
@@ -80,6 +80,7 @@ class CompiledUpdate:
         adds: bool = False,
         skips: bool = False,
         max_norm: float | None = None,
+        max_value: float | None = None,
         names: Sequence[str] | None = None,
         batch_size: int | None = None,
         on_refusal: Callable[[], object] = lambda: None,
@@ -91,7 +92,7 @@ class CompiledUpdate:
         self._names = names
         self._batch_size = batch_size
         self._adds = adds
-        self._parts = [Part(adds=adds, steps=True, skips=skips, max_norm=max_norm)] + (
+        self._parts = [Part(adds=adds, steps=True, skips=skips, max_norm=max_norm, max_value=max_value)] + (
             [Part(adds=True, steps=False)] if adds else []
         )
         self._on_refusal, self._on_compiled = on_refusal, on_compiled
@@ -180,7 +181,8 @@ class CompiledUpdate:
         self._others.append(programs)
         is_kept = all(program.is_from_disk for program in programs.made)
         operations = " and ".join(str(program.num_operations) for program in programs.made)
-        clipping = ", clipping" if gradient_clipper(self._optimizer, self._parts[0].max_norm) else ""
+        limits = self._parts[0].max_norm, self._parts[0].max_value
+        clipping = ", clipping" if gradient_clipper(self._optimizer, *limits) else ""
         logger.info(
             "Graph mode: forward, backward%s and the step of %s are one program (%s operations, no graph break), %s"
             " in %.1f s.", clipping, type(self._optimizer).__name__, operations,

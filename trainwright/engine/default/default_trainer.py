@@ -16,21 +16,25 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeErr
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import complete
+from trainwright.config.schema.sections import complete, total_iterations
 from trainwright.data.collate import to_batch
 from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
+    apply_dev_run,
     bind_arguments,
     call_with_known,
     check_eval_metric,
     complete_batch_sizes,
     expand_output_dir,
     join_ranks,
+    limit_data,
     num_samples,
+    overfit_loader,
     resolve_eval_mode,
+    scale_shares,
     scale_to_data,
 )
 from trainwright.engine.extra_parameters import log_untrained
@@ -59,19 +63,25 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
+from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.signals import max_time_of
+from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
 from trainwright.models.adapters import adapter_files, is_peft_model, trainable_names
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
+from trainwright.optim.schedules import extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
 from trainwright.parallel.precision import apply_autocast, autocast_dtype
 from trainwright.parallel.recompute import recompute_blocks
 
 logger = logging.getLogger("trainwright.engine")
+
+BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
 
 @overridable
@@ -90,6 +100,7 @@ class DefaultTrainer(StepMethods):
         super().__init__()
         as_given = complete(cfg)
         validate(as_given)
+        apply_dev_run(as_given)
         expand_output_dir(as_given)
         resolve_eval_mode(as_given)
         log_to_console()
@@ -103,8 +114,12 @@ class DefaultTrainer(StepMethods):
 
         self.tokenizer = self.build_tokenizer(cfg)
         self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
+        limit_data(cfg.train, self.train_loader)
         self.test_loader = self.build_test_loader(cfg, self.tokenizer)
+        if cfg.train.overfit_batches is not None:
+            self.test_loader = [overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         self.auto_scale_hyperparams(cfg, self.train_loader)
+        scale_shares(cfg.train)
 
         self.model = self.build_model(cfg).to(self.device)
         share_state(self.model)  # equal weights, even if a model draws from generators of its own
@@ -139,6 +154,7 @@ class DefaultTrainer(StepMethods):
         self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
+        self._given, self._planned = as_given, self.max_iter
         self.samples_done = cfg.train.consumed_train_samples
         self.resume_or_load(resume)
         if not set_position(self.train_loader, self.samples_done):
@@ -149,12 +165,13 @@ class DefaultTrainer(StepMethods):
         self._folder.prepare(as_given)
         # Hooks that every run needs, around those that a user may change.
         precision = cfg.train.float32_matmul_precision
-        self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
-        self.register_hooks([FiniteCheck(cfg.train.log_period, cfg.train.non_finite), self._averaging_hook()])
-        self.register_hooks([self._unfreezing_hook()])
+        deterministic, limit = deterministic_hook(cfg.train.deterministic), max_time_of(cfg.train)
+        self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic])
+        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
+        self.register_hooks([self._averaging_hook(), self._unfreezing_hook()])
         self._own_step = OwnStep(["train_step"], self._settings_of_step)
         self.register_hooks([self._own_step if self._has_own_step else None])
-        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save)])
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save, max_time_s=limit)])
         log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
 
     # Parts that a subclass may build differently.
@@ -276,7 +293,7 @@ class DefaultTrainer(StepMethods):
             logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
         hooks.append(profile_hook(train.profile, train.output_dir))
         if is_main_process():
-            hooks.append(PeriodicWriter(self.build_writers(), train.log_period))
+            hooks.append(PeriodicWriter(lambda: self.build_writers(), train.log_period))
         return hooks
 
     def build_writers(self) -> list[EventWriter]:
@@ -313,6 +330,7 @@ class DefaultTrainer(StepMethods):
             cls.build_evaluator(cfg) if evaluator is None else evaluator,
             batch_size=settings.test_micro_batch_size * get_data_parallel_size(),
             eval_iter=settings.evaluation.eval_iter,
+            limit=settings.overfit_batches or settings.limit_eval_batches,
             get_batch=cls.get_batch,
         )
 
@@ -435,9 +453,36 @@ class DefaultTrainer(StepMethods):
     def _is_end_pending(self) -> bool:
         return self._state.is_end_pending
 
+    def _update_length(self) -> None:
+        """Plan the rest of the training anew if ``cfg.train.train_iter`` or ``train_epoch`` has been changed."""
+        train = self.cfg.train
+        length = total_iterations(train, self._num_samples(), train.global_batch_size)
+        if length == self._planned or length == self.max_iter:
+            return
+        longer = copy.deepcopy(self._given)
+        longer.train.update({"train_iter": length, "train_epoch": 0})
+        longer.train.update({name: train[name] for name in BATCH_SIZES})
+        self.auto_scale_hyperparams(longer, self.train_loader)
+        train.update({"train_iter": length, "scheduler": longer.train.scheduler})
+        train.warmup_iter = longer.train.warmup_iter
+        self.max_iter = self._planned = length
+        if not isinstance(self.optimizer, NamedOptimizers):
+            extend_schedule(self.lr_scheduler, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
+            return
+        for name, schedule in self.lr_schedulers.items():
+            extend_schedule(schedule, lambda _, name=name: self.build_lr_scheduler(self.cfg, self.optimizer)[name])
+
+    def _continue(self) -> None:
+        self._update_length()
+        if self._state.continue_here():
+            self._folder.reopen()
+
     def _before_first_step(self) -> None:
         self._state.restore()
         log_untrained(self.model, self.optimizer)
+        if self.cfg.train.eval_on_start and self.start_iter == 0:
+            for hook in [hook for hook in self._hooks if isinstance(hook, EvalHook)]:
+                evaluate_on_start(self, hook.evaluate)
 
     def before_train(self) -> None:
         self._folder.lock()

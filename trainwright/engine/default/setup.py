@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from trainwright.config.lazy.provenance import is_set
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import (
     complete,
+    exact,
     iterations_of_epochs,
     milestone_iterations,
     resolve_batch_sizes,
@@ -27,13 +29,15 @@ from trainwright.config.schema.sections import (
     warmup_iterations,
 )
 from trainwright.config.secrets import remember_secrets
+from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.engine.run_directory import RunFolder
 from trainwright.engine.run_summary import log_to_console
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.data_parallel import setup_dist_util
-from trainwright.parallel.dist import get_data_parallel_size, is_main_process
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
 
 
 def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
@@ -88,12 +92,64 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
 
 def num_samples(data_loader: Any, batch_size: int) -> int | None:
     """The number of samples of a loader's data set; None if unknown (an iterable data set)."""
-    dataset = getattr(data_loader, "dataset", None)
+    dataset, sampler = getattr(data_loader, "dataset", None), getattr(data_loader, "batch_sampler", None)
+    if isinstance(sampler, CyclicSampler):
+        return sampler.num_used
     if hasattr(dataset, "__len__"):
         return len(dataset)  # type: ignore[arg-type]
     if dataset is None and hasattr(data_loader, "__len__"):
         return len(data_loader) * batch_size
     return None
+
+
+def apply_dev_run(cfg: DictConfig) -> None:
+    """Shorten the run as ``train.fast_dev_run`` says: True is 20 iterations. Its folder is in the run's folder."""
+    train = cfg.train
+    if not train.fast_dev_run:
+        return
+    iterations = 20 if train.fast_dev_run is True else train.fast_dev_run
+    train.update({"train_iter": iterations, "train_epoch": 0, "log_period": 1, "max_time": None, "fast_dev_run": False})
+    if train.overfit_batches is None:
+        train.limit_eval_batches = iterations
+    train.evaluation.update({"eval_period": max(1, iterations // 2), "eval_after_n_epoch": None})
+    train.checkpointer.save_model_after_n_epoch = None
+    train.output_dir = os.path.join(train.output_dir, "fast_dev_run")
+    logger.info("fast_dev_run: %d iterations in %s; the run itself is not changed.", iterations, train.output_dir)
+
+
+def limit_data(train: DictConfig, data_loader: Any) -> None:
+    """Apply ``limit_train_batches`` and ``overfit_batches`` to the training loader.
+
+    Raises:
+        ConfigError: the loader is not one of this library.
+    """
+    name = "limit_train_batches" if train.overfit_batches is None else "overfit_batches"
+    if train[name] is None:
+        return
+    sampler = getattr(data_loader, "batch_sampler", None)
+    if not isinstance(sampler, CyclicSampler):
+        raise ConfigError(
+            f"train.{name}: got {train[name]}, which needs a loader of trainwright.data with its default sampler;"
+            f" dataloader.train is a {type(data_loader).__name__}. Build it with build_image_train_loader, or limit its"
+            " data set."
+        )
+    sampler.limit_epochs(train[name], keeps_batches=name == "overfit_batches")
+
+
+def overfit_loader(data_loader: BatchLoader, batch_size: int) -> Any:
+    """The loader of the evaluations of ``overfit_batches``: the training data, in their order."""
+    rank, size = get_data_parallel_rank(), get_data_parallel_size()
+    sampler = SingleRoundSampler(data_loader.dataset, batch_size, data_parallel_rank=rank, data_parallel_size=size)
+    return make_loader(
+        data_loader.dataset, sampler, seed=0, num_workers=0, collate_fn=data_loader.collate_fn, loader_options={}
+    )
+
+
+def scale_shares(train: DictConfig) -> None:
+    """Write periods that are shares of all iterations as iterations."""
+    for section, key in ((train, "log_period"), (train.checkpointer, "period"), (train.evaluation, "eval_period")):
+        if isinstance(section[key], float):
+            section[key] = math.ceil(exact(section[key]) * train.train_iter)
 
 
 def _scale_scheduler(train: DictConfig) -> None:
@@ -136,6 +192,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     whole = complete(cfg)
     remember_secrets(whole)
     validate(whole, source=source, overrides=overrides)
+    apply_dev_run(whole)
     expand_output_dir(whole)
     resolve_eval_mode(whole)
     with open_dict(cfg):

@@ -62,6 +62,9 @@ class TrainerShared(StepMethods):
     _plan: StepPlan
     _save_steps: int
     _log_steps: int
+    _eval_steps: int
+    _print_steps: int
+    _output_dir_of_user: str
     _step_model: Any
     _contract: Contract | None
     _criterion: Callable[..., Any] | None

@@ -51,6 +51,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             *optimizer_calls(self.optimizer, self.accelerator),
             accumulates=config.gradient_accumulation_steps > 1,
             max_norm=config.max_grad_norm,
+            max_value=config.clip_grad_value,
             skip_non_finite=config.non_finite == "skip",
             grad_scaler=self._grad_scaler,
             **self._settings_of_update(),

@@ -124,7 +124,7 @@ class SavingTrainer(TrainerShared):
         periods = config.model_checkpoint or {}
         in_steps = [self._save_steps, periods.get("every_n_iteration"), (periods.get("every_n_epoch") or 0) * per_epoch]
         if self._keeps_best():
-            in_steps.append(config.eval_steps or per_epoch)
+            in_steps.append(self._eval_steps or per_epoch)
         done = self.state.global_step
         return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
 

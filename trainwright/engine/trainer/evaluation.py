@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -296,17 +297,16 @@ class EvaluatingTrainer(TrainerShared):
         if loaders.is_dataset(data):
             parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, data)
             loader = self.create_eval_dataloader(data)
+
+        def read_batches() -> Iterator[Any]:
+            few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self.config))
+            return map(self.prepare_input_batch, few)
+
         if iterate:
-            batches = map(self.prepare_input_batch, loaders.batches_of_rank(loader))
-            return iterate_predictions(self.model, batches, self.predict_step, device=self.device)
+            return iterate_predictions(self.model, read_batches(), self.predict_step, device=self.device)
+        rounds = loaders.num_rounds(loader)
         with self._evaluated_weights():
-            return predict(
-                self.model,
-                lambda: map(self.prepare_input_batch, loaders.batches_of_rank(loader)),
-                self.predict_step,
-                device=self.device,
-                num_batches=loaders.num_rounds(loader),
-            )
+            return predict(self.model, read_batches, self.predict_step, device=self.device, num_batches=rounds)
 
     def predict_step(self, batch: Any) -> Any:
         """The outputs of :meth:`predict` for one batch: those of the model, or of its ``generate``, as in evaluations.
@@ -372,9 +372,11 @@ class EvaluatingTrainer(TrainerShared):
         return EvalResults(self.metrics_handler)
 
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
+        limit = loaders.eval_limit(loader, self.config)
+
         def read_batches() -> Iterable[Any]:
             self._eval_results.reset(self.metrics_handler)
-            batches = map(self.prepare_input_batch, loaders.batches_of_rank(loader))
+            batches = map(self.prepare_input_batch, islice(loaders.batches_of_rank(loader), limit))
             return self._run_callbacks.eval_batches(batches) if self._is_watched else batches
 
         def results() -> dict[str, Any]:
@@ -388,7 +390,7 @@ class EvaluatingTrainer(TrainerShared):
             results,
             device=self.device,
             num_samples=lambda batch: count_samples(batch, unknown=1) * get_world_size(),
-            num_batches=loaders.num_rounds(loader),
+            num_batches=limit,
             without_batches=(
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
                 " iterator or a generator can be iterated only once: pass a list, a data set or a loader."

@@ -1,17 +1,20 @@
 """Loaders of the Python API: those of a data set, and of streams with or without a length."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import can_pin_memory, make_loader
 from trainwright.data.order import sample_lengths
-from trainwright.data.sampler import EpochSampler, SingleRoundSampler
+from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, saved_position
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, get_rank, get_world_size
+
+logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -36,12 +39,13 @@ def train_loader(
     sampler = EpochSampler(
         dataset,
         config.batch_size,
-        shuffle=config.dataloader_shuffle,
+        shuffle=config.dataloader_shuffle and config.overfit_batches is None,
         drop_last=config.dataloader_drop_last,
         seed=config.seed,
         data_parallel_rank=get_data_parallel_rank(),
         data_parallel_size=get_data_parallel_size(),
-        lengths=sample_lengths(dataset, config.bucket_by_length),
+        lengths=None if config.overfit_batches else sample_lengths(dataset, config.bucket_by_length),
+        limit=config.overfit_batches or config.limit_train_batches,
     )
     sampler.infinite = False
     sampler.set_batches_done(steps_done)
@@ -97,6 +101,35 @@ def num_rounds(loader: Any) -> int | None:
         return None
 
 
+def eval_limit(loader: Any, config: "TrainingConfig") -> int | None:
+    """The number of batches that the rank with most evaluates; None: all, of a number that is not known.
+
+    Raises:
+        ConfigError: the limit is a share of an unknown number.
+    """
+    rounds, limit = num_rounds(loader), config.overfit_batches or config.limit_eval_batches
+    if rounds is not None:
+        return limited(rounds, limit)
+    if isinstance(limit, float):
+        raise ConfigError(
+            f"TrainingConfig.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number"
+            " of batches instead of a share."
+        )
+    return limit
+
+
+def overfit_loader(loader: Any, dataset: Any, config: "TrainingConfig", collator: Any) -> Any:
+    """A loader of an evaluation that begins with the batches of the training ``loader``."""
+    if is_own_loader(loader):
+        return eval_loader(dataset, config.copy_with(eval_batch_size=config.batch_size), collator)
+    if isinstance(getattr(loader, "sampler", None), RandomSampler):
+        logger.warning(
+            "TrainingConfig.overfit_batches: the passed loader shuffles, so its first batches differ between epochs."
+            " Pass a data set, or a loader that does not shuffle."
+        )
+    return loader
+
+
 def _is_sharded(loader: Any) -> bool:
     """Whether a loader is one of this library's for several ranks, or has a DistributedSampler of torch."""
     samplers = (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None))
@@ -138,8 +171,8 @@ class Repeated:
                 raise ConfigError("Trainer.train_dataset: it yields no sample; it must yield at least one batch.")
 
 
-def with_length(loader: Any, max_steps: int | float | None) -> Any:
-    """``loader``, or if it has no length, one epoch of ``max_steps`` batches of it.
+def with_length(loader: Any, limit: int | float | None, max_steps: int | float | None) -> Any:
+    """``loader``, or if it has no length, epochs of ``limit`` batches of it, or one of ``max_steps``.
 
     Raises:
         ConfigTypeError: neither the loader nor the configuration sets the length of the training.
@@ -147,10 +180,12 @@ def with_length(loader: Any, max_steps: int | float | None) -> Any:
     try:
         len(loader)
     except TypeError as error:
-        if not isinstance(max_steps, int):
+        length = limit or max_steps
+        if not isinstance(length, int):
             raise ConfigTypeError(
                 f"Trainer.train_dataloader: {type(loader).__name__} has no length ({error}); add a __len__"
-                " that counts its batches, or set the number of steps with TrainingConfig.max_steps."
+                " that counts its batches, or set the number of steps with TrainingConfig.max_steps, or those of each"
+                " epoch with limit_train_batches."
             ) from error
-        return Repeated(loader, max_steps)
+        return Repeated(loader, length)
     return loader

@@ -133,7 +133,10 @@ def build_lr_scheduler(
         return _torch_scheduler(config.lr_scheduler, config.lr_scheduler_kwargs or {}, optimizer, plateau_mode)
     if isinstance(config.lr_scheduler_type, Mapping):
         return _torch_scheduler(config.lr_scheduler_type, {}, optimizer, plateau_mode)
-    warmup = config.warmup_steps or math.ceil(num_updates * config.warmup_ratio)
+    share, steps = config.warmup_ratio, config.warmup_steps
+    if isinstance(steps, float):
+        share, steps = steps, 0
+    warmup = steps or math.ceil(num_updates * share)
     match config.lr_scheduler_type:
         case None:
             return None

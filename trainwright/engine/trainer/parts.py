@@ -1,7 +1,9 @@
 """Build the parts of a run from a TrainingConfig: loaders, metrics, callbacks, writers, and resuming."""
 
 import logging
+import shutil
 import sys
+import tempfile
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +24,33 @@ from trainwright.hooks.callbacks import (
     ProgressBarCallback,
 )
 from trainwright.hooks.callbacks.logs import Logs
-from trainwright.parallel.dist import is_main_process
+from trainwright.parallel.dist import broadcast_object, is_main_process
 from trainwright.terminal import is_terminal
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
 
 logger = logging.getLogger("trainwright.engine")
+
+
+def apply_dev_run(config: "TrainingConfig", owner: Any) -> "TrainingConfig":
+    """The settings of a ``fast_dev_run``: few batches, in a temporary folder that is deleted with ``owner``."""
+    num_batches = dev_batches(config)
+    if num_batches is None:
+        return config
+    folder = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else None)
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    changes: dict[str, Any] = {"output_dir": folder, "num_epochs": 1, "limit_train_batches": num_batches}
+    changes |= {"limit_eval_batches": num_batches, "overfit_batches": None}
+    changes |= dict.fromkeys(("max_steps", "max_time", "resume_from_checkpoint"))
+    if config.tensorboard is not None:
+        changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
+    return config.copy_with(**changes)
+
+
+def dev_batches(config: "TrainingConfig") -> int | None:
+    """The number of batches of a ``fast_dev_run``; None: all of them."""
+    return int(config.fast_dev_run) or None
 
 
 def give_preprocessor(preprocessor: Any, model: Any, *datasets: Any) -> Any:
@@ -78,14 +100,14 @@ def log_start(trainer: Any) -> None:
 
 def build_callbacks(trainer: Any) -> list[Callback]:
     """The callbacks that the configuration requests."""
-    config, loader = trainer.config, trainer.train_dataloader
+    config = trainer.config
     callbacks: list[Callback] = []
     if config.early_stopping is not None:
         callbacks += _early_stopping(config, trainer)
     if config.print_steps is not None:
-        callbacks.append(PrintCallback(config.num_epochs, step_frequency=config.print_steps))
+        callbacks.append(PrintCallback(config.num_epochs, step_frequency=trainer._print_steps))
     elif config.progress_bar and is_terminal(sys.stderr):
-        callbacks.append(ProgressBarCallback(config.num_epochs, loader))
+        callbacks.append(ProgressBarCallback(config.num_epochs, range(trainer.num_batches)))
     return callbacks
 
 

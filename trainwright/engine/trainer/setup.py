@@ -18,7 +18,7 @@ from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_summary import facts_of_objects, training_info
 from trainwright.engine.state import TrainerState
-from trainwright.engine.step_plan import make_plan, steps_of
+from trainwright.engine.step_plan import make_plan, num_steps, steps_of
 from trainwright.engine.trainer import optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.best_metric import (
@@ -49,13 +49,16 @@ from trainwright.hooks import (
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochProgress
+from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
+from trainwright.hooks.signals import max_time_of
+from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
 from trainwright.models.adapters import trainable_names
 from trainwright.optim.named import NamedOptimizers
-from trainwright.optim.schedules import FormulaLR
+from trainwright.optim.schedules import FormulaLR, extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
 from trainwright.terminal import is_terminal
@@ -74,7 +77,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         """The hooks, in the order of their calls."""
         config, state = self.config, self.state
         evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
-        eval_is_due = partial(state.has_passed, config.eval_steps) if config.eval_steps else state.is_epoch_end
+        eval_is_due = partial(state.has_passed, self._eval_steps) if self._eval_steps else state.is_epoch_end
         saves = config.save_enabled
         metric, best = storage_key_of_best(config, self, evaluates=evaluates), None
         if evaluates and saves:
@@ -118,6 +121,21 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self._load_best()
         if self.config.save_enabled and is_main_process():
             self._write_card()
+        if self.config.fast_dev_run and is_main_process():
+            self._log_dev_run()
+
+    def _log_dev_run(self) -> None:
+        """Log what a ``fast_dev_run`` has done."""
+        config, steps = self.config, self.state.global_step
+        done = [f"{steps} training {'step' if steps == 1 else 'steps'}"]
+        if self.last_eval_results:
+            done.append(f"an evaluation of at most {parts.dev_batches(config)} batches")
+        if config.save_enabled:
+            done.append("checkpoints")
+        logger.info(
+            "fast_dev_run: %s without an error. Nothing was written to %s; the steps have changed the weights.",
+            ", ".join(done), self._output_dir_of_user,
+        )  # fmt: skip
 
     def _progress_lines(self) -> HookBase | None:
         """Progress lines in place of a bar where there is no terminal, unless lines are logged by steps."""
@@ -156,7 +174,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     def _schedule_is_due(self, schedule: LRScheduler | None = None) -> bool:
         """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
         is_by_updates = isinstance(schedule or self.lr_scheduler, FormulaLR)
-        every = self.config.lr_scheduling_steps or (None if is_by_updates else self._plan.steps_per_epoch)
+        own = steps_of(self.config.lr_scheduling_steps, self.total_steps)
+        every = own or (None if is_by_updates else self._plan.steps_per_epoch)
         return self.state.has_passed(every) if every else True
 
     def build_writers(self) -> list[EventWriter]:
@@ -215,20 +234,22 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         """Compute the numbers of steps and updates, and the periods of saving and logging."""
         config = self.config
         max_steps = config.max_steps
-        self.train_dataloader = with_length(self.train_dataloader, max_steps)
+        limit = config.overfit_batches or config.limit_train_batches
+        self.train_dataloader = with_length(self.train_dataloader, limit, max_steps)
         if isinstance(max_steps, float):
-            share, max_steps = max_steps, steps_of(max_steps, len(self.train_dataloader)) * config.num_epochs
+            per_epoch = num_steps(self.train_dataloader, limit)
+            share, max_steps = max_steps, steps_of(max_steps, per_epoch) * config.num_epochs
             logger.info(
                 "TrainingConfig.max_steps=%g: %d steps in total, that fraction of %d epochs of %d batches. No epoch is"
-                " shortened: training ends in epoch %d.",
-                share, max_steps, config.num_epochs, len(self.train_dataloader),
-                -(-max_steps // len(self.train_dataloader)),
+                " shortened: training ends in epoch %d. limit_train_batches=%g shortens each epoch.",
+                share, max_steps, config.num_epochs, per_epoch, -(-max_steps // per_epoch), share,
             )  # fmt: skip
         self._plan = make_plan(
             self.train_dataloader,
             num_epochs=config.num_epochs,
             max_steps=max_steps,
             accumulation=config.gradient_accumulation_steps,
+            limit=limit,
         )
         if max_steps is not None and max_steps > self._plan.total_steps:
             logger.warning(
@@ -240,6 +261,23 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self.steps_in_epoch = min(self.num_batches, self.total_steps)
         self._save_steps = steps_of(config.save_steps, self.total_steps)
         self._log_steps = steps_of(config.log_steps, self.total_steps)
+        self._eval_steps = steps_of(config.eval_steps, self.total_steps)
+        self._print_steps = steps_of(config.print_steps, self.total_steps)
+
+    def _update_plan(self) -> None:
+        """Plan the training anew if the user has changed its length on the config since it was planned."""
+        before = self._plan
+        self._build_plan()
+        if self._plan == before:
+            return
+        self.state.set_plan(self._plan)
+        own = [] if self._is_given_schedule else [self.lr_scheduler, *self.lr_schedulers.values()]
+        for schedule in filter(None, own):
+            extend_schedule(schedule, lambda optimizer: self._build_lr_scheduler(optimizer, self.max_iter))
+
+    def _continue(self) -> None:
+        if self.state.continue_here():
+            self._folder.reopen()
 
     def _build_state(self) -> None:
         """Build the training state, the checkpointer and the hooks that other parts call."""
@@ -292,12 +330,14 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         save = self._save_step if config.save_enabled else _do_not_save
         # Hooks that every run needs, around those that a user may change.
         precision = config.float32_matmul_precision
-        self.register_hooks([precision and Float32MatmulPrecision(precision), OpenRunFolder(self._folder)])
+        self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic_hook(config.deterministic)])
+        self.register_hooks([OpenRunFolder(self._folder)])
         self._own_step = OwnStep(_OWN_STEP_METHODS, self._settings_of_step)
         is_due = self._check_is_due if get_world_size() > 1 else self._log_is_due
         self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite), self._averaging_hook()])
         self.register_hooks([self._unfreezing_hook()])
-        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save)])
+        limit = max_time_of(config)
+        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save, max_time_s=limit)])
 
     def _unfreezing_hook(self) -> HookBase | None:
         plan, state = self._plan, self.state
@@ -339,6 +379,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self.state.restore(in_place=self._folder.resume)
         log_untrained(self.model, self.optimizer, self.loss)
         self._warn_unsharded_loader()
+        if self.config.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
+            evaluate_on_start(self, self._evaluate_now)
         self.set_train_mode()
         with without_compiler():
             self.optimizer.zero_grad()

@@ -246,8 +246,8 @@ class MeasuredTrainer(TrainerShared):
         return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
 
     def _metrics_are_due(self) -> bool:
-        printed = self.config.print_steps if get_world_size() > 1 else None  # print the metrics of all processes
-        return self._log_is_due() or (printed is not None and self.state.has_passed(printed))
+        printed = self._print_steps if get_world_size() > 1 else 0  # print the metrics of all processes
+        return self._log_is_due() or bool(printed and self.state.has_passed(printed))
 
     def _check_is_due(self) -> bool:
         """When values are checked, and computed over several processes: before anything reads them."""

@@ -101,7 +101,9 @@ class Trainer(TrainerSetup):
         checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
         self.accelerator = accelerator
         config, self.device = join(config, accelerator)
-        self.config: TrainingConfig = config
+        self._output_dir_of_user = config.output_dir
+        self.config: TrainingConfig = parts.apply_dev_run(config, self)
+        config = self.config
         log_to_console()
         self.output_dir = Path(os.path.abspath(config.output_dir))
         check_launch(config, accelerator)
@@ -112,7 +114,9 @@ class Trainer(TrainerSetup):
         self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
         if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
             self.train_dataloader = self.create_train_dataloader(train_dataset)
-        if eval_dataloader is None and eval_dataset is not None:
+        if config.overfit_batches is not None:
+            self.eval_dataloader = loaders.overfit_loader(self.train_dataloader, train_dataset, config, self._collator)
+        elif eval_dataloader is None and eval_dataset is not None:
             self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
         self._build_plan()
 
@@ -257,6 +261,7 @@ class Trainer(TrainerSetup):
             self.load(resume_checkpoint_path)
             if self._folder.contains(resume_checkpoint_path):
                 self._continue_from(resume_checkpoint_path)
+        self._update_plan()
         is_done = self.start_iter >= self.max_iter
         with self._training() as run_step:
             if is_overridden(self, "inner_training_loop"):

@@ -14,6 +14,17 @@ train = dict(
     # How long the run is. train_epoch goes before the default of train_iter; where both are set, the longer counts.
     train_iter=10000,
     train_epoch=0,
+    # Save and stop after this time: "HH:MM:SS", "DD:HH:MM:SS" or seconds. A resume continues the run.
+    max_time=None,
+    # Train on this number of batches of each process in each epoch, or on a share of them such as 0.1; the same for
+    # each evaluation. overfit_batches: train on the same first batches in each epoch, and evaluate on them.
+    limit_train_batches=None,
+    limit_eval_batches=None,
+    overfit_batches=None,
+    # True or a number of iterations: try everything once, in the folder fast_dev_run inside output_dir.
+    fast_dev_run=False,
+    # Use only deterministic algorithms of torch in training; "warn": warn of operations that have none.
+    deterministic=False,
     # Counted by the run itself.
     consumed_train_samples=0,
     consumed_valid_samples=0,
@@ -57,9 +68,11 @@ train = dict(
         eval_metric="Acc@1",
         eval_mode="max",
     ),
+    # Evaluate before the first iteration, too.
+    eval_on_start=False,
     # A checkpoint to begin from: its weights only.
     load_weight="",
-    # Write metrics each `log_period` iterations.
+    # Write metrics each `log_period` iterations. This and the other periods may be shares of all iterations: 0.25.
     log_period=20,
     # Where a loss or the gradients become NaN or infinite: "stop" the training, "skip" that update, or "warn".
     non_finite="stop",
