@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainwright.engine.default.setup import default_setup as default_setup
     from trainwright.engine.loop import TrainerBase as TrainerBase
     from trainwright.engine.trainer.trainer import Trainer as Trainer
+    from trainwright.engine.training_loop import TrainingLoop as TrainingLoop
     from trainwright.hooks.base import HookBase as HookBase
 
 # The block above repeats the names for type checkers; a test keeps the two equal.
@@ -22,6 +23,7 @@ _NAMES_OF = {
     "default.setup": "default_setup",
     "loop": "TrainerBase",
     "trainer.trainer": "Trainer",
+    "training_loop": "TrainingLoop",
     "trainwright.hooks.base": "HookBase",
 }
 

@@ -216,7 +216,8 @@ class TrainerBase:
     def _after_failure(self, error: BaseException) -> None:
         self.has_failed = True
         # Only for log.txt: the caller of train() reports the error.
-        if isinstance(error, KeyboardInterrupt | SystemExit | TrainingPaused):
+        # GeneratorExit: `break` in a TrainingLoop.
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | TrainingPaused):
             logger.info("Training was stopped in iteration %d.", self.iter + 1, extra=FILE_ONLY)
         else:
             cause = None if isinstance(error, UserError) else error

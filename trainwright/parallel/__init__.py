@@ -1,6 +1,6 @@
 """Where the work runs: ranks, devices, data parallelism, precision, recomputation."""
 
-from trainwright.parallel.data_parallel import setup_dist_util, shut_down
+from trainwright.parallel.data_parallel import setup_dist_util, shut_down, wrap_data_parallel
 from trainwright.parallel.dist import (
     get_data_parallel_rank,
     get_data_parallel_size,
@@ -10,6 +10,7 @@ from trainwright.parallel.dist import (
     is_main_process,
     synchronize,
 )
+from trainwright.parallel.precision import apply_autocast
 
 __all__ = [
     "get_rank",
@@ -21,4 +22,6 @@ __all__ = [
     "synchronize",
     "setup_dist_util",
     "shut_down",
+    "wrap_data_parallel",
+    "apply_autocast",
 ]

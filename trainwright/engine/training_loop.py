@@ -1,0 +1,127 @@
+"""A training loop of the user's own, with data, metrics, hooks and checkpoints of this library."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.data.collate import to_batch
+from trainwright.data.loaders import set_position
+from trainwright.data.prefetch import ahead, can_prefetch, cycle
+from trainwright.data.streaming import StreamLoader, has_state, load_position, saved_position
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.run_summary import log_to_console
+from trainwright.engine.state import TrainingState
+from trainwright.events.writers import default_writers
+from trainwright.hooks import HookBase, Interruptions, IterationTimer, PeriodicCheckpointer, PeriodicWriter
+from trainwright.parallel.data_parallel import unwrap_model
+from trainwright.parallel.dist import get_data_parallel_size, is_main_process
+
+
+class TrainingLoop(TrainerBase):
+    """``for batch in TrainingLoop(...)``: the body of the loop is an iteration.
+
+    It yields the loader's batches on the model's device, over as many epochs as ``max_iter`` iterations take. Between
+    two iterations it runs the hooks: checkpoints, metrics files and log lines, signals. If ``output_dir`` has a
+    checkpoint, the loop continues there, exactly: with the position in the data, all random generators, and the states
+    of the model and of ``states``. It must be built after the objects that it saves.
+
+    The body computes gradients, steps the optimizer, and may put metrics into ``loop.storage``.
+
+    Args:
+        model: may be in a DistributedDataParallel.
+        data_loader: one of ours, which is set to its position; another one, see ``docs/data.md``.
+        save_period, log_period: iterations between two checkpoints, and between two rows of metrics.
+        hooks: further hooks, called before those that save and write.
+        prepare_batch: applied to each item of the loader; by default its tensors are moved to the model's device.
+        states: further objects with ``state_dict`` and ``load_state_dict``, by name: ``lr_scheduler=…``,
+            ``grad_scaler=…``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        data_loader: Any,
+        *,
+        max_iter: int,
+        output_dir: str | Path,
+        save_period: int = 1000,
+        log_period: int = 20,
+        max_to_keep: int | None = None,
+        hooks: Iterable[HookBase] = (),
+        prepare_batch: Callable[[Any], Any] | None = None,
+        **states: Any,
+    ) -> None:
+        super().__init__()
+        log_to_console()
+        self.model, self.optimizer, self.data_loader = unwrap_model(model), optimizer, data_loader
+        self.max_iter, self._prepare_batch = max_iter, prepare_batch
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        sampler = getattr(data_loader, "batch_sampler", None)
+        size = getattr(sampler, "micro_batch_size", None) or getattr(data_loader, "batch_size", None) or 0
+        self.samples_per_iter = size * get_data_parallel_size()
+        self._state, self._is_positioned = TrainingState(self), False
+        parts = self._state.with_parts(optimizer, states.pop("lr_scheduler", None), states.pop("grad_scaler", None))
+        self.checkpointer = Checkpointer(self.model, output_dir, save_to_disk=is_main_process(), **parts, **states)
+        self.checkpointer.resume_or_load("", resume=True)
+        self.register_hooks([IterationTimer(), *hooks])
+        self.register_hooks([PeriodicCheckpointer(self.checkpointer, save_period, max_to_keep=max_to_keep)])
+        if is_main_process():
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            writers = default_writers(output_dir, max_iter, batch_size=self.samples_per_iter)
+            self.register_hooks([PeriodicWriter(writers, log_period)])
+        self.register_hooks([Interruptions(self.checkpointer, self._save)])
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._training():
+            batches = self._batches()
+            for _ in self._iterations():
+                yield next(batches)
+
+    def run_step(self) -> None:
+        raise NotImplementedError("TrainingLoop: the body of the loop is the step: for batch in loop: ...")
+
+    def loader_state(self) -> dict[str, Any] | None:
+        loader = self.data_loader
+        if not self.iterations_done:
+            return None
+        if isinstance(loader, StreamLoader):
+            return loader.state_dict(loader.batches - self._reads_ahead)
+        return saved_position(loader)
+
+    def load_loader_state(self, state: dict[str, Any]) -> None:
+        self._is_positioned = load_position(self.data_loader, state)
+
+    @property
+    def _reads_ahead(self) -> bool:
+        is_known = isinstance(self.data_loader, StreamLoader) or not has_state(self.data_loader)
+        return is_known and can_prefetch(self.device)
+
+    def _batches(self) -> Iterator[Any]:
+        done, loader = self.start_iter, self.data_loader
+        is_positioned = self._is_positioned or set_position(loader, done * self.samples_per_iter)
+        batches = cycle(loader, 0 if is_positioned else done, resumes=self._is_positioned or not is_positioned)
+        if self._reads_ahead:
+            batches = ahead(batches, self.device)
+        return map(self._prepare_batch or (lambda batch: to_batch(batch, self.device)), batches)
+
+    def _before_first_step(self) -> None:
+        self._state.restore()
+
+    def _is_end_pending(self) -> bool:
+        return self._state.is_end_pending
+
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self.checkpointer.close()
+            self.start_iter = self.iterations_done
+
+    def _save(self) -> None:
+        self.checkpointer.save(f"model_{self.iterations_done - 1:07d}", iteration=self.iterations_done - 1)
