@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
-from trainwright.data.collate import count_samples
+from trainwright.data.collate import count_samples, mixed
 
 
 def test_samples_that_are_no_instances_are_batched_as_torch_does():
@@ -228,3 +228,18 @@ def test_objects_are_moved_by_their_own_method():
 )
 def test_the_number_of_samples_of_a_batch(batch, count):
     assert count_samples(batch, unknown=-1) == count
+
+
+@pytest.mark.parametrize(("images", "labels"), [("images", "labels"), ("pixel_values", "class_labels"), ("x", "y")])
+def test_mixup_finds_images_and_labels(images, labels):
+    batch = {"weight": torch.ones(2), images: torch.ones(2, 1, 4, 4), labels: torch.tensor([0, 1])}
+    result = mixed(lambda one, other: (one * 2, other + 1), batch)
+    assert list(result) == ["weight", images, labels]
+    assert result[images].eq(2).all()
+    assert result[labels].tolist() == [1, 2]
+    assert batch[images].eq(1).all()
+
+
+def test_mixup_of_fields_that_are_not_clear_is_an_error():
+    with pytest.raises(DataError, match=r"mixup_func: the batch .* has 2 fields of images and 0 of labels"):
+        mixed(lambda *pair: pair, {"a": torch.ones(2, 1, 4), "b": torch.ones(2, 1, 4)})

@@ -104,3 +104,11 @@ def test_a_plateau_without_a_metric_is_an_error() -> None:
     trainer.register_hooks([LRScheduler()])
     with pytest.raises(ConfigError, match="add a ReduceOnPlateau hook"):
         trainer.train(0, 8)
+
+
+def test_the_rate_is_recorded_without_a_schedule_too() -> None:
+    trainer = Trainer()
+    trainer.lr_scheduler = None
+    trainer.register_hooks([LRScheduler()])
+    trainer.train(0, 2)
+    assert trainer.storage.history("lr").values() == [(1.0, 0), (1.0, 1)]

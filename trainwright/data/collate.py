@@ -1,7 +1,7 @@
 """From samples to a batch, and from a batch to the arguments of the model's ``forward`` on its device."""
 
 from collections import UserDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,33 @@ def _moved(value: Any, device: torch.device, *, is_labels: bool = False, is_batc
         items = [_moved(item, device, is_labels=is_labels or (is_batch and n > 0)) for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     return moved_object(value, device) if hasattr(value, "to") else value
+
+
+def mixed(mixup_func: Callable[[Any, Any], tuple[Any, Any]], batch: Any) -> Any:
+    """A batch of which ``mixup_func(images, labels)`` has replaced both: a pair, or named fields.
+
+    The labels are the field ``labels``, else the only one with a name of labels; the images are ``images``, else the
+    only other field of floating point with at least three dimensions.
+
+    Raises:
+        DataError: there are no such fields, or several.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return type(batch)(mixup_func(*batch))
+    fields = {name: v for name, v in batch.items() if isinstance(v, torch.Tensor)} if isinstance(batch, Mapping) else {}
+    labels = ["labels"] if "labels" in fields else [name for name in fields if is_label(name)]
+    images = (
+        ["images"]
+        if "images" in fields
+        else [name for name, v in fields.items() if name not in labels and v.is_floating_point() and v.dim() > 2]
+    )
+    if len(images) != 1 or len(labels) != 1:
+        raise DataError(
+            f"mixup_func: the batch {_describe(batch)} has {len(images)} fields of images and {len(labels)} of labels."
+            " Name them 'images' and 'labels', or mix in a get_batch or prepare_input_batch of your own."
+        )
+    new_images, new_labels = mixup_func(fields[images[0]], fields[labels[0]])
+    return {**batch, images[0]: new_images, labels[0]: new_labels}
 
 
 def moved_object(value: Any, device: torch.device) -> Any:

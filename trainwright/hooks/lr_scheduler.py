@@ -17,8 +17,8 @@ class LRScheduler(HookBase):
     """Record the learning rate of each iteration as ``lr``, and step the schedule when ``period`` is over.
 
     With several parameter groups, records the rate of the largest one. Uses the trainer's current ``optimizer`` and
-    ``lr_scheduler`` by default; does nothing while the trainer has no schedule. A schedule that the step has stepped
-    itself is not stepped again. A :class:`ReduceOnPlateau` hook steps a ReduceLROnPlateau.
+    ``lr_scheduler`` by default; without a schedule it only records. A schedule that the step has stepped itself is not
+    stepped again. A :class:`ReduceOnPlateau` hook steps a ReduceLROnPlateau.
 
     With several optimizers (``trainer.optimizers``) the rates are ``lr/g``, ``lr/d``, and each of
     ``trainer.lr_schedulers`` is stepped. ``name``: one optimizer of several; its rate is recorded as ``lr/name``.
@@ -43,7 +43,7 @@ class LRScheduler(HookBase):
         self._is_due = None if period == 1 else condition(period)  # None: in each iteration
         self._current: Any = None  # the schedule, and
         self._position: int | None = None  # where it is
-        self._group = 0
+        self._group, self._has_rate = 0, False
 
     def before_train(self) -> None:
         several = self.trainer.optimizer if self._optimizer is None and self._scheduler is None else None
@@ -72,7 +72,7 @@ class LRScheduler(HookBase):
         scheduler = self._find_schedule()
         if scheduler is not self._current:  # a callback has set another optimizer
             self._use(scheduler)
-        if scheduler is None and not self._is_named:
+        if not self._has_rate:
             return
         optimizer = self._optimizer or self.trainer.optimizer
         self.trainer.storage.put_scalar(self._key, optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
@@ -86,8 +86,11 @@ class LRScheduler(HookBase):
 
     def _use(self, scheduler: Any) -> None:
         self._current = scheduler
-        if scheduler is not None or self._is_named:
-            self._group = _representative_group(self._optimizer or self.trainer.optimizer)
+        optimizer = self._optimizer or getattr(self.trainer, "optimizer", None)
+        groups = getattr(optimizer, "param_groups", ())
+        self._has_rate = len(groups) > 0 and all("lr" in group for group in groups)
+        if optimizer is not None and self._has_rate:
+            self._group = _representative_group(optimizer)
             self._position = getattr(scheduler, "last_epoch", None)
 
 

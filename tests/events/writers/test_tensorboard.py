@@ -52,6 +52,7 @@ def test_scalars_pictures_and_histograms_arrive_once_with_their_iteration(tmp_pa
         storage.put_image("input", torch.rand(3, 4, 5))
         storage.put_histogram("weights", torch.arange(10.0), bins=5)
         storage.put_histogram("broken", torch.tensor([math.nan]))
+        storage.put_text("sentence", "A *text*.")
         writer.write(storage)
         writer.write(storage)
         storage.step()
@@ -63,6 +64,8 @@ def test_scalars_pictures_and_histograms_arrive_once_with_their_iteration(tmp_pa
     assert (histogram.step, histogram.histogram_value.num, histogram.histogram_value.sum) == (1, 10, 45)
     assert [count for count in histogram.histogram_value.bucket if count] == [2] * 5
     assert "broken" not in events.Tags()["histograms"]
+    assert [event.step for event in events.Tensors("sentence/text_summary")] == [0, 1]
+    assert events.Tensors("sentence/text_summary")[0].tensor_proto.string_val[0] == b"A *text*."
 
 
 def test_scalars_are_smoothed_where_hinted(tmp_path):

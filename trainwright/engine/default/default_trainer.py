@@ -17,7 +17,7 @@ from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete, total_iterations
-from trainwright.data.collate import to_batch
+from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
@@ -305,9 +305,7 @@ class DefaultTrainer(StepMethods):
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
         """The model's arguments: the fields of ``data`` on the device, ``mixup_func(images, labels)`` applied."""
         batch: dict[str, Any] = to_batch(data, "cpu" if input_placement_device is None else input_placement_device)
-        if mixup_func is not None:
-            batch["images"], batch["labels"] = mixup_func(batch["images"], batch["labels"])
-        return batch
+        return batch if mixup_func is None else mixed(mixup_func, batch)
 
     @classmethod
     def auto_scale_hyperparams(cls, cfg: DictConfig, data_loader: Any) -> None:

@@ -77,6 +77,7 @@ class TrainerShared(StepMethods):
     _update: Update
     _step: Step | None = None  # during training
     _methods_of_step: tuple[Any, Any] = (None, None)  # attributes of the trainer that the step was chosen with
+    _prepared_update: Any = None  # the trainer's attribute optimization_step, if there is one
     _compute_loss: Any = None  # during training: the loss of a batch, by the contract or the user's override
     _evaluated_step: int | None = None  # state.global_step at the last evaluation
     _run_callbacks: RunCallbacks

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainwright.config.errors import ConfigTypeError
-from trainwright.data.collate import add_batch_note
+from trainwright.data.collate import add_batch_note, mixed
 from trainwright.data.prefetch import ahead
 from trainwright.data.streaming import StreamLoader, has_state, load_position
 from trainwright.engine.accumulation import mean_outputs
@@ -107,9 +107,11 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         if reads_ahead and not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
             batches = ahead(batches, self.device)
         prepared = map(self.prepare_input_batch, batches)
+        mixup_func = getattr(self.train_dataloader, "mixup_func", None)
+        if mixup_func is not None:
+            prepared = map(partial(mixed, mixup_func), prepared)
         first = next(prepared)
-        if is_overridden(self, "optimization_step") and self._update.needs_preparation:
-            install(self, "optimization_step", partial(self._prepared, self.optimization_step))
+        self._prepare_own_update()
         step = Step(
             self._update,
             self._counted(self._run_callbacks.train_batches(chain([first], prepared))),
@@ -194,13 +196,22 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """``batches``, each counted and announced before its step."""
         state, replica, accelerator = self.state, self._replica, self.accelerator
+        own, needs_preparation = vars(self), self._update.needs_preparation
         for batch in batches:
             state.global_step += 1
+            if needs_preparation and own.get("optimization_step") is not self._prepared_update:
+                self._prepare_own_update()  # assigned by a callback
             if replica is not None:
                 replica.before_batch(is_last=self._update.is_window_end)
             if accelerator is not None:
                 accelerator.sync_gradients = self._update.is_window_end
             yield batch
+
+    def _prepare_own_update(self) -> None:
+        """Let a user's ``optimization_step`` receive the gradients as they are before an update."""
+        if is_overridden(self, "optimization_step") and self._update.needs_preparation:
+            install(self, "optimization_step", partial(self._prepared, self.optimization_step))
+        self._prepared_update = vars(self).get("optimization_step")
 
     def _prepared(self, optimization_step: Callable[[], None]) -> None:
         """Call a user's ``optimization_step`` with unscaled gradients, averaged over all processes."""
