@@ -14,6 +14,7 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset, build_image_test_loader, build_image_train_loader
 from trainwright.evaluation.prediction import join
+from trainwright.hooks import Callback
 
 INPUTS = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS[:, 0] > 0).long()
@@ -91,6 +92,21 @@ def test_iterate_yields_the_outputs_batch_by_batch_and_lets_the_caller_train_bet
         parts.append(part)
     assert [len(part) for part in parts] == [4, 4, 3]
     assert torch.equal(torch.cat(parts), by_hand(trainer.model))
+
+
+def test_averaged_weights_predict_within_a_training_in_both_forms(tmp_path: Path) -> None:
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    class Predict(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            parts = trainer.predict(TensorDataset(INPUTS), iterate=True)
+            found.append((trainer.predict(TensorDataset(INPUTS)), torch.cat(list(parts)), by_hand(trainer.model)))
+
+    trainer = trainer_of(Plain(), tmp_path, ema={"decay": 0.5}, loss="CrossEntropyLoss", batch_size=2, lr=0.1)
+    trainer.add_callback(Predict())
+    trainer.train()
+    assert all(torch.equal(whole, joined) for whole, joined, _ in found)
+    assert not torch.equal(found[-1][0], found[-1][2])  # the weights of the training
 
 
 def test_a_dict_of_outputs_is_joined_by_name_and_keeps_what_belongs_to_samples(tmp_path: Path) -> None:

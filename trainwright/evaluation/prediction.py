@@ -1,6 +1,7 @@
 """Predictions: a model's outputs for a data set, in the order of its samples, on every rank."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -47,17 +48,23 @@ def predict(
 
 
 def iterate_predictions(
-    model: nn.Module, batches: Iterable[Any], step: Callable[[Any], Any], *, device: torch.device
+    model: nn.Module,
+    batches: Iterable[Any],
+    step: Callable[[Any], Any],
+    *,
+    device: torch.device,
+    weights: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Iterator[Any]:
     """The outputs for each batch, one after another. Every rank yields the batches of all ranks.
 
-    Between two batches, the model has the modes that it had before.
+    ``weights`` gives the model the weights to predict with, within a ``with`` statement. Between two batches, the model
+    has the weights and the modes that it had before.
     """
     reader, is_alone = iter(batches), get_world_size() == 1
     while True:
         outputs, error = None, None
         try:
-            with evaluation_mode(model), preserve_rng(device), EvaluationStorage():
+            with weights(), evaluation_mode(model), preserve_rng(device), EvaluationStorage():
                 for batch in reader:
                     outputs = _outputs_of(step, batch)
                     break

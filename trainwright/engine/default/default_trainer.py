@@ -354,7 +354,9 @@ class DefaultTrainer(StepMethods):
             return (self.get_batch(batch, self.device) for batch in batches_of_rank(loader))
 
         if iterate:
-            return iterate_predictions(self.model, read_batches(), self._predict_batch, device=self.device)
+            return iterate_predictions(
+                self.model, read_batches(), self._predict_batch, device=self.device, weights=self._evaluated_weights
+            )
         rounds = num_rounds(loader)
         with self._evaluated_weights():
             return predict(self.model, read_batches, self._predict_batch, device=self.device, num_batches=rounds)

@@ -303,7 +303,9 @@ class EvaluatingTrainer(TrainerShared):
             return map(self.prepare_input_batch, few)
 
         if iterate:
-            return iterate_predictions(self.model, read_batches(), self.predict_step, device=self.device)
+            return iterate_predictions(
+                self.model, read_batches(), self.predict_step, device=self.device, weights=self._evaluated_weights
+            )
         rounds = loaders.num_rounds(loader)
         with self._evaluated_weights():
             return predict(self.model, read_batches, self.predict_step, device=self.device, num_batches=rounds)
