@@ -52,7 +52,9 @@ class WeightAverage:
         buffers: bool = False,
         only: Collection[str] | None = None,
     ) -> None:
-        function = get_swa_multi_avg_fn() if average == "equal" else get_ema_multi_avg_fn(decay)
+        equal: Any = get_swa_multi_avg_fn  # torch has no annotations for these
+        exponential: Any = get_ema_multi_avg_fn
+        function = equal() if average == "equal" else exponential(decay)
         try:
             self._averaged = AveragedModel(model, multi_avg_fn=function, use_buffers=buffers)
         except Exception as error:

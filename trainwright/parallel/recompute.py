@@ -31,8 +31,8 @@ def recompute_blocks(model: nn.Module) -> list[str]:
         method = next(name for name in names_of_method if hasattr(model, name))
         getattr(model, method)({"use_reentrant": False})
         return [method]
-    if decide is None and callable(getattr(model, "set_grad_checkpointing", None)):  # timm
-        model.set_grad_checkpointing(True)
+    if decide is None and callable(method_of_timm := getattr(model, "set_grad_checkpointing", None)):
+        method_of_timm(True)
         return ["set_grad_checkpointing"]
     blocks: Iterable[nn.Module] = _outermost_blocks(model) if decide is None else decide(model) or ()
     recomputed = []

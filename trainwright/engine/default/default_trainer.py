@@ -516,8 +516,9 @@ class DefaultTrainer(StepMethods):
     def _unfreezing_hook(self) -> HookBase | None:
         num_samples, batch = self._num_samples(), self.cfg.train.global_batch_size
         length = self.cfg.train.get("iter_per_epoch") or (num_samples and max(1, num_samples // batch))
-        lengths = {"total_steps": self.max_iter, "steps_per_epoch": length}
-        return unfreezing_hook(self.model, self.cfg.train.unfreeze, lambda: self.iter, **lengths)
+        return unfreezing_hook(
+            self.model, self.cfg.train.unfreeze, lambda: self.iter, total_steps=self.max_iter, steps_per_epoch=length
+        )
 
     def _averaging_hook(self) -> HookBase | None:
         if self._average is None:

@@ -3,6 +3,7 @@
 import logging
 import sys
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -347,7 +348,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     def _averaging_hook(self) -> HookBase | None:
         if self._average is None:
             return None
-        ema, state = self.config.ema or {}, self.state
+        ema: Mapping[str, Any] = self.config.ema or {}
+        state = self.state
         start, every = (steps_of(ema.get(name, 0), self.total_steps) for name in ("start", "every"))
         is_due = (lambda: state.global_step > start and state.has_passed(every or 1)) if start or every else None
         return averaging_hook(self._average, ema, is_due, self._update_statistics, self.total_steps)
