@@ -183,6 +183,23 @@ def test_a_state_that_nothing_takes_is_said(tmp_path, caplog):
     assert "holds state that no checkpointable of this run loads: scaler" in caplog.text
 
 
+def test_a_checkpointable_that_is_added_after_a_resume_is_loaded_too(tmp_path, caplog):
+    Checkpointer(nn.Linear(1, 1), tmp_path, optimizer=Memory(1), queue=Memory(2)).save("a")
+    checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path, optimizer=Memory())
+    checkpointer.resume_or_load("")
+    queue, fresh = Memory(), Memory(5)
+    checkpointer.add_checkpointable("queue", queue)
+    assert queue.value == 2
+    caplog.clear()
+    checkpointer.add_checkpointable("fresh", fresh)
+    assert fresh.value == 5
+    assert "has no state of fresh, which starts fresh" in caplog.text
+    checkpointer.save("b")
+    later = Memory(7)
+    checkpointer.add_checkpointable("later", later)
+    assert later.value == 7
+
+
 def test_some_of_the_checkpointables_can_be_loaded(tmp_path, caplog):
     Checkpointer(nn.Linear(1, 1), tmp_path, a=Memory(1), b=Memory(2)).save("x")
     a, b = Memory(), Memory()

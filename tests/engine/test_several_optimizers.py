@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config import ConfigError, ConfigTypeError
 from trainwright.data import build_image_train_loader
+from trainwright.hooks import CallbackHook
 
 # B batch, F features.
 INPUTS_BF = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
@@ -453,3 +454,39 @@ def test_a_skipped_update_is_that_of_its_optimizer(tmp_path: Path) -> None:
     Infinite(gan, config, Reals(), optimizers=gan_optimizers(gan)).train()
     assert_equal(gan.generator, before.generator)
     assert not torch.equal(gan.discriminator[0].weight, before.discriminator[0].weight)
+
+
+class Counter:
+    """A part of the run that its trainer does not know."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("api", ["python", "config files"])
+def test_a_checkpointable_that_is_added_to_a_trainer_is_resumed(api: str, tmp_path: Path) -> None:
+    def make(length: int, *, resume: bool) -> Any:
+        if api == "config files":
+            return DefaultTrainer(configured(tmp_path, 4 * length, resume=resume))
+        net = Net()
+        config = TrainingConfig(
+            output_dir=tmp_path, num_epochs=length, batch_size=6, metrics=[], progress_bar=False,
+            resume_from_checkpoint=resume,
+        )  # fmt: skip
+        return Trainer(net, config, Rows(), optimizers=optimizers_of(net))
+
+    for length, expected in ((1, 4), (2, 8)):
+        trainer, counter = make(length, resume=length > 1), Counter()
+        trainer.checkpointer.add_checkpointable("counter", counter)
+        assert counter.count == expected - 4
+        hook = CallbackHook(after_step=lambda _, counter=counter: setattr(counter, "count", counter.count + 1))
+        trainer._hooks.insert(0, hook)
+        hook.trainer = trainer
+        trainer.train()
+        assert counter.count == expected

@@ -87,6 +87,8 @@ class Checkpointer:
         self._writer = CheckpointWriter(self.save_dir)
         weakref.finalize(self, self._writer.log_failure)
         self.checkpointables: dict[str, Stateful] = {}
+        # The checkpoint, with the names of its states, until the next save.
+        self.loaded_from: tuple[Path, list[str]] | None = None
         for name, checkpointable in checkpointables.items():
             if checkpointable is not None:
                 self.add_checkpointable(name, checkpointable)
@@ -96,7 +98,10 @@ class Checkpointer:
         return f"Checkpointer({type(self.model).__name__}, {self.save_dir!r}, save_to_disk={self.save_to_disk}{names})"
 
     def add_checkpointable(self, name: str, checkpointable: Stateful) -> None:
-        """Add an object to all later saves and loads.
+        """Add an object to all later saves and loads, on all ranks.
+
+        After a load or resume, until the next save, its state in that checkpoint is loaded at once; if there is none,
+        one warning says that it starts fresh.
 
         Raises:
             CheckpointTypeError: it has no ``state_dict`` or ``load_state_dict``.
@@ -112,6 +117,13 @@ class Checkpointer:
                     "a checkpointable has state_dict() and load_state_dict(state)."
                 )
         self.checkpointables[name] = checkpointable
+        if self.loaded_from is None:
+            return
+        path, held = self.loaded_from
+        if name in held:
+            self._load_state(path, name, self._read(path, [name]).states[name])
+        else:
+            logger.warning("%s: has no state of %s, which starts fresh.", path, name)
 
     def save(
         self,
@@ -142,6 +154,7 @@ class Checkpointer:
             OSError: the disk is full or read-only, for example. Earlier checkpoints are unchanged.
         """
         write: Callable[[], None] | None = None
+        self.loaded_from = None
         with raised_together():
             check_name(name)
             if not self.save_dir:
@@ -329,20 +342,28 @@ class Checkpointer:
                 )
             if strict and len(held) > len(wanted) == len(self.checkpointables) > 0:
                 unused = ", ".join(name for name in held if name not in wanted)
-                logger.warning("%s: holds state that no checkpointable of this run loads: %s.", path, unused)
+                logger.warning(
+                    "%s: holds state that no checkpointable of this run loads: %s. add_checkpointable loads it.",
+                    path, unused,
+                )  # fmt: skip
         with raised_together():
             load_weights(self.model, weights, str(path), strict=strict, only=self.only)
             for name in wanted:
-                try:
-                    target = self.checkpointables[name]
-                    with without_compiler():
-                        target.load_state_dict(states.pop(name))
-                    if isinstance(target, Optimizer):
-                        lay_out_as_parameters(target)
-                except Exception as error:
-                    error.add_note(f"While loading {name!r} from {path}.")
-                    raise
+                self._load_state(path, name, states.pop(name))
+        if wanted:
+            self.loaded_from = path, held
         return contents.extra
+
+    def _load_state(self, path: Path, name: str, state: Any) -> None:
+        try:
+            target = self.checkpointables[name]
+            with without_compiler():
+                target.load_state_dict(state)
+            if isinstance(target, Optimizer):
+                lay_out_as_parameters(target)
+        except Exception as error:
+            error.add_note(f"While loading {name!r} from {path}.")
+            raise
 
 
 class _Contents(NamedTuple):

@@ -193,7 +193,9 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
     own = Path(checkpointer.save_dir)
     folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
     if is_checkpoint(folder):
-        Checkpointer(model, only=checkpointer.only, **states).load(folder)
+        there = Checkpointer(model, only=checkpointer.only, **states)
+        there.load(folder)
+        checkpointer.loaded_from = there.loaded_from
         return folder.resolve()
     there = Checkpointer(model, folder, only=checkpointer.only, **states)
     if not there.has_checkpoint():
@@ -201,6 +203,7 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
         _begin_with_weights(config, model)
         return None
     there.resume_or_load("", resume=True)
+    checkpointer.loaded_from = there.loaded_from
     return folder
 
 
