@@ -92,7 +92,8 @@ def evaluate_loaders(
     get_batch: Callable[[Any, Any], Mapping[str, Any]],
     limit: int | float | None = None,
 ) -> dict[str, Any]:
-    """The evaluator's results on the only loader; on several, the results of each by the name of its data set's class.
+    """The evaluator's results on the only loader; on several, the results of each by its name, or that of its data
+    set's class.
 
     ``batch_size`` is that of all ranks together; at most ``eval_iter`` batches of each loader are evaluated, or the
     number or share ``limit`` of them.
@@ -100,7 +101,8 @@ def evaluate_loaders(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     results: dict[str, Any] = {}
     for loader in loaders:
-        name = _free_name(type(getattr(loader, "dataset", loader)).__name__, results)
+        kind = type(getattr(loader, "dataset", loader)).__name__
+        name = _free_name(getattr(loader, "name", None) or kind, results)
         batches = eval_iter if limit is None else min(eval_iter, limited(len(loader), limit))
         results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
         if is_main_process():

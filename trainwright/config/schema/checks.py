@@ -107,8 +107,9 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
     if not {"train", "test", TARGET} & set(given):
         has = f" The section has {', '.join(given)}." if given else ""
         yield Fault("dataloader.train", f"missing, and so is dataloader.test.{has}", kind=ConfigKeyError)
-    if isinstance(_get(loaders, "test"), DictConfig):
-        text = "got one loader; it must be a list of them. Write [LazyCall(...)(...)]."
+    test = _get(loaders, "test")
+    if isinstance(test, DictConfig) and TARGET in test:
+        text = "got one loader; it must be a list of them, or a dict by name. Write [LazyCall(...)(...)]."
         yield Fault("dataloader.test", text, ConfigTypeError)
 
 

@@ -236,14 +236,19 @@ class DefaultTrainer(StepMethods):
 
     @classmethod
     def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
-        """The loaders that ``cfg.dataloader.test`` lists; an empty list without one."""
+        """The loaders that ``cfg.dataloader.test`` lists, or has by name; an empty list without one."""
         nodes = try_get_key(cfg, "dataloader.test", default=None)
         if nodes is None:
             return []
-        if not isinstance(nodes, list | tuple | ListConfig):
+        if not isinstance(nodes, list | tuple | ListConfig | Mapping | DictConfig):
             raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
         given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
-        return [call_with_known(node, given) for node in nodes]
+        if not isinstance(nodes, Mapping | DictConfig):
+            return [call_with_known(node, given) for node in nodes]
+        named = {str(name): call_with_known(node, given) for name, node in nodes.items()}
+        for name, loader in named.items():
+            loader.name = name  # of its results
+        return list(named.values())
 
     @classmethod
     def build_graph(
@@ -405,8 +410,9 @@ class DefaultTrainer(StepMethods):
             settings["accumulation"] = f"train.num_accumulation_steps={train.num_accumulation_steps}"
         if self._update.grad_scaler is not None:
             settings["scaler"] = "the gradient scaler of float16"
-        if any(group.get("clip_grad_max_norm") is not None for group in self.optimizer.param_groups):
-            settings["clipping"] = "clip_grad_max_norm"
+        for name in ("clip_grad_max_norm", "clip_grad_value"):
+            if any(group.get(name) is not None for group in self.optimizer.param_groups):
+                settings["clipping"] = name
         if train.non_finite == "skip":
             settings["skip"] = "train.non_finite='skip'"
         return settings

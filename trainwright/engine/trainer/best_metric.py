@@ -1,6 +1,7 @@
 """The metric that selects the best checkpoint: its key in the storage and its mode. Early stopping uses it too."""
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
@@ -35,6 +36,11 @@ def storage_key_of_best(config: "TrainingConfig", trainer: Any, *, evaluates: bo
     return "total_loss" if key == "loss" else key
 
 
+def key_of_monitor(monitor: str, trainer: Any) -> str:
+    """Storage key of a callback's monitor of an evaluation of several data sets."""
+    return f"evaluation/{_split(monitor, trainer, evaluates=True)[1]}"
+
+
 def mode_of_monitor(monitor: str, config: "TrainingConfig", trainer: Any) -> str:
     """Mode of a callback's monitor: "max", "min", or "auto" if only its name can decide.
 
@@ -55,12 +61,15 @@ def check_best_metric(config: "TrainingConfig", trainer: Any) -> None:
     prefix, key = _split(config.metric_for_best_model, trainer, evaluates=True)
     known = getattr(trainer.metrics_handler, "known_results", lambda: None)()
     is_of_user = any(is_overridden(trainer, name) for name in ("evaluate", "evaluate_step", "compute_metric"))
+    name, _, key = key.rpartition("/")
     if prefix != "evaluation" or key == "loss" or known is None or is_of_user:
         return
+    names = list(trainer.eval_dataloader) if name else []
+    results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
     if key not in known and re.sub(r"_\d+$", "", key) not in known:  # per-class results
         raise ConfigError(
             f"TrainingConfig.metric_for_best_model: got {config.metric_for_best_model!r}, which the evaluation does not"
-            f" compute; its results are {', '.join(['loss', *known])}. {did_you_mean(key, ['loss', *known])}"
+            f" compute; its results are {', '.join(results)}. {did_you_mean(config.metric_for_best_model, results)}"
             " Add it to metrics, or pass a metrics_handler."
         )
 
@@ -86,12 +95,25 @@ def _split(name: str, trainer: Any, *, evaluates: bool) -> tuple[str, str]:
     if key in ("epoch_loss", "epoch_metric"):  # names used by callbacks
         first = getattr(trainer.metrics_handler, "first", None) if key == "epoch_metric" else None
         key = "loss" if key == "epoch_loss" else getattr(first, "key", "metric")
-    return prefix, key
+    return prefix, _with_dataset(key, trainer) if prefix == "evaluation" else key
+
+
+def _with_dataset(key: str, trainer: Any) -> str:
+    """``key`` with the name of its data set, if there are several: ``clean.accuracy`` is ``clean/accuracy``.
+
+    A key without a data set is of the first one.
+    """
+    names = list(trainer.eval_dataloader) if isinstance(trainer.eval_dataloader, Mapping) else []
+    for name in sorted(names, key=len, reverse=True):
+        if re.match(f"{re.escape(name)}[./_].", key):
+            return f"{name}/{key[len(name) + 1 :]}"
+    return f"{names[0]}/{key}" if names else key
 
 
 def _mode_of_best(key: str, config: "TrainingConfig", trainer: Any) -> str:
     if config.greater_is_better is not None:
-        mode, by_user = "max" if config.greater_is_better else "min", objective_by_user(key, config.metrics)
+        mode = "max" if config.greater_is_better else "min"
+        by_user = objective_by_user(key.rpartition("/")[2], config.metrics)
         if by_user not in (None, _OBJECTIVES[mode]):
             raise ConfigError(
                 f"TrainingConfig.greater_is_better: got {config.greater_is_better}, but the MetricConfig of {key!r} has"
@@ -109,6 +131,7 @@ def _mode_of_best(key: str, config: "TrainingConfig", trainer: Any) -> str:
 
 def _mode_of(key: str, config: "TrainingConfig", trainer: Any) -> str | None:
     """Mode of the result ``key`` by its MetricConfig, its metric or its name; None if unknown."""
+    key = key.rpartition("/")[2]
     if key == "loss":
         return "min"
     objective = objective_by_user(key, config.metrics) or find_objective(key, trainer.metrics_handler)

@@ -1,6 +1,7 @@
 """Checks of a Trainer's arguments, all of them before anything is built."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +58,10 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
     for name, dataset, loader in (("train", train_dataset, train_dataloader), ("eval", eval_dataset, eval_dataloader)):
         if isinstance(dataset, DataLoader):
             faults.append(f"Trainer.{name}_dataset: got a DataLoader; pass it as {name}_dataloader.")
-        if isinstance(dataset, dict):
-            faults.append(
-                f"Trainer.{name}_dataset: got a dict; pass one data set. Call trainer.evaluate(dataset) for others."
-            )
+        several = {"eval_dataset": dataset, "eval_dataloader": loader} if name == "eval" else {}
+        for argument, given in several.items():
+            if isinstance(given, Mapping):
+                check_named_data(given, argument)
         if isinstance(loader, Dataset):
             faults.append(
                 f"Trainer.{name}_dataloader: got {type(loader).__name__}, a data set; pass it as {name}_dataset."
@@ -72,6 +73,23 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
             )
     if faults:
         raise ConfigTypeError("\n".join(faults))
+
+
+def check_named_data(given: Mapping[Any, Any], argument: str) -> None:
+    """Raise unless ``given`` has evaluation data by name, and names that can be parts of the names of metrics."""
+    names = [name for name in given if not (isinstance(name, str) and re.fullmatch(r"[\w-]+", name))]
+    if not given or names:
+        raise ConfigError(
+            f"Trainer.{argument}: got a dict {f'with the names {names}' if names else 'without entries'}; it must"
+            " have a data set for each name, and a name consists of letters, digits, '_' and '-'."
+        )
+    for name, data in given.items():
+        is_loader = isinstance(data, DataLoader)
+        if data is None or isinstance(data, str) or (is_loader and argument == "eval_dataset"):
+            raise ConfigTypeError(
+                f"Trainer.{argument}[{name!r}]: got {type(data).__name__}; it must be a data set."
+                f"{' Pass loaders as eval_dataloader={...}.' if is_loader else ''}"
+            )
 
 
 def check_kinds(**given: Any) -> None:

@@ -18,8 +18,9 @@ from trainwright.data.collate import count_samples, to_batch
 from trainwright.data.instance import Instance
 from trainwright.engine.label_alignment import Comparison, find_comparison, predictions_of
 from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help
-from trainwright.engine.trainer import loaders, optim, parts
+from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
+from trainwright.evaluation.evaluator import first_results
 from trainwright.evaluation.loop import run_evaluation
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.method_overrides import is_overridden
@@ -159,9 +160,9 @@ def _weighted_means(ranks: Sequence[Mapping[str, float]], sizes: Sequence[int]) 
 def named_results(results: Mapping[str, Any]) -> dict[str, Any]:
     """Evaluation results under the names that callbacks and ``evaluate(model, logs)`` use."""
     named = {f"eval_{name}": value for name, value in results.items()}
-    metric = next((name for name in results if name != "loss"), None)
-    if "loss" in results:
-        named["eval_epoch_loss"] = results["loss"]
+    loss, metric = first_results(results)
+    if loss is not None:
+        named["eval_epoch_loss"] = results[loss]
     return named if metric is None else named | {"eval_epoch_metric": results[metric]}
 
 
@@ -184,9 +185,12 @@ class EvaluatingTrainer(TrainerShared):
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
         """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
 
-        ``dataset`` may be a loader. Training state, modes and random state are unchanged afterwards. ``loss`` is absent
-        if the model returns no loss in evaluation mode. No metric is logged or written. Every process must call it;
-        each evaluates its share of the samples.
+        ``dataset`` may be a loader. Of several data sets, a dict by name, the results are named after them:
+        ``clean/loss``, ``clean/accuracy``, ``noisy/loss`` …
+
+        Training state, modes and random state are unchanged afterwards. ``loss`` is absent if the model returns no loss
+        in evaluation mode. No metric is logged or written. Every process must call it; each evaluates its share of the
+        samples.
 
         ``evaluate(model, logs)`` evaluates ``model``, which may differ from the trainer's, on the evaluation data and
         returns ``logs`` with ``eval_epoch_loss`` and ``eval_epoch_metric`` added.
@@ -205,9 +209,8 @@ class EvaluatingTrainer(TrainerShared):
         loader = self.eval_dataloader if dataset is None or is_by_model else dataset
         if loader is None:
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
-        if loader is dataset and loaders.is_dataset(dataset):
-            parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, dataset)
-            loader = self.create_eval_dataloader(dataset)
+        if loader is dataset:
+            loader = self._eval_loaders(dataset)
         with self._evaluated_weights(), self._replaced_model(dataset if is_by_model else self.model):
             results = self._score(loader)
         if not is_by_model and logs is None:
@@ -326,6 +329,16 @@ class EvaluatingTrainer(TrainerShared):
 
     # Implementation.
 
+    def _eval_loaders(self, data: Any) -> Any:
+        """The loader of a data set, or of each data set of a dict; loaders are returned unchanged."""
+        if isinstance(data, Mapping):
+            checks.check_named_data(data, "eval_dataset")
+            return {name: self._eval_loaders(one) for name, one in data.items()}
+        if not loaders.is_dataset(data):
+            return data
+        parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, data)
+        return self.create_eval_dataloader(data)
+
     @contextmanager
     def _replaced_model(self, model: Any) -> Iterator[None]:
         """Evaluate ``model`` in place of the trainer's own, on the run's device and in its precision."""
@@ -374,6 +387,8 @@ class EvaluatingTrainer(TrainerShared):
         return EvalResults(self.metrics_handler)
 
     def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
+        if isinstance(loader, Mapping):
+            return {f"{name}/{key}": value for name, one in loader.items() for key, value in self._score(one).items()}
         limit = loaders.eval_limit(loader, self.config)
 
         def read_batches() -> Iterable[Any]:

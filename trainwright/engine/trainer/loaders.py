@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, RandomSampler
@@ -50,6 +50,11 @@ def train_loader(
     sampler.infinite = False
     sampler.set_batches_done(steps_done)
     return _loader(dataset, sampler, config, collator)
+
+
+def each(data: Any) -> list[Any]:
+    """Data sets or loaders: those of a dict, or the one."""
+    return list(data.values()) if isinstance(data, Mapping) else [data]
 
 
 def is_dataset(data: Any) -> bool:

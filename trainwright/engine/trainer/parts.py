@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import checkpoint_folders, is_checkpoint
 from trainwright.config.errors import MissingFileError
 from trainwright.engine.run_directory import CSV_NAME
-from trainwright.engine.trainer.best_metric import metric_for_best, mode_of_monitor
+from trainwright.engine.trainer.best_metric import key_of_monitor, metric_for_best, mode_of_monitor
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks.callbacks import (
     Callback,
@@ -119,6 +120,10 @@ def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
     if "monitor" in given:
         if settings["mode"] == "auto":
             settings["mode"] = mode_of_monitor(settings["monitor"], config, trainer)
+        if isinstance(trainer.eval_dataloader, Mapping) and not settings["monitor"].startswith(
+            ("epoch_", "eval_epoch_")
+        ):
+            settings["monitor"] = _as_callbacks_call_it(key_of_monitor(settings["monitor"], trainer), trainer)
         callback = EarlyStoppingCallback(trainer.trainercontrol, **settings)
     else:
         evaluates = config.eval_strategy != "no" and trainer.eval_dataloader is not None
@@ -134,9 +139,8 @@ def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
 
 def _as_callbacks_call_it(name: str, trainer: Any) -> str:
     """The name in the logs of callbacks for a storage key from :func:`metric_for_best`."""
-    prefix, _, key = name.rpartition("/")
-    if prefix == "evaluation":
-        return f"eval_{key}"
+    if name.startswith("evaluation/"):
+        return f"eval_{name.removeprefix('evaluation/')}"
     first = getattr(trainer.metrics_handler, "first", None)
     return {"total_loss": "epoch_loss", getattr(first, "key", None): "epoch_metric"}.get(name, name)
 

@@ -20,7 +20,7 @@ from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_summary import facts_of_objects, training_info
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
-from trainwright.engine.trainer import optim, parts
+from trainwright.engine.trainer import loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS
 from trainwright.engine.trainer.best_metric import (
     check_best_metric,
@@ -199,7 +199,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             "Processes": get_world_size() if get_world_size() > 1 else None,
             "Mixed precision": config.mixed_precision,
             "Training samples": _length(self.train_dataset),
-            "Evaluation samples": _length(self.eval_dataset),
+            "Evaluation samples": sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
             "Epochs": config.num_epochs,
             "Batch size": config.batch_size,
             "Gradient accumulation": config.gradient_accumulation_steps,
@@ -369,8 +369,9 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             settings["accumulation"] = f"gradient_accumulation_steps={config.gradient_accumulation_steps}"
         if self._grad_scaler is not None:
             settings["scaler"] = "the gradient scaler of mixed_precision='fp16'"
-        if config.max_grad_norm is not None:
-            settings["clipping"] = f"max_grad_norm={config.max_grad_norm}"
+        for name in ("max_grad_norm", "clip_grad_value"):
+            if getattr(config, name) is not None:
+                settings["clipping"] = f"{name}={getattr(config, name)}"
         if config.non_finite == "skip":
             settings["skip"] = "non_finite='skip'"
         return settings
@@ -398,7 +399,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         uninstall(self, *STEP_METHODS, "optimization_step")
         if self._is_stream():
             source_of(self.train_dataloader).infinite = False
-        for loader in (self.train_dataloader, self.eval_dataloader):
+        for loader in (self.train_dataloader, *loaders.each(self.eval_dataloader)):
             if isinstance(loader, BatchLoader):
                 loader.close()
 

@@ -56,6 +56,8 @@ class Trainer(TrainerSetup):
             ``docs/several-optimizers.md``).
         loss: a module or function of (outputs, target), in place of ``config.loss``.
         accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are used.
+        eval_dataset: several data sets are a dict, ``{"clean": …, "noisy": …}``. A metric name without a data set, as
+            ``loss``, is that of the first.
         train_dataloader, eval_dataloader: loaders to use unchanged, in place of loaders built from the data sets.
         model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
 
@@ -110,14 +112,14 @@ class Trainer(TrainerSetup):
         self.model = model.to(self.device)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
-        self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, eval_dataset)
+        self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, *loaders.each(eval_dataset))
         self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
         if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
             self.train_dataloader = self.create_train_dataloader(train_dataset)
         if config.overfit_batches is not None:
             self.eval_dataloader = loaders.overfit_loader(self.train_dataloader, train_dataset, config, self._collator)
         elif eval_dataloader is None and eval_dataset is not None:
-            self.eval_dataloader = self.create_eval_dataloader(eval_dataset)
+            self.eval_dataloader = self._eval_loaders(eval_dataset)
         self._build_plan()
 
         if config.gradient_checkpointing:

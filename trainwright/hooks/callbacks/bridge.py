@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.evaluator import flatten_results_dict
+from trainwright.evaluation.evaluator import first_results, flatten_results_dict
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import CallbackList, TrainerControl
@@ -273,9 +273,10 @@ class RunCallbacks(HookBase):
     def _named(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """An evaluation's results under the names of callbacks."""
         named = {f"eval_{name}": value for name, value in results.items()}
-        if "loss" in results:
-            named["eval_epoch_loss"] = results["loss"]
-        metric = self._metric or next((name for name in results if name != "loss"), None)
+        loss, first = first_results(results)
+        if loss is not None:
+            named["eval_epoch_loss"] = results[loss]
+        metric = self._metric or first
         if metric is not None and metric in results:
             named["eval_epoch_metric"] = results[metric]
         return named
