@@ -46,7 +46,7 @@ def test_parts_of_a_wrong_kind_are_reported_all_at_once(tmp_path: Path) -> None:
     trainer = Trainer(make(), config(tmp_path), DATA)
     with pytest.raises(ConfigTypeError, match=r"optimizer: got 'sgd'"):
         trainer.set_optimizer("sgd")
-    with pytest.raises(ConfigTypeError, match=r"set_loss: got 'MSELoss'"):
+    with pytest.raises(ConfigTypeError, match=r"loss: got 'MSELoss'"):
         trainer.set_loss("MSELoss")
 
 
