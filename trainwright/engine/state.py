@@ -255,7 +255,9 @@ class TrainerState(TrainingState):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         plan, step = self._plan, state["global_step"]
-        here = {"steps_per_epoch": plan.steps_per_epoch, "gradient_accumulation_steps": plan.accumulation}
+        here = {"gradient_accumulation_steps": plan.accumulation}
+        if plan.has_epochs:
+            here = {"steps_per_epoch": plan.steps_per_epoch, **here}
         faults = [
             f"{name} was {state[name]} and is {value} now" for name, value in here.items() if state[name] != value
         ]

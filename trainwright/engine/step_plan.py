@@ -24,6 +24,7 @@ class StepPlan:
     total_steps: int
     batch_size: int  # of all processes together; 0: unknown
     samples_per_epoch: int
+    has_epochs: bool = True  # False: the data have no length, and the run is one epoch
 
     @property
     def num_updates(self) -> int:
@@ -78,6 +79,7 @@ def make_plan(
         total_steps=total if max_steps is None else min(total, max_steps),
         batch_size=batch_size,
         samples_per_epoch=samples,
+        has_epochs=not hasattr(loader, "is_open_ended"),
     )
 
 

@@ -155,6 +155,8 @@ def _loader(dataset: Any, sampler: Any, config: "TrainingConfig", collator: Call
 class Repeated:
     """A loader of ``length`` batches that repeats a loader without a length as often as necessary."""
 
+    is_open_ended = True  # a resumed run may have another length
+
     def __init__(self, loader: Iterable[Any], length: int) -> None:
         self.loader = loader
         self.start = 0  # batches before the first one of the next iteration
