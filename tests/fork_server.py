@@ -198,7 +198,9 @@ def serve(listener: socket.socket) -> Request | None:
     with selectors.DefaultSelector() as events:
         events.register(sys.stdin.fileno(), selectors.EVENT_READ, "caller")
         events.register(listener, selectors.EVENT_READ, "request")
-        running: dict[int, tuple[socket.socket, int]] = {}  # pid: its client, and a descriptor that tells its end
+        running: dict[
+            int, tuple[socket.socket, int]
+        ] = {}  # pid: its client, and a descriptor that is readable when it ends
         while True:
             for key, _ in events.select():
                 if key.data == "caller":

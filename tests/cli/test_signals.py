@@ -1,4 +1,4 @@
-"""A run of the command that is told to stop, and started again with the same command line."""
+"""A run of the command that is asked to stop, and started again with the same command line."""
 
 import json
 import re

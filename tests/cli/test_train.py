@@ -103,7 +103,7 @@ def test_on_a_terminal_a_bar_shows_the_progress(config: Path, environment, short
     try:
         while chunk := os.read(controller, 65536):
             shown += chunk
-    except OSError:  # how Linux tells that the other end of a terminal is closed
+    except OSError:  # how Linux reports that the other end of a terminal is closed
         pass
     finally:
         os.close(controller)

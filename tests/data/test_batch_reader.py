@@ -415,7 +415,7 @@ def test_a_batch_that_cannot_be_made_names_its_samples():
     def refuses(samples):
         raise KeyError("no")
 
-    def told(batch_size, num_workers):
+    def message_of(batch_size, num_workers):
         sampler = CyclicSampler(range(100), batch_size)
         loader = train_loader(Augmented(100), sampler=sampler, collate_fn=refuses, num_workers=num_workers)
         kind, message = error_of(loader)
@@ -423,8 +423,8 @@ def test_a_batch_that_cannot_be_made_names_its_samples():
         return message
 
     for num_workers in (0, 1):
-        assert "While making a batch of the samples 0, 1, 2 of Augmented (epoch 0)." in told(3, num_workers)
-    assert "62, 63, … (70 in all) of Augmented" in told(70, 0)
+        assert "While making a batch of the samples 0, 1, 2 of Augmented (epoch 0)." in message_of(3, num_workers)
+    assert "62, 63, … (70 in all) of Augmented" in message_of(70, 0)
 
 
 def test_a_whole_batch_that_fails_names_its_samples():

@@ -70,7 +70,7 @@ def main() -> None:
     config = TrainingConfig(**{"output_dir": str(OUT), "progress_bar": False, "log_steps": 1, **SAID["config"]})
     data, given = Points(SAID.get("samples", 42), 0), {}
     if SAID.get("given_loader"):
-        # The process group is the trainer's to begin: the sampler is told who we are by the launcher.
+        # The trainer initializes the process group, so the sampler takes the rank from the launcher.
         rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         sampler = DistributedSampler(data, size, rank, shuffle=False, drop_last=True)
         given["train_dataloader"] = DataLoader(data, batch_size=config.batch_size, sampler=sampler)

@@ -41,7 +41,7 @@ class Model(nn.Module):
             return {"prediction_scores": scores}
         iteration = get_event_storage().iter
         if iteration == self.fails_at and get_rank() == 1:
-            raise RuntimeError("this rank was told to fail")
+            raise RuntimeError("this rank fails on request")
         with open(Path(os.environ["SEEN_FOLDER"]) / f"rank{get_rank()}.jsonl", "a") as file:
             file.write(json.dumps([iteration, number.tolist()]) + "\n")
         return {"loss": F.cross_entropy(scores, labels)}

@@ -31,7 +31,7 @@ def blocks(page: Path, language: str) -> list[tuple[int, list[str]]]:
 
 
 def as_program(page: Path) -> str:
-    """All blocks of a page, in order, each on the lines where it stands there: so a traceback tells the page's line."""
+    """All blocks of a page, in order, each on the lines that it has there, so a traceback shows the page's line."""
     lines: list[str] = []
     for start, block in blocks(page, "python"):
         lines += [""] * (start - len(lines)) + block

@@ -1,4 +1,4 @@
-"""How a batch becomes a loss: what a model may return for a pair, and what an error tells of the batch."""
+"""How a batch becomes a loss: what a model may return for a pair, and what an error says about the batch."""
 
 from collections import namedtuple
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import TextGenerationMetricsHandler, TorchMetricsHandler, build_metric, objective_of
 from trainwright.evaluation.metrics.torchmetrics_factory import key_of, metric_classes
 
-# What only the class can tell, not its name.
+# Known from the class only, not from its name.
 BY_THE_CLASS_ONLY = {
     "BinaryFairness",
     "BinaryGroupStatRates",

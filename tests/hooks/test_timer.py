@@ -250,13 +250,11 @@ def test_with_workers_there_it_is_more_of_them_up_to_the_number_of_cpus() -> Non
     assert "prepare samples once" in advice_for(**slow, facts={"num_workers": 4})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("num_workers", "told_as"), [(1, "with 1 worker: "), (4, "with 4 workers: ")])
-def test_batches_that_are_quicker_read_than_handed_over_are_read_without_workers(
-    num_workers: int, told_as: str
-) -> None:
+@pytest.mark.parametrize(("num_workers", "shown"), [(1, "with 1 worker: "), (4, "with 4 workers: ")])
+def test_batches_that_are_quicker_read_than_handed_over_are_read_without_workers(num_workers: int, shown: str) -> None:
     handed_over = {"iterations": 100_000, "data": 70.0, "forward": 6.0, "backward": 10.0, "optimizer": 4.0}
     line = advice_for(**handed_over, facts={"num_workers": num_workers})  # type: ignore[arg-type]
-    assert line.startswith(f"Waiting for data takes 70 % of the time, {told_as}")
+    assert line.startswith(f"Waiting for data takes 70 % of the time, {shown}")
     assert line.endswith("try dataloader_num_workers=0.")
     # The same time a batch, but of a long step: there the workers are too few.
     slow = advice_for(**{**handed_over, "iterations": 20_000}, facts={"num_workers": num_workers})  # type: ignore[arg-type]

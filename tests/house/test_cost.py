@@ -1,4 +1,4 @@
-"""What a step costs, counted: Python calls, reads of tensors, compilations. The clock is for ``benchmarks/``."""
+"""The cost of a step, counted: Python calls, reads of tensors, compilations. ``benchmarks/`` measures time."""
 
 import itertools
 import statistics
@@ -23,12 +23,12 @@ from trainwright.hooks import HookBase
 BATCH, FEATURES, CLASSES = 32, 32, 10
 LOG_EVERY = 20
 STEPS = 3 * LOG_EVERY
-OF_THE_ORDER = order.__file__  # reads indices of samples, which never leave the host
-WARM = 10  # steps in which things are done once
+OF_THE_ORDER = order.__file__  # reads indices of samples, which are on the host
+WARM = 10  # first steps, which do some work only once
 
 
 class MLP(nn.Module):
-    """Scores, or with labels the loss by name."""
+    """Returns scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,19 +61,21 @@ def tensors(length: int = STEPS * BATCH) -> tuple[Tensor, Tensor]:
     return x, torch.randint(CLASSES, (length,), generator=generator)
 
 
-def objects(folder: Path, model: nn.Module, dataset: Any, **settings: Any) -> Trainer:
-    """The Python API as it is by default, without a metric of the training."""
+def python_api(folder: Path, model: nn.Module, dataset: Any, **settings: Any) -> Trainer:
+    """A trainer of the Python API with its defaults, without a training metric."""
     settings = {"num_epochs": 1, "batch_size": BATCH, "log_steps": LOG_EVERY, "metrics": [], **settings}
     return Trainer(model, TrainingConfig(output_dir=str(folder), **settings), train_dataset=dataset)
 
 
-def config(folder: Path, model: nn.Module, dataset: Any, **train: Any) -> DefaultTrainer:
-    """Config files as it is by default, with the Python API's optimizer."""
-    return clipping_config(folder, model, dataset, optim=LazyCall(torch.optim.Adam)(lr=1e-3), **train)
+def config_files(folder: Path, model: nn.Module, dataset: Any, **train: Any) -> DefaultTrainer:
+    """A trainer of config files with its defaults, and with the optimizer of the Python API."""
+    return config_files_with_clipping(folder, model, dataset, optim=LazyCall(torch.optim.Adam)(lr=1e-3), **train)
 
 
-def clipping_config(folder: Path, model: nn.Module, dataset: Any, optim: Any = None, **train: Any) -> DefaultTrainer:
-    """Config files with all its defaults: AdamW in groups, whose gradients are clipped."""
+def config_files_with_clipping(
+    folder: Path, model: nn.Module, dataset: Any, optim: Any = None, **train: Any
+) -> DefaultTrainer:
+    """A trainer of config files with all of its defaults: AdamW in groups, whose gradients are clipped."""
     cfg = get_config("common/defaults.py")
     cfg._set_flag("allow_objects", True)
     cfg.optim = optim or cfg.optim
@@ -92,10 +94,10 @@ class TestCalls:
     # Where batches are made of samples, as many as the plain loop makes on the same data.
 
     def test_a_tensor_dataset_through_the_python_api(self, tmp_path: Path) -> None:
-        trainer = objects(tmp_path, MLP(), TensorDataset(*tensors()))
+        trainer = python_api(tmp_path, MLP(), TensorDataset(*tensors()))
         assert calls_of_a_step(trainer.train, MLP) <= self.FAST
 
-    @pytest.mark.parametrize("api", [objects, config])
+    @pytest.mark.parametrize("api", [python_api, config_files])
     def test_tensors_by_name(self, api: Callable[..., Any], tmp_path: Path) -> None:
         x, labels = tensors()
         trainer = api(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
@@ -103,10 +105,10 @@ class TestCalls:
 
     def test_clipping(self, tmp_path: Path) -> None:
         x, labels = tensors()
-        trainer = clipping_config(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        trainer = config_files_with_clipping(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
         assert calls_of_a_step(trainer.train, WithLoss) <= self.CLIPPED
 
-    @pytest.mark.parametrize("api", [objects, config])
+    @pytest.mark.parametrize("api", [python_api, config_files])
     def test_any_data_set_takes_no_more_than_the_plain_loop(self, api: Callable[..., Any], tmp_path: Path) -> None:
         dataset = Samples(*tensors())
         trainer = api(tmp_path, WithLoss(), dataset)
@@ -127,40 +129,40 @@ def calls_of_a_step(train: Callable[[], object], model: type[nn.Module]) -> floa
     """The median over the steps."""
     code, num_calls, at_forward = model.forward.__code__, 0, list[int]()
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
+    def record(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal num_calls
         if event == "call":
             num_calls += 1
             if frame.f_code is code:
                 at_forward.append(num_calls)
 
-    sys.setprofile(note)
+    sys.setprofile(record)
     try:
         train()
     finally:
         sys.setprofile(None)
     assert len(at_forward) >= STEPS
-    settled = at_forward[WARM:STEPS]
-    return statistics.median(after - before for before, after in itertools.pairwise(settled))
+    warm = at_forward[WARM:STEPS]
+    return statistics.median(after - before for before, after in itertools.pairwise(warm))
 
 
 class TestReads:
-    """No step asks for the value of a tensor, which on an accelerator is to wait for it; lines of the log do."""
+    """No step reads the value of a tensor, which would synchronize with an accelerator; log lines do."""
 
     @pytest.mark.parametrize("settings", [{}, {"max_grad_norm": 1.0}, {"gradient_accumulation_steps": 2}], ids=str)
-    def test_the_python_api_reads_nothing(self, settings: dict[str, Any], tmp_path: Path) -> None:
+    def test_a_step_of_the_python_api_reads_no_tensor(self, settings: dict[str, Any], tmp_path: Path) -> None:
         x, labels = tensors()
-        trainer = objects(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **settings)
+        trainer = python_api(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **settings)
         assert reads_between_lines(trainer) == []
 
     @pytest.mark.parametrize("train", [{}, {"num_accumulation_steps": 2}], ids=str)
-    def test_config_files_reads_nothing(self, train: dict[str, Any], tmp_path: Path) -> None:
+    def test_a_step_of_config_files_reads_no_tensor(self, train: dict[str, Any], tmp_path: Path) -> None:
         x, labels = tensors()
-        trainer = clipping_config(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **train)
+        trainer = config_files_with_clipping(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels), **train)
         assert reads_between_lines(trainer) == []
 
-    def test_the_metric_of_a_training_with_labels_reads_nothing(self, tmp_path: Path) -> None:
-        trainer = objects(tmp_path, MLP(), TensorDataset(*tensors()), metrics=["Accuracy"])
+    def test_training_metrics_read_no_tensor_in_a_step(self, tmp_path: Path) -> None:
+        trainer = python_api(tmp_path, MLP(), TensorDataset(*tensors()), metrics=["Accuracy"])
         assert reads_between_lines(trainer) == []
 
     def test_a_read_is_seen(self, tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ class TestReads:
                     float(self.trainer.model.second.bias.detach().sum())
 
         x, labels = tensors()
-        trainer = objects(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
+        trainer = python_api(tmp_path, WithLoss(), ColumnDataset(x=x, labels=labels))
         trainer.register_hooks([Reads()])
         assert {read.partition(":")[0] for read in reads_between_lines(trainer)} == {f"iteration {WARM + 1}"}
 
@@ -181,7 +183,7 @@ class PutsMetrics(HookBase):
 
 
 class Reads(TorchFunctionMode):
-    """Notes calls of torch that give the value of a tensor to Python, with the iteration and where they stand."""
+    """Records calls of torch that return the value of a tensor to Python, with the iteration and the line of code."""
 
     NAMES = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__", "nonzero")
 
@@ -192,10 +194,10 @@ class Reads(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
         if name in self.NAMES:
-            self.note(name)
+            self.record(name)
         return function(*args, **(kwargs or {}))
 
-    def note(self, name: str) -> None:
+    def record(self, name: str) -> None:
         frame = sys._getframe(2)
         if frame.f_code.co_filename == OF_THE_ORDER:
             return
@@ -204,7 +206,7 @@ class Reads(TorchFunctionMode):
 
 
 class ReadsBelow(TorchDispatchMode):
-    """As above, for those that torch makes of its own, below Python."""
+    """As above, for calls that torch itself makes below Python."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()
@@ -212,23 +214,23 @@ class ReadsBelow(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.ops.aten._local_scalar_dense.default:
-            self._reads.note("_local_scalar_dense")
+            self._reads.record("_local_scalar_dense")
         return function(*args, **(kwargs or {}))
 
 
 def reads_between_lines(trainer: Any) -> list[str]:
-    """The reads of a training that puts a metric of the user's own at each step, except for lines of the log."""
+    """The reads of a training in which the user records a metric in each step, without those of log lines."""
     trainer.register_hooks([PutsMetrics()])
     reads = Reads(trainer)
     with reads, ReadsBelow(reads):
         trainer.train()
-    assert reads.found, "lines of the log read: nothing has been watched"
+    assert reads.found, "log lines read tensors: nothing has been recorded"
     last = trainer.max_iter - 1
 
     def is_between(iteration: int) -> bool:
         return WARM < iteration < last and (iteration + 1) % LOG_EVERY != 0
 
-    return list(dict.fromkeys(told for iteration, told in reads.found if is_between(iteration)))
+    return list(dict.fromkeys(read for iteration, read in reads.found if is_between(iteration)))
 
 
 @pytest.mark.slow
@@ -239,7 +241,7 @@ class TestCompilations:
 
     def test_nothing_is_compiled_after_the_first_steps(self, tmp_path: Path) -> None:
         x, labels = tensors(length=5 * BATCH + 7)
-        trainer = objects(
+        trainer = python_api(
             tmp_path,
             WithLoss(),
             ColumnDataset(x=x, labels=labels),
@@ -255,13 +257,13 @@ class TestCompilations:
         trainer.register_hooks([counts])
         trainer.train()
         assert len(counts.after_step_of) == 18
-        settled = counts.after_step_of[self.WARM :]
-        assert settled[0] > 0
-        assert set(settled) == {settled[0]}
+        warm = counts.after_step_of[self.WARM :]
+        assert warm[0] > 0
+        assert set(warm) == {warm[0]}
 
 
 class CountsCompilations(HookBase):
-    """How much has been compiled so far, by torch's own counts, after each update."""
+    """Counts what torch has compiled up to each update."""
 
     def __init__(self) -> None:
         from torch._dynamo.utils import counters

@@ -53,7 +53,7 @@ for resume in (False, True):
                      num_accumulation_steps={window}, train_micro_batch_size=4)
     DefaultTrainer(cfg).train()
 """
-APIS = {"objects": BY_OBJECTS, "config": BY_CONFIG}
+APIS = {"python_api": BY_OBJECTS, "config_files": BY_CONFIG}
 
 
 @functools.cache
@@ -129,9 +129,9 @@ class TestWholeTrainings:
     @pytest.mark.parametrize(("optimizer", "window"), [("Adam", 1), ("SGD", 2), ("RMSprop", 1)])
     def test_load_neither_the_compiler_nor_what_they_do_not_use(self, api: str, optimizer: str, window: int) -> None:
         loaded = loaded_after(TINY + APIS[api].format(optimizer=optimizer, window=window))
-        written = {"tensorboard", "torch.utils.tensorboard"} if api == "config" else set()  # one of its writers
+        written = {"tensorboard", "torch.utils.tensorboard"} if api == "config_files" else set()  # one of its writers
         assert OPTIONAL & loaded - loaded_after("import torch") == written  # torch itself imports tqdm where it is
-        assert api == "config" or "omegaconf" not in loaded
+        assert api == "config_files" or "omegaconf" not in loaded
 
     def test_a_compiled_model_does_load_it(self) -> None:
         program = BY_OBJECTS.format(optimizer="Adam", window=1)

@@ -247,13 +247,13 @@ def test_saving_into_and_loading_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_help_describes_all_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    told = get_config_help()
+    described = get_config_help()
     printed = capsys.readouterr().out
-    assert list(told) == list(TrainingConfig.model_fields)
-    assert told["learning_rate"]["category"] == "learning"
-    assert told["learning_rate"]["other_names"] == ["lr"]
-    assert told["learning_rate"]["default"] == 5e-5
-    for name, about in told.items():
+    assert list(described) == list(TrainingConfig.model_fields)
+    assert described["learning_rate"]["category"] == "learning"
+    assert described["learning_rate"]["other_names"] == ["lr"]
+    assert described["learning_rate"]["default"] == 5e-5
+    for name, about in described.items():
         assert about["help"], name
         assert f"\n  {name}" in printed
         assert about["help"] in printed

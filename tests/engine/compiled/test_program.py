@@ -101,9 +101,9 @@ def test_a_folder_that_cannot_be_used_leaves_the_steps_eager(tmp_path: Path, mon
         cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = [line for line in done.stderr.splitlines() if "stay eager" in line]
-    assert told
-    assert "torch's compiler cannot be imported (FileExistsError" in told[0]
+    lines = [line for line in done.stderr.splitlines() if "stay eager" in line]
+    assert lines
+    assert "torch's compiler cannot be imported (FileExistsError" in lines[0]
 
 
 @pytest.mark.exhaustive(every=2)

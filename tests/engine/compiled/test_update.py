@@ -124,13 +124,13 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.perf_counter", lambda: clock() + seconds[0])
 
 
-@pytest.mark.parametrize("api", ["objects", "config"])
+@pytest.mark.parametrize("api", ["python_api", "config_files"])
 def test_the_making_of_programs_is_a_phase_of_its_own(
     api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     slowed(monkeypatch)
-    if api == "objects":
+    if api == "python_api":
         trainer: Any = train_by_trainer(tmp_path, save_enabled=False)
     else:
         trainer = losses("aot_eager", nn.Flatten(), nn.Linear(192, 4))[1]
@@ -138,7 +138,7 @@ def test_the_making_of_programs_is_a_phase_of_its_own(
     assert 1000 <= phases.compile < 1100
     assert 0 < phases.forward < 100
     assert phases.compile < phases.step < phases.total < 1200
-    if api == "objects":
+    if api == "python_api":
         found = re.search(r"Trained 60 iterations in .* \((.*) each, without 0:16:\d\d of compiling\)", caplog.text)
         assert found is not None
         assert found[1].endswith(("ms", "us"))

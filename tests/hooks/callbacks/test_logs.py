@@ -33,19 +33,19 @@ def test_what_logs_show() -> None:
     assert seen["eval 2"] == {**last, "step_loss": 6.0, "epoch_loss": 5.0, **results}
 
 
-def test_what_a_step_tells_comes_before_what_the_storage_holds() -> None:
+def test_values_that_a_step_records_take_precedence_over_those_of_the_storage() -> None:
     losses = []
 
     class Look(Callback):
         def on_train_batch_end(self, batch: Any, logs: Any) -> None:
             losses.append((logs["step_loss"], logs["epoch_metric"]))
 
-    class Telling(SmallTrainer):
+    class Recording(SmallTrainer):
         def run_step(self) -> None:
             super().run_step()
             self.bridge.record({"step_loss": torch.tensor(0.5), "epoch_metric": 7})
 
-    Telling([Look()]).train(0, 1)
+    Recording([Look()]).train(0, 1)
     assert losses == [(0.5, 7)]
 
 
