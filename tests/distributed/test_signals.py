@@ -6,11 +6,12 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.fork_server import python
 
 HERE = Path(__file__).parent
 TRAIN_NET = HERE.parents[1] / "tools" / "train_net.py"
@@ -21,8 +22,7 @@ def launch(folder: Path) -> "subprocess.Popen[str]":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Fresh interpreters: the ranks are found by the environment they were started with.
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     seen = folder.parent / "seen"
     seen.mkdir(exist_ok=True)
@@ -37,18 +37,17 @@ def launch(folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def ranks_of(launcher: "subprocess.Popen[str]") -> dict[int, int]:
-    """The process number of each rank."""
-    found = {}
+def ranks_of(folder: Path) -> dict[int, int]:
+    """The process that torchrun has started for each rank of the run in ``folder``."""
+    found, own = {}, f"SEEN_FOLDER={folder.parent / 'seen'}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 environment = (entry / "environ").read_bytes().split(b"\0")
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
             rank = next((int(value[5:]) for value in environment if value.startswith(b"RANK=")), None)
-            if parent == launcher.pid and rank is not None:
+            if own in environment and rank is not None:
                 found[rank] = int(entry.name)
     return found
 
@@ -82,14 +81,14 @@ def test_all_ranks_stop_at_one_iteration_and_go_on_from_it(uninterrupted: Path, 
     folder = tmp_path / "run"
     process = launch(folder)
     wait_until_trained(folder)
-    ranks = ranks_of(process)
+    ranks = ranks_of(folder)
     assert sorted(ranks) == [0, 1]
     start = time.monotonic()
     os.kill(process.pid if to == "launcher" else ranks[int(to[-1])], signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert time.monotonic() - start < 20
     assert process.returncode != 0
-    assert not ranks_of(process)
+    assert not ranks_of(folder)
 
     said = [
         re.findall(r"SIGTERM: saved after iteration (\d+); stopping", (folder / name).read_text())

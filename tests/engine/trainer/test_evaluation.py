@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.engine.trainer.contracts import (
     config,
     make,
 )
+from tests.fork_server import python
 from trainwright import Trainer, TrainingConfig, get_event_storage
 
 PROGRAM = Path(__file__).with_name("evaluation_ranks.py")
@@ -36,7 +36,7 @@ def run(world_size: int, folder: Path) -> list[dict[str, Any]]:
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
     launcher = [*torchrun, "--master-addr", "127.0.0.1", "--master-port", port] if world_size > 1 else []
     done = subprocess.run(
-        [sys.executable, *launcher, str(PROGRAM), str(folder)],
+        [python(), *launcher, str(PROGRAM), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
