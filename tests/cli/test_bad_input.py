@@ -78,7 +78,7 @@ FAULTS = {
     "a model without a loss": in_file(
         MODEL, '{"losses": losses}', '{"cost": losses}', "'cost'", "must contain 'loss'", "forward"
     ),
-    "a model that returns a tensor": in_file(MODEL, '{"losses": losses}', "losses", "Tensor", "dict"),
+    "a model that returns a tensor": in_file(MODEL, '{"losses": losses}', "logits", "Tensor", "dict"),
     "a syntax error": in_file(
         CONFIG, "dataloader = OmegaConf.create()", "dataloader = = 1", "config.py", "line", "= ="
     ),
