@@ -142,6 +142,17 @@ def test_the_best_adapters_are_loaded_at_the_end(tmp_path: Path) -> None:
     assert all(torch.equal(trainer.model.state_dict()[name], value) for name, value in best.items())
 
 
+def test_without_frozen_weights_there_is_no_config_for_from_pretrained(tmp_path: Path) -> None:
+    model = base()
+    model.transformer.wte.requires_grad_(False)
+    for only in (False, True):
+        settings = TrainingConfig(output_dir=str(tmp_path), save_trainable_only=only, metrics=[], device="cpu")
+        Trainer(model, settings, DATA).save(tmp_path / str(only))
+        assert (tmp_path / str(only) / "config.json").exists() is not only
+        card = (tmp_path / str(only) / "README.md").read_text()
+        assert ("GPT2LMHeadModel.from_pretrained(folder)` of transformers" in card) is not only
+
+
 def test_a_frozen_backbone_is_left_out_of_checkpoints(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[0].requires_grad_(False)

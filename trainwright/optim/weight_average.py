@@ -5,6 +5,7 @@ weights, and the model holds one of them: in steps the weights of the training, 
 the averaged ones.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -64,6 +65,7 @@ class WeightAverage:
             ) from error
         self._averaged.requires_grad_(False)
         self._model, self._only = model, only
+        self._add = None if average == "equal" else function
         self.is_applied = False  # whether the model holds the averaged weights
 
     @property
@@ -73,7 +75,10 @@ class WeightAverage:
 
     def update(self) -> None:
         """Add the model's weights to the average."""
-        self._averaged.update_parameters(self._model)
+        if self._add is None or not self.num_averaged:
+            self._averaged.update_parameters(self._model)
+        else:
+            self._update_exponential(self._add)
 
     def apply(self) -> None:
         """Give the model the averaged weights, if there are any."""
@@ -129,6 +134,20 @@ class WeightAverage:
         self._averaged.n_averaged.fill_(state["num_averaged"])
         if self.is_applied:
             self._averaged.module.load_state_dict(state["weights"], strict=self._only is None)
+
+    @torch.no_grad()
+    def _update_exponential(self, add: Callable[..., None]) -> None:
+        """``AveragedModel.update_parameters``, which copies its counter to the device: that waits for the device."""
+        average, groups = self._averaged, defaultdict[Any, list[tuple[Tensor, Tensor]]](list)
+        pairs = [*zip(_tensors(average.module), _tensors(self._model), strict=True)]
+        num_copied = 0 if average.use_buffers else len([*self._model.buffers()])
+        for one, other in pairs[len(pairs) - num_copied :]:
+            one.copy_(other)
+        for pair in pairs[: len(pairs) - num_copied]:
+            groups[pair[0].device, pair[0].dtype].append(pair)
+        for group in groups.values():
+            add(*map(list, zip(*group, strict=True)), None)
+        average.n_averaged += 1
 
     @torch.no_grad()
     def _exchange(self) -> None:

@@ -197,6 +197,8 @@ class SavingTrainer(TrainerShared):
         """Files stored with the weights: the model's config, its preprocessor and its card."""
         if self._fixed_attachments is None:
             self._fixed_attachments = _model_files(self.model, self.preprocessor)
+            if self.checkpointer.only is not None:  # from_pretrained would initialize the frozen weights at random
+                self._fixed_attachments.pop("config.json", None)
         return {"README.md": self._card().encode(), **self._fixed_attachments, **adapter_files(self._saved_model())}
 
     def _usage(self) -> str | None:
