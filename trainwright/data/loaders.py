@@ -86,7 +86,7 @@ def build_image_train_loader(
     True, or the name of the field that is measured (:func:`~.order.sample_lengths`).
     """
     joined = _joined(dataset, dataset_mixer)
-    _check_stream_arguments(joined, sampler, bucket_by_length, shuffle_buffer)
+    check_stream_arguments(joined, sampler, bucket_by_length, shuffle_buffer)
     if is_stream(joined):
         loader = StreamLoader(
             joined,
@@ -344,7 +344,8 @@ def _dataset_list(dataset: Any) -> list[Any]:
     return given
 
 
-def _check_stream_arguments(dataset: Any, sampler: Any, bucket_by_length: Any, shuffle_buffer: Any) -> None:
+def check_stream_arguments(dataset: Any, sampler: Any, bucket_by_length: Any, shuffle_buffer: Any) -> None:
+    """Refuse settings that a stream cannot have, and warn about one that only a stream has."""
     if not is_stream(dataset):
         if shuffle_buffer is not None:
             logger.warning("shuffle_buffer has no effect: %s is read by index.", type(dataset).__name__)

@@ -92,6 +92,9 @@ def test_what_cannot_be_trained_on_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match="is an iterator"):
         Trainer(make(), config(tmp_path, max_steps=3), iter(Stream()))
 
+    with pytest.raises(ConfigError, match="remove sampler and bucket_by_length"):
+        Trainer(make(), config(tmp_path, max_steps=3, bucket_by_length=True), Stream())
+
     class Empty(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
             return iter(())
@@ -121,3 +124,8 @@ class Columns(nn.Module):
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor, length: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"loss": F.cross_entropy(self.linear(inputs), labels) + 0 * length.sum()}
+
+
+def test_a_setting_of_streams_has_no_effect_on_other_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Trainer(make(), config(tmp_path, shuffle_buffer=8), list(zip(INPUTS, LABELS, strict=True)))
+    assert "shuffle_buffer has no effect: list is read by index" in caplog.text

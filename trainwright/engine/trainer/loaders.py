@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset, RandomSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.batch_loader import can_pin_memory, make_loader
+from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, saved_position
@@ -24,6 +25,7 @@ def train_loader(
     dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None, steps_done: int
 ) -> Any:
     """A loader of one epoch's batches after another, starting after ``steps_done`` batches."""
+    check_stream_arguments(dataset, None, config.bucket_by_length, config.shuffle_buffer)
     if is_stream(dataset):
         return StreamLoader(
             dataset,
