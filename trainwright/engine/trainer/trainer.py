@@ -119,7 +119,9 @@ class Trainer(TrainerSetup):
         if config.overfit_batches is not None:
             self.eval_dataloader = loaders.overfit_loader(self.train_dataloader, train_dataset, config, self._collator)
         elif eval_dataloader is None and eval_dataset is not None:
-            self.eval_dataloader = self._eval_loaders(eval_dataset)
+            is_stream = loaders.is_stream(eval_dataset)  # not a loader, although it is only iterated
+            build = self.create_eval_dataloader if is_stream else self._eval_loaders
+            self.eval_dataloader = build(eval_dataset)
         self._build_plan()
 
         if config.gradient_checkpointing:
