@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.arguments import default_argument_parser
-from trainwright.config.errors import ConfigError, MissingFileError, UserError
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
+from trainwright.config.foreign_names import key_hint
 from trainwright.config.lazy.allowlist import allow_module, use_project
-from trainwright.config.lazy.lazy_config import LazyConfig, try_get_key
+from trainwright.config.lazy.lazy_config import SECTIONS, LazyConfig, get_config, try_get_key
+from trainwright.config.lazy.overrides import override_key
 from trainwright.config.secrets import redact
 from trainwright.config.yaml_file import regular_file
 from trainwright.terminal import guarded, open_standard_streams, print_line
@@ -113,10 +115,28 @@ def _load(args: argparse.Namespace) -> "DictConfig":
     use_project(args.config_file)
     cfg = LazyConfig.load(args.config_file)
     use_project(args.config_file, cfg)  # a saved config.yaml names its project
+    _refuse_unread(cfg, args.opts, args.config_file)
     cfg = LazyConfig.apply_overrides(cfg, args.opts)
     if args.fast_dev_run and not try_get_key(cfg, "train.fast_dev_run", default=False):
         LazyConfig.apply_overrides(cfg, ["train.fast_dev_run=true"])
     return cfg
+
+
+def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:
+    """Raise for an override that would add a key at the top level, which nothing reads."""
+    for text in overrides:
+        key = override_key(text)
+        top = key.partition(".")[0]
+        if text.startswith(("+", "~")) or top in SECTIONS or top in cfg:
+            continue
+        inside = f"train.{key}" if top in get_config("common/train.py").train else None
+        hint = key_hint(key) or (
+            f"Did you mean {inside!r}?" if inside else nearest_name(top, [*SECTIONS, *cfg]).strip()
+        )
+        raise ConfigKeyError(
+            f"override {text!r}: {file} has no key {top!r}, and nothing reads it.{f' {hint}' if hint else ''}"
+            f" (+{text} adds it, for a program of your own.)"
+        )
 
 
 def _evaluation(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from trainwright.config.errors import did_you_mean
+from trainwright.config.foreign_names import key_hint
 
 _EPILOG = """\
 overrides are key=value pairs in any position:
@@ -25,7 +26,8 @@ class TrainingArgumentParser(argparse.ArgumentParser):
 
     def _refuse(self, argument: str) -> NoReturn:
         flags = [option for option in self._option_string_actions if option.startswith("--")]
-        nearest = did_you_mean(argument.partition("=")[0], flags)
+        name = argument.partition("=")[0]
+        nearest = key_hint(name) or did_you_mean(name, flags)
         self.error(f"unrecognized argument {argument!r}. {nearest}")
 
 

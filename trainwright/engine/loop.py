@@ -5,9 +5,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainwright.config.errors import ConfigTypeError, UserError
+from trainwright.config.foreign_names import attribute_hint
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
@@ -51,6 +52,16 @@ class TrainerBase:
         self.has_failed = self.is_ended = False
         self._stepper: Any = None  # the object that runs the steps; its ``iter`` is updated
         self.last_eval_results: dict[str, Any] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for attributes that do not exist: those of other libraries' trainers are named in the message."""
+            here = attribute_hint(name, self)
+            if here is not None:
+                kind = type(self).__name__
+                raise AttributeError(f"{kind} has no attribute {name!r}. Here it is: {here}.", name=name, obj=self)
+            return super().__getattribute__(name)  # the usual error
 
     @property
     def consumed_samples(self) -> int:

@@ -87,6 +87,18 @@ ALIASES: dict[str, Alias] = {
     "load_weight": Alias("init_weights_from"),
     "eval_metric": Alias("metric_for_best_model"),
     "save_total_limit": Alias("max_to_keep"),
+    "num_train_epochs": Alias("num_epochs"),
+    "max_epochs": Alias("num_epochs"),
+    "epochs": Alias("num_epochs"),
+    "per_device_train_batch_size": Alias("batch_size"),
+    "per_device_eval_batch_size": Alias("eval_batch_size"),
+    "accumulate_grad_batches": Alias("gradient_accumulation_steps"),
+    "gradient_clip_val": Alias("max_grad_norm"),
+    "clip_grad_norm": Alias("max_grad_norm"),
+    "evaluation_strategy": Alias("eval_strategy"),
+    "logging_steps": Alias("log_steps"),
+    "log_every_n_steps": Alias("log_steps"),
+    "limit_val_batches": Alias("limit_eval_batches"),
     "group_by_length": Alias("bucket_by_length"),
     "device": Alias("device_str", note="reads as a torch.device"),
     "metric": Alias(
@@ -162,31 +174,3 @@ def _metric(value: Any) -> Any:
     if isinstance(value, Mapping):
         return MetricConfig(**{str(key): item for key, item in value.items()})
     return value if isinstance(value, MetricConfig) else plain(value)
-
-
-# The names of settings in other libraries, which are not accepted, and ours: for messages.
-FOREIGN = {
-    "bf16": "mixed_precision='bf16'",
-    "fp16": "mixed_precision='fp16'",
-    "precision": "mixed_precision='bf16' or 'fp16'",
-    "per_device_train_batch_size": "batch_size",
-    "per_device_eval_batch_size": "eval_batch_size",
-    "num_train_epochs": "num_epochs",
-    "max_epochs": "num_epochs",
-    "accumulate_grad_batches": "gradient_accumulation_steps",
-    "gradient_clip_val": "max_grad_norm",
-    "evaluation_strategy": "eval_strategy",
-    "logging_steps": "log_steps",
-    "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
-    "save_strategy": "model_checkpoint={'every_n_epoch': 1}, or save_steps",
-    "greater_is_better": "nothing, it follows from the metric; or metrics=[MetricConfig(name, objective='maximize')]",
-    "report_to": "tensorboard={'log_dir': ...}, or None",
-    "optim": "optimizer",
-    "ema_decay": "ema={'decay': 0.999}",
-    "model_ema": "ema={'decay': 0.999}",
-    "model_ema_decay": "ema={'decay': 0.999}",
-    "swa": "ema={'average': 'equal', 'start': 0.75}",
-    "callbacks": "Trainer(..., callbacks=[...])",
-    "compute_metrics": "metrics=[...], or Trainer(..., metrics_handler=...)",
-    "early_stopping_patience": "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}",
-}

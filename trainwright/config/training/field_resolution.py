@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_you_mean, error_of, got
+from trainwright.config.foreign_names import setting_hint
 from trainwright.config.torch_names import (
     CUSTOM,
     GivenName,
@@ -16,7 +17,7 @@ from trainwright.config.torch_names import (
     described_loss,
     find_torch_class,
 )
-from trainwright.config.training.aliases import ALIASES, FOREIGN, UNSPECIFIED, Alias, canonical, field_of
+from trainwright.config.training.aliases import ALIASES, UNSPECIFIED, Alias, canonical, field_of
 from trainwright.config.validation import ema_fault, faults_of, unfreeze_fault
 
 
@@ -39,7 +40,7 @@ class Draft:
             if name in known:
                 self._set(name, values[name])
             else:
-                hint = f"Here: {FOREIGN[name]}." if name in FOREIGN else did_you_mean(str(name), known)
+                hint = setting_hint(str(name), known)
                 self.faults.append(Fault(f"{kind.__name__}.{name}", f"no such setting. {hint}", ConfigKeyError))
 
     def refuse(self, field: str, text: str, kind: type[ConfigError] = ConfigError) -> None:

@@ -1,0 +1,134 @@
+"""Names of other libraries are accepted where they mean the same; else the message names ours, or none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright.cli.train import main
+from trainwright.config.arguments import default_argument_parser
+from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.config.foreign_names import KEYS, SETTINGS
+from trainwright.config.lazy.lazy_config import get_config, try_get_key
+from trainwright.config.training.aliases import ALIASES
+
+CONFIG = """
+from trainwright import LazyCall, get_config
+import torch
+model = LazyCall(torch.nn.Linear)(in_features=2, out_features=2)
+dataloader = dict(train=LazyCall(torch.utils.data.DataLoader)(dataset=[1, 2]))
+train = get_config("common/train.py").train
+mine = dict(width=3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field"),
+    [
+        ("max_epochs", 3, "num_epochs"),
+        ("num_train_epochs", 3, "num_epochs"),
+        ("per_device_train_batch_size", 4, "batch_size"),
+        ("accumulate_grad_batches", 2, "gradient_accumulation_steps"),
+        ("gradient_clip_val", 0.5, "max_grad_norm"),
+        ("logging_steps", 7, "log_steps"),
+        ("limit_val_batches", 0.5, "limit_eval_batches"),
+    ],
+)
+def test_names_that_mean_the_same_are_accepted(name: str, value: Any, field: str) -> None:
+    config = TrainingConfig(**{name: value})
+    assert getattr(config, field) == getattr(config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ema_decay", r"Here: ema=\{'decay': 0.999\}"),
+        ("check_val_every_n_epoch", "Here: eval_strategy='epoch'"),
+        ("enable_checkpointing", "Here: save_enabled"),
+        ("min_epochs", "of another library; there is no equivalent"),
+        ("bach_size", "Did you mean 'batch_size'"),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_ours(name: str, text: str) -> None:
+    with pytest.raises(ConfigKeyError, match=text):
+        TrainingConfig(**{name: 1})
+
+
+def test_no_name_has_two_answers_and_each_answer_exists() -> None:
+    fields = {*TrainingConfig.model_fields, *ALIASES}
+    assert not fields & set(SETTINGS)
+    defaults = get_config("common/defaults.py")
+    for key in KEYS.values():
+        section, _, _ = key.partition(".")
+        if section == "train":
+            assert try_get_key(defaults, key, default="absent") != "absent", key
+
+
+def trainer(folder: Path) -> Trainer:
+    data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
+    return Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=folder), data)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("fit", "train()"), ("validate", "evaluate()"), ("test", "evaluate()"), ("global_step", "state.global_step"),
+     ("save_checkpoint", "save(path)"), ("args", "config")],
+)  # fmt: skip
+def test_an_attribute_of_another_trainer_names_ours(name: str, here: str, tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match=f"Trainer has no attribute '{name}'. Here it is: ") as error:
+        getattr(trainer(tmp_path), name)
+    assert here in str(error.value)
+    assert getattr(trainer(tmp_path), name, None) is None
+
+
+def test_other_attributes_have_the_usual_error(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match=r"object has no attribute 'something'$"):
+        _ = trainer(tmp_path).something  # type: ignore[attr-defined]
+
+
+def test_config_files_name_their_own_attributes() -> None:
+    made = DefaultTrainer.__new__(DefaultTrainer)
+    with pytest.raises(AttributeError, match=r"Here it is: test\(cfg, loaders, model\)"):
+        made.evaluate()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"Here it is: train\(\)"):
+        made.fit()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [("--lr=1e-3", "optim.lr"), ("--epochs", "train.train_epoch"), ("--batch-size", "train.train_micro_batch_size"),
+     ("--resum", "--resume")],
+)  # fmt: skip
+def test_an_unknown_flag_names_the_key(flag: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        default_argument_parser().parse_args(["--config-file", "c.py", flag])
+    assert f"Did you mean '{text}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [("lr=1e-3", "Did you mean 'optim.lr'"), ("optimizer.lr=3", "Did you mean 'optim.lr'"),
+     ("train_iter=5", "Did you mean 'train.train_iter'"), ("something=5", "nothing reads it"),
+     ("train.max_epochs=5", "Did you mean 'train.train_epoch'")],
+)  # fmt: skip
+def test_an_override_that_nothing_reads_is_refused(
+    override: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.py"
+    file.write_text(CONFIG)
+    assert main([str(file), override, f"train.output_dir={tmp_path / 'run'}"], prog="trainwright train") == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_section_of_the_file_and_an_added_key_are_accepted(tmp_path: Path) -> None:
+    from trainwright.cli.train import _refuse_unread
+
+    _refuse_unread({"mine": {}}, ["mine.width=4", "+other.x=1", "~mine"], "config.py")  # type: ignore[arg-type]
+
+
+def test_a_wrong_value_under_another_name_is_reported_under_it() -> None:
+    with pytest.raises(ConfigError, match=r"TrainingConfig.max_epochs: got 0"):
+        TrainingConfig(max_epochs=0)

@@ -1,0 +1,145 @@
+"""Names of other libraries, and what is called so here: for the messages about unknown settings, keys and attributes.
+
+The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer and Keras. Names that mean the same as a
+setting are aliases of it instead (:mod:`trainwright.config.training.aliases`).
+"""
+
+from collections.abc import Iterable
+
+from trainwright.config.errors import did_you_mean
+
+_NONE = "there is no equivalent"
+
+# Settings of a TrainingConfig.
+SETTINGS = {
+    "default_root_dir": "output_dir",
+    "bf16": "mixed_precision='bf16'",
+    "fp16": "mixed_precision='fp16'",
+    "precision": "mixed_precision='bf16' or 'fp16'",
+    "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
+    "logger": "tensorboard={'log_dir': ...}, or override build_writers",
+    "save_strategy": "model_checkpoint={'every_n_epoch': 1}, or save_steps",
+    "enable_checkpointing": "save_enabled",
+    "enable_progress_bar": "progress_bar",
+    "disable_tqdm": "progress_bar=False",
+    "report_to": "tensorboard={'log_dir': ...}, or None",
+    "optim": "optimizer",
+    "opt": "optimizer",
+    "sched": "lr_scheduler_type, or lr_scheduler",
+    "warmup_epochs": "warmup_ratio, or warmup_steps",
+    "gradient_clip_algorithm": "max_grad_norm for 'norm', clip_grad_value for 'value'",
+    "check_val_every_n_epoch": "eval_strategy='epoch', or eval_strategy='step' with eval_steps",
+    "val_check_interval": "eval_strategy='step' with eval_steps, a number of steps or a share of all steps",
+    "num_sanity_val_steps": "eval_on_start",
+    "full_determinism": "deterministic",
+    "benchmark": "torch.backends.cudnn.benchmark = True, in your program",
+    "limit_test_batches": "limit_eval_batches",
+    "limit_predict_batches": "trainer.predict(data) with fewer samples",
+    "min_epochs": _NONE,
+    "min_steps": _NONE,
+    "auto_lr_find": _NONE,
+    "auto_scale_batch_size": _NONE,
+    "ema_decay": "ema={'decay': 0.999}",
+    "model_ema": "ema={'decay': 0.999}",
+    "model_ema_decay": "ema={'decay': 0.999}",
+    "swa": "ema={'average': 'equal', 'start': 0.75}",
+    "devices": "torchrun --nproc-per-node N SCRIPT, or device",
+    "num_nodes": "torchrun --nnodes N SCRIPT",
+    "accelerator": "device, or Trainer(..., accelerator=Accelerator())",
+    "strategy": "torchrun --nproc-per-node N SCRIPT",
+    "torch_compile": "graph=True",
+    "compile": "graph=True",
+    "profiler": "profile",
+    "callbacks": "Trainer(..., callbacks=[...])",
+    "compute_metrics": "metrics=[...], or Trainer(..., metrics_handler=...)",
+    "early_stopping_patience": "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}",
+    "push_to_hub": "trainer.push_to_hub(repo_id)",
+    "do_train": "trainer.train()",
+    "do_predict": "trainer.predict(data)",
+}
+
+# Keys of config files, and flags of the command line.
+KEYS = {
+    **dict.fromkeys(("lr", "learning_rate", "base_lr"), "optim.lr"),
+    **dict.fromkeys(("weight_decay", "wd"), "optim.weight_decay"),
+    **dict.fromkeys(("optimizer", "opt"), "optim"),
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "num_train_epochs"), "train.train_epoch"),
+    **dict.fromkeys(("max_steps", "max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
+    **dict.fromkeys(("batch_size", "per_device_train_batch_size", "bs"), "train.train_micro_batch_size"),
+    **dict.fromkeys(("eval_batch_size", "per_device_eval_batch_size"), "train.test_micro_batch_size"),
+    **dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "train.num_accumulation_steps"),
+    **dict.fromkeys(("lr_scheduler", "scheduler", "sched", "param_scheduler"), "train.scheduler"),
+    **dict.fromkeys(("warmup_steps", "warmup_epochs"), "train.warmup_ratio"),
+    **dict.fromkeys(("mixed_precision", "precision", "bf16", "fp16"), "train.amp.enabled"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "clip_grad"), "optim.params.clip_grad_max_norm"),
+    "clip_grad_value": "optim.params.clip_grad_value",
+    **dict.fromkeys(("gradient_checkpointing", "grad_checkpointing"), "train.activation_checkpoint.enabled"),
+    **dict.fromkeys(("output_dir", "work_dir", "output", "default_root_dir"), "train.output_dir"),
+    **dict.fromkeys(("load_from", "init_weights_from", "pretrained", "checkpoint"), "train.load_weight"),
+    **dict.fromkeys(("resume_from", "resume_from_checkpoint", "ckpt_path"), "--resume"),
+    **dict.fromkeys(("eval", "evaluate", "test_only"), "--eval-only"),
+    **dict.fromkeys(("num_workers", "workers", "dataloader_num_workers"), "dataloader.train.num_workers"),
+    **dict.fromkeys(("device", "device_str"), "train.dist.device_type"),
+    **dict.fromkeys(("save_steps", "save_interval"), "train.checkpointer.period"),
+    **dict.fromkeys(("max_to_keep", "save_total_limit", "max_keep_ckpts"), "train.checkpointer.max_to_keep"),
+    **dict.fromkeys(("eval_steps", "val_interval", "val_check_interval"), "train.evaluation.eval_period"),
+    **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "log_every_n_steps"), "train.log_period"),
+    "limit_val_batches": "train.limit_eval_batches",
+    **dict.fromkeys(("metric_for_best_model", "save_best", "eval_metric"), "train.evaluation.eval_metric"),
+    **dict.fromkeys(("ema_decay", "model_ema", "model_ema_decay"), "train.ema"),
+    **dict.fromkeys(("compile", "torch_compile"), "graph.enabled"),
+    **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
+    "config": "--config-file",
+}
+
+# Attributes of a trainer.
+ATTRIBUTES = {
+    **dict.fromkeys(("fit", "run", "train_loop"), "train()"),
+    **dict.fromkeys(("validate", "val", "test", "eval"), "evaluate(), or evaluate(dataset)"),
+    "evaluate": "test(cfg, loaders, model)",
+    **dict.fromkeys(("save_model", "save_checkpoint", "save_state", "save_weights"), "save(path)"),
+    **dict.fromkeys(("load_model", "load_checkpoint", "load_state", "load_weights"), "load(path)"),
+    **dict.fromkeys(("log", "log_dict", "log_metrics"), "trainwright.get_event_storage().put_scalar(name, value)"),
+    "args": "config",
+    **dict.fromkeys(("current_epoch", "epochs"), "epoch"),
+    "global_step": "state.global_step",
+    "should_stop": "trainercontrol.should_training_stop",
+    **dict.fromkeys(("callback_metrics", "logged_metrics"), "last_eval_results"),
+    "tokenizer": "preprocessor",
+    "processing_class": "preprocessor",
+    "get_train_dataloader": "create_train_dataloader(dataset)",
+    "get_eval_dataloader": "create_eval_dataloader(dataset)",
+    "create_optimizer": "set_optimizer(optimizer)",
+    "create_optimizer_and_scheduler": "set_optimizer(optimizer)",
+    "prediction_step": "predict_step(batch)",
+    "manual_backward": "backward(loss)",
+    "optimizers": "optimizer",
+    "summary": "print_info()",
+    "compile": "TrainingConfig(optimizer=..., loss=..., metrics=...)",
+}
+
+
+def setting_hint(name: str, allowed: Iterable[str]) -> str:
+    """What an unknown setting is called in a TrainingConfig, or the nearest name."""
+    if name not in SETTINGS:
+        return did_you_mean(name, allowed)
+    return f"Here: {SETTINGS[name]}." if SETTINGS[name] != _NONE else f"It is of another library; {_NONE}."
+
+
+def key_hint(name: str) -> str:
+    """What an unknown key or flag is called in config files, as a sentence; "" if it is not known."""
+    parts = name.lstrip("-").replace("-", "_").split(".")
+    for number, part in enumerate(parts):
+        if part in KEYS:
+            rest = parts[number + 1 :] if KEYS[part] == "optim" else []
+            return f"Did you mean {'.'.join([KEYS[part], *rest])!r}?"
+    return ""
+
+
+def attribute_hint(name: str, owner: object) -> str | None:
+    """What the attribute of another library's trainer is called; None if it is not known, or is not on ``owner``."""
+    here = ATTRIBUTES.get(name)
+    if here is None:
+        return None
+    attribute = here.partition("(")[0].partition(".")[0]
+    return here if "." in here.partition("(")[0] or here[0].isupper() or hasattr(owner, attribute) else None
