@@ -190,7 +190,7 @@ def described_loss(loss: Any) -> dict[str, Any] | None:
     kind = type(loss)
     if kind.__module__ != "torch.nn.modules.loss":
         return None
-    found = {"name_": kind.__name__}
+    found: dict[str, Any] = {"name_": kind.__name__}
     for name, parameter in inspect.signature(kind).parameters.items():
         if name in ("size_average", "reduce"):  # names of earlier releases of torch for reduction
             continue

@@ -187,14 +187,13 @@ def mixed(mixup_func: Callable[[Any, Any], tuple[Any, Any]], batch: Any) -> Any:
         DataError: there are no such fields, or several.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
-        return type(batch)(mixup_func(*batch))
+        pair = mixup_func(*batch)
+        return [*pair] if isinstance(batch, list) else pair
     fields = {name: v for name, v in batch.items() if isinstance(v, torch.Tensor)} if isinstance(batch, Mapping) else {}
     labels = ["labels"] if "labels" in fields else [name for name in fields if is_label(name)]
-    images = (
-        ["images"]
-        if "images" in fields
-        else [name for name, v in fields.items() if name not in labels and v.is_floating_point() and v.dim() > 2]
-    )
+    images = ["images"] if "images" in fields else []
+    if not images:
+        images = [name for name, v in fields.items() if name not in labels and v.is_floating_point() and v.dim() > 2]
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
             f"mixup_func: the batch {_describe(batch)} has {len(images)} fields of images and {len(labels)} of labels."

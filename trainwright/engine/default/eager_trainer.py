@@ -203,7 +203,7 @@ class EagerTrainer(TrainerBase):
 
     def _train_micro_batch(self, model: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         """Forward, loss and backward; returns the model's outputs."""
-        outputs = self.model(**batch)
+        outputs: Mapping[str, Any] = self.model(**batch)
         if not isinstance(outputs, dict):
             outputs = losses_of(outputs) or outputs
         loss = self._loss_of(outputs, batch)

@@ -290,7 +290,8 @@ def call_all(recorders: list[Any]) -> Any:
 def _check_loss(name: str, loss: Any) -> None:
     if not isinstance(loss, Tensor):
         raise ConfigTypeError(
-            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number."
+            f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several losses"
+            " return the sum, and log each with get_event_storage().put_scalar(name, value)."
         )
 
 
