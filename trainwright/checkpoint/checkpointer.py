@@ -83,7 +83,7 @@ class Checkpointer:
         self.asynchronous = asynchronous
         self.attachments = attachments
         self.only = only
-        self._weights: Callable[[], nn.Module] = weights or (lambda: self.model)
+        self._weights = weights  # no function of self by default: a cycle would keep the writer thread alive
         self._writer = CheckpointWriter(self.save_dir)
         weakref.finalize(self, self._writer.log_failure)
         self.checkpointables: dict[str, Stateful] = {}
@@ -164,7 +164,9 @@ class Checkpointer:
                 got = f"{iteration!r} ({type(iteration)})"
                 raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
             attached = self.attachments() if self.attachments is not None and self._is_writer else {}
-            files: Mapping[str, Writer] = serialize(self._weights(), self.checkpointables, extra, attached, self.only)
+            files: Mapping[str, Writer] = serialize(
+                self._saved_model(), self.checkpointables, extra, attached, self.only
+            )
             if self._is_writer:
                 iteration = extra.get("iteration")
                 if keep_trained:
@@ -301,9 +303,12 @@ class Checkpointer:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
         """
         with raised_together():
-            files = serialize(self._weights(), self.checkpointables, {}, only=self.only)
+            files = serialize(self._saved_model(), self.checkpointables, {}, only=self.only)
             if reserve and self.asynchronous and self._is_writer:
                 self._writer.reserve(files)
+
+    def _saved_model(self) -> nn.Module:
+        return self.model if self._weights is None else self._weights()
 
     @property
     def _is_writer(self) -> bool:
