@@ -359,6 +359,37 @@ def test_a_gan_has_the_weights_of_a_plain_loop(
     assert ("loss_d" in latest) == isinstance(trainer, DefaultTrainer)
 
 
+def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
+    """As torch's example of several losses: each optimizer is unscaled, clipped and stepped, then the scale updated."""
+    trainer = python_gan(tmp_path / "ours", 1, mixed_precision="fp16", max_grad_norm=0.1)
+    config = TrainingConfig(output_dir=tmp_path / "new", num_epochs=1, batch_size=6, eval_strategy="no", metrics=[])
+    fresh = Gan()
+    order = PythonGan(fresh, config, Reals(), optimizers=gan_optimizers(fresh)).train_dataloader
+    gan, scaler = Gan(), torch.amp.GradScaler("cpu")
+    optimizers = gan_optimizers(gan)
+    seen = [batch["inputs"] for batch in order]
+    torch.manual_seed(config.seed)
+    for real_BF in seen:
+        with torch.autocast("cpu", torch.float16):
+            fake_BF = gan.generator(torch.randn(len(real_BF), 3))
+            judged = gan.discriminator(real_BF), gan.discriminator(fake_BF.detach())
+            loss_d = F.softplus(-judged[0]).mean() + F.softplus(judged[1]).mean()
+        scaler.scale(loss_d).backward()
+        scaler.unscale_(optimizers["d"])
+        nn.utils.clip_grad_norm_(gan.discriminator.parameters(), 0.1)
+        scaler.step(optimizers["d"])
+        with torch.autocast("cpu", torch.float16):
+            loss_g = F.softplus(-gan.discriminator(fake_BF)).mean()
+        scaler.scale(loss_g).backward()
+        scaler.unscale_(optimizers["g"])
+        nn.utils.clip_grad_norm_(gan.generator.parameters(), 0.1)
+        scaler.step(optimizers["g"])
+        scaler.update()
+        gan.zero_grad()
+    assert_equal(trainer.model, gan)
+    assert trainer._grad_scaler.state_dict() == scaler.state_dict()
+
+
 @pytest.mark.parametrize("settings", [{}, {"mixed_precision": "fp16", "gradient_accumulation_steps": 2}], ids=str)
 def test_a_gan_resumes_bitwise(settings: dict[str, Any], tmp_path: Path) -> None:
     straight = python_gan(tmp_path / "straight", 4, **settings)
@@ -490,3 +521,21 @@ def test_a_checkpointable_that_is_added_to_a_trainer_is_resumed(api: str, tmp_pa
         hook.trainer = trainer
         trainer.train()
         assert counter.count == expected
+
+
+def test_the_schedules_of_a_longer_run_continue(tmp_path: Path) -> None:
+    """As those of a run of this length, after the same iterations."""
+
+    def make(length: int, folder: str) -> DefaultTrainer:
+        cfg = configured(tmp_path / folder, length)
+        cfg.train.scheduler = {"body": LazyCall(ExponentialLR)(gamma=0.9), "head": LazyCall(ExponentialLR)(gamma=0.8)}
+        return DefaultTrainer(cfg)
+
+    trainer, straight = make(4, "longer"), make(8, "straight")
+    trainer.train()
+    trainer.cfg.train.train_iter = 8
+    trainer.train()
+    straight.train()
+    for name in ("body", "head"):
+        assert trainer.lr_schedulers[name].get_last_lr() == straight.lr_schedulers[name].get_last_lr()
+    assert_equal(trainer.model, straight.model)

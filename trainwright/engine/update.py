@@ -64,7 +64,7 @@ class Update:
         self,
         optimizer: Optimizer,
         model: nn.Module,
-        step: Callable[[], Any],
+        step: Callable[..., Any],
         zero_grad: Callable[[], Any],
         *,
         accumulates: bool,

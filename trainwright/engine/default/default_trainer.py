@@ -472,11 +472,15 @@ class DefaultTrainer(StepMethods):
         train.update({"train_iter": length, "scheduler": longer.train.scheduler})
         train.warmup_iter = longer.train.warmup_iter
         self.max_iter = self._planned = length
-        if not isinstance(self.optimizer, NamedOptimizers):
+        if self.lr_scheduler is not None:
             extend_schedule(self.lr_scheduler, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
             return
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        longer_ones: Any = self.build_lr_scheduler(self.cfg, self.optimizer)  # sets the first rates of all of them
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         for name, schedule in self.lr_schedulers.items():
-            extend_schedule(schedule, lambda _, name=name: self.build_lr_scheduler(self.cfg, self.optimizer)[name])
+            extend_schedule(schedule, partial(_given, longer_ones[name]))
 
     def _continue(self) -> None:
         self._update_length()
@@ -566,3 +570,8 @@ class DefaultTrainer(StepMethods):
 
     def _num_samples(self) -> int | None:
         return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)
+
+
+def _given(schedule: Any, optimizer: Any) -> Any:
+    """A schedule that is built already."""
+    return schedule

@@ -100,6 +100,9 @@ class TrainerShared(StepMethods):
     def prepare_input_batch(self, batch: Any) -> Any:
         raise NotImplementedError
 
+    def training_step(self, batch: Any) -> Any:
+        raise NotImplementedError
+
     def optimization_step(self) -> None:
         raise NotImplementedError
 
