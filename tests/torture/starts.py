@@ -31,6 +31,8 @@ def load_library() -> None:
     Raises:
         RuntimeError: something has started one all the same.
     """
+    # pyarrow, which scikit-learn imports where it is installed, starts a thread that frees memory.
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     import antlr4  # noqa: F401
     import hydra.core.override_parser.overrides_parser  # noqa: F401
     import sklearn.datasets.data  # noqa: F401
