@@ -44,6 +44,7 @@ PRELOADED = (
     "trainwright.evaluation",
     "trainwright.hooks",
     "trainwright.data",
+    "sklearn.datasets",
     "torchmetrics",  # and torch's compiler, which it imports: three seconds, more than half of a program's time
 )
 # Variables that are read at an import, or when the interpreter starts.
@@ -106,7 +107,13 @@ def python() -> str:
         pass_fds=[listener.fileno()],
         stdin=subprocess.PIPE,  # closed when this process ends
         cwd=repository,
-        env={**os.environ, "PYTHONPATH": repository, "OMP_NUM_THREADS": "1"},
+        # pyarrow, which scikit-learn imports where it is installed, would start a thread.
+        env={
+            **os.environ,
+            "PYTHONPATH": repository,
+            "OMP_NUM_THREADS": "1",
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        },
     )
     listener.close()
 

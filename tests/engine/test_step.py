@@ -106,22 +106,14 @@ def test_a_step_reads_nothing_from_the_device() -> None:
     assert in_steps <= counted.reads  # no more than torch itself
 
 
-def graph_backends() -> list[str]:
-    """Inductor where there is a C++ compiler, else the backend that traces without compiling."""
-    import shutil
-
-    return ["aot_eager", "inductor"] if shutil.which("g++") or shutil.which("clang++") else ["aot_eager"]
-
-
-@pytest.mark.parametrize("backend", graph_backends())
-def test_graph_mode_gives_the_losses_of_eager_mode(backend: str) -> None:
+def test_graph_mode_gives_the_losses_of_eager_mode() -> None:
     losses = []
     for graph in (False, True):
         model = classifier()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         torch.manual_seed(1)
         if graph:
-            trainer: EagerTrainer = GraphTrainer(GraphBase(model, optimizer, backend=backend), batches(5), 2)
+            trainer: EagerTrainer = GraphTrainer(GraphBase(model, optimizer, backend="aot_eager"), batches(5), 2)
         else:
             trainer = EagerTrainer(model, batches(5), optimizer, 2)
         trainer.train(0, 50)

@@ -168,13 +168,13 @@ def losses(backend: str | None, *layers: nn.Module, updates: int = 12) -> tuple[
     return torch.tensor([value for value, _ in trainer.storage.history("total_loss").values()]), trainer
 
 
-def train_by_trainer(folder: Path, resume: Any = None, **settings: Any) -> Trainer:
+def train_by_trainer(folder: Path, resume: Any = None, *, graph: bool = True, **settings: Any) -> Trainer:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.randn(160, 6, generator=generator), torch.arange(160) % 4)
     model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 4))
     config = TrainingConfig(
-        output_dir=str(folder), graph=True, loss="CrossEntropyLoss", batch_size=8, num_epochs=3, learning_rate=0.01,
+        output_dir=str(folder), graph=graph, loss="CrossEntropyLoss", batch_size=8, num_epochs=3, learning_rate=0.01,
         eval_strategy="no", progress_bar=False, resume_from_checkpoint=resume, **settings,
     )  # fmt: skip
     trainer = Trainer(model, config, train_dataset=data)

@@ -91,14 +91,14 @@ def test_a_given_loader_is_used_as_it_is(tmp_path: Path) -> None:
     assert_equal_weights(trainer.model, theirs)
 
 
-def test_a_graph_gives_the_weights_of_the_eager_model(tmp_path: Path) -> None:
-    pytest.importorskip("torch._inductor")
+def test_a_graph_gives_the_weights_of_the_eager_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no C++ compiler: the same program, whose operations run one by one
     trainer = Trainer(make(Net), config(tmp_path, graph=True, batch_size=25, max_steps=3), train_dataset=PAIRS)
     eager = Trainer(make(Net), config(tmp_path / "eager", batch_size=25, max_steps=3), train_dataset=PAIRS)
     trainer.train()
     eager.train()
     for left, right in zip(trainer.model.parameters(), eager.model.parameters(), strict=True):
-        torch.testing.assert_close(left, right)  # fused kernels sum in another order
+        torch.testing.assert_close(left, right)  # a program sums in another order
 
 
 def frames_of_forward(module: nn.Module, seen: list[list[str]]) -> None:
