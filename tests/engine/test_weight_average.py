@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.checkpoint import CheckpointError
 from trainwright.config.errors import ConfigError
 from trainwright.data import CyclicSampler, build_image_train_loader
 from trainwright.evaluation import DatasetEvaluator
@@ -346,3 +347,14 @@ def test_a_model_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     settings = TrainingConfig(output_dir=str(tmp_path), ema={})
     with pytest.raises(ConfigError, match=r"ema: Fixed cannot be copied.*one of a kind"):
         Trainer(Fixed(2, 2), settings, Points())
+
+
+def test_a_resume_without_the_setting_is_a_warning_and_one_that_adds_it_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config(tmp_path / "with", {"decay": 0.5}).train()
+    config(tmp_path / "with", None, resume=True)
+    assert "holds state that no checkpointable of this run loads: training_weights" in caplog.text
+    config(tmp_path / "without", None).train()
+    with pytest.raises(CheckpointError, match="has no state of training_weights"):
+        config(tmp_path / "without", {"decay": 0.5}, resume=True)
