@@ -39,7 +39,7 @@ def apply_dev_run(config: "TrainingConfig", owner: Any) -> "TrainingConfig":
     num_batches = dev_batches(config)
     if num_batches is None:
         return config
-    folder = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else None)
+    folder: str = broadcast_object(tempfile.mkdtemp(prefix="fast_dev_run_") if is_main_process() else "")
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     changes: dict[str, Any] = {"output_dir": folder, "num_epochs": 1, "limit_train_batches": num_batches}
     changes |= {"limit_eval_batches": num_batches, "overfit_batches": None}
