@@ -244,12 +244,14 @@ class _StreamReader(IterableDataset[Any]):
             saved = SavedGenerators()
             try:
                 passes.open()  # first: it may read and drop samples
-                seed_generators(key, f"batch:{number}")
+                if self.shuffle_buffer is None:
+                    seed_generators(key, f"batch:{number}")
                 rows += islice(passes.samples, self.batch_size - len(rows))
                 is_over = len(rows) < self.batch_size
                 is_batch = bool(rows) and (not is_over or self.drop_last is False)
                 if is_batch:
-                    seed_generators(key, f"collate:{number}")
+                    if self.shuffle_buffer is not None:  # a block is read in the first of its batches only
+                        seed_generators(key, f"batch:{number}")
                     batch = self.collate_fn(rows)
             finally:
                 saved.restore()

@@ -17,6 +17,7 @@ from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
+from trainwright.data.streaming import is_stream
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_recomputed, log_to_console
 from trainwright.engine.trainer import checks, loaders, optim, parts
@@ -119,8 +120,8 @@ class Trainer(TrainerSetup):
         if config.overfit_batches is not None:
             self.eval_dataloader = loaders.overfit_loader(self.train_dataloader, train_dataset, config, self._collator)
         elif eval_dataloader is None and eval_dataset is not None:
-            is_stream = loaders.is_stream(eval_dataset)  # not a loader, although it is only iterated
-            build = self.create_eval_dataloader if is_stream else self._eval_loaders
+            is_iterated = is_stream(eval_dataset)  # not a loader, although it is only iterated
+            build = self.create_eval_dataloader if is_iterated else self._eval_loaders
             self.eval_dataloader = build(eval_dataset)
         self._build_plan()
 
