@@ -198,9 +198,10 @@ def _length_of(sample: Any, by: bool | str, dataset: Any) -> int:
         for value in (fields[name] for name in names if name in fields):
             value = getattr(value, "tensor", value)
             return len(value) if hasattr(value, "__len__") and np.ndim(value) else int(value)
-    there = f"has the fields {', '.join(map(str, fields))}" if isinstance(fields, Mapping) else "has no fields"
+    there = f"the fields {', '.join(map(str, fields))}" if isinstance(fields, Mapping) else "no named fields"
     raise DataError(
-        f"bucket_by_length: a sample of {type(dataset).__name__} {there}, but none of {', '.join(map(repr, names))}."
+        f"bucket_by_length: a sample of {type(dataset).__name__} has {there}; allowed is one of"
+        f" {', '.join(map(repr, names))}."
         " Give the data set an attribute 'lengths', one number for each sample, or set bucket_by_length to the name of"
         " a field."
     )
