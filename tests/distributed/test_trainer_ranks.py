@@ -115,6 +115,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(base / "whole", launcher=TORCHRUN, config=RESUMABLE, model={"dropout": 0.3})
 
 
+def test_max_time_stops_two_processes_at_the_same_iteration(tmp_path: Path, uneven: tuple[Run, Run]) -> None:
+    config = {**CONFIG, "batch_size": 4, "resume_from_checkpoint": True}
+    first = run(tmp_path / "run", launcher=TORCHRUN, config={**config, "max_time": 1e-6}, part="first")
+    rest = run(tmp_path / "run", launcher=TORCHRUN, config=config, part="rest")
+    assert (first.code, rest.code) == (0, 0), first.output + rest.output
+    assert list(first.seen()) == [0]
+    assert first.seen() | rest.seen() == uneven[1].seen()
+    assert torch.equal(rest.weights()["body.0.weight"], uneven[1].weights()["body.0.weight"])
+
+
 RESUMABLE = {**CONFIG, "batch_size": 4, "num_epochs": 4, "save_steps": 5, "resume_from_checkpoint": True}
 
 
