@@ -224,7 +224,18 @@ def test_objects_are_moved_by_their_own_method():
         ((torch.zeros(0, 2), torch.zeros(0)), 0),
         ("text", -1),
     ],
-    ids="pair fields graph_fields detection list_of_samples graph graph_and_labels packed empty text".split(),
+    ids=[
+        "pair",
+        "fields",
+        "graph_fields",
+        "detection",
+        "list_of_samples",
+        "graph",
+        "graph_and_labels",
+        "packed",
+        "empty",
+        "text",
+    ],
 )
 def test_the_number_of_samples_of_a_batch(batch, count):
     assert count_samples(batch, unknown=-1) == count
