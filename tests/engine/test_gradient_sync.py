@@ -54,8 +54,13 @@ def test_a_missing_gradient_counts_as_zero_and_stays_missing_where_no_rank_has_o
         assert not all_take_part
 
 
-def replicated(accumulation: int, frozen_at: int | None) -> list[Tensor]:
-    """Four updates; the second branch takes part in every other one, and a bias may be frozen on the way."""
+def takes_both(update: int, micro_step: int, period: int) -> bool:
+    """Whether the second branch takes part: in every other update, or in the first one of ``period`` batches."""
+    return micro_step % period == 0 if period else update % 2 == 1
+
+
+def replicated(accumulation: int, frozen_at: int | None, period: int) -> list[Tensor]:
+    """Four updates; the second branch takes part in some batches, and a bias may be frozen on the way."""
     model = Branches()
     holder: dict[str, Any] = {}
     replica = Replica(model, torch.device("cpu"), lambda wrapped: holder.update(model=wrapped))
@@ -66,24 +71,24 @@ def replicated(accumulation: int, frozen_at: int | None) -> list[Tensor]:
         for micro_step in range(accumulation):
             replica.before_batch(is_last=micro_step == accumulation - 1)
             batch = INPUTS[(update % 2) * 2 + get_rank()]
-            (holder["model"](batch, both=update % 2 == 1) / accumulation).backward()
+            (holder["model"](batch, both=takes_both(update, micro_step, period)) / accumulation).backward()
         replica.finish()
         optimizer.step()
         optimizer.zero_grad()
     return state(model)
 
 
-def by_hand(accumulation: int, frozen_at: int | None) -> list[Tensor]:
+def by_hand(accumulation: int, frozen_at: int | None, period: int) -> list[Tensor]:
     """The same in one process: the mean of the losses of both ranks."""
     model = Branches()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for update in range(4):
         if update == frozen_at:
             model.first.bias.requires_grad_(False)
-        for _ in range(accumulation):
+        for micro_step in range(accumulation):
             for rank in range(2):
                 batch = INPUTS[(update % 2) * 2 + rank]
-                loss = model(batch, both=update % 2 == 1)
+                loss = model(batch, both=takes_both(update, micro_step, period))
                 (loss / accumulation / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -91,10 +96,11 @@ def by_hand(accumulation: int, frozen_at: int | None) -> list[Tensor]:
 
 
 def all_replicas() -> list[list[Tensor]]:
-    return [replicated(accumulation, frozen_at) for accumulation, frozen_at in CASES]
+    return [replicated(*case) for case in CASES]
 
 
-CASES = [(1, None), (3, None), (1, 2), (2, 1)]
+# Micro-batches, the update that freezes, the period of batches that use both branches.
+CASES = [(1, None, 0), (3, None, 0), (1, 2, 0), (2, 1, 0), (2, None, 2), (3, 2, 2)]
 
 
 def test_a_replica_has_the_weights_of_one_process() -> None:
@@ -103,6 +109,40 @@ def test_a_replica_has_the_weights_of_one_process() -> None:
         for left, right, expected in zip(ours, theirs, by_hand(*case), strict=True):
             assert torch.equal(left, right)
             torch.testing.assert_close(left, expected, rtol=1e-6, atol=1e-7)  # float32 sums in another order
+
+
+def two_losses() -> list[Tensor]:
+    """Two updates with two backward passes each, the first for one branch only."""
+    model = Branches()
+    holder: dict[str, Any] = {"model": model}
+    replica = Replica(model, torch.device("cpu"), lambda wrapped: holder.update(model=wrapped))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for update in range(2):
+        replica.before_batch(is_last=True)
+        batch = INPUTS[update * 2 + get_rank()]
+        loss = holder["model"](batch, both=True)
+        loss.backward(inputs=list(model.first.parameters()), retain_graph=True)
+        replica.average_after_backward()
+        loss.backward()
+        replica.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+    return state(model)
+
+
+def test_two_backward_passes_on_a_batch_are_averaged_after_the_second_in_each_update() -> None:
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for update in range(2):
+        for rank in range(2):
+            loss = model(INPUTS[update * 2 + rank], both=True) / 2
+            loss.backward(inputs=list(model.first.parameters()), retain_graph=True)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for weights in on_ranks(two_losses):
+        for ours, expected in zip(weights, state(model), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)  # float32 sums in another order
 
 
 def own_steps() -> tuple[list[float], list[float]]:

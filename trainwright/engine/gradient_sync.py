@@ -41,7 +41,8 @@ class Replica:
         on_wrap: called with the wrapped model whenever it changes.
         prepared: the wrapped model, if it is already wrapped.
         wraps: False: the model is not wrapped, and each update is averaged after its backward passes.
-        find_unused_parameters: some updates leave parameters out that others use. Found in the first update if it does.
+        find_unused_parameters: some updates leave parameters out that others use. Found in the first update if one of
+            its batches does.
     """
 
     def __init__(
@@ -62,11 +63,14 @@ class Replica:
         self._trainable: tuple[bool, ...] | None = None
         self._wrapped: Any = None
         self._is_first = True  # the first update of these trainable parameters
+        self._num_batches, self._uses = 0, set[tuple[int, int]]()  # of it: batches, and the parameters of each
+        self._watches: list[RemovableHandle] = []
         self._is_averaged = False  # by the backward pass of this batch
         if prepared is not None:
             prepared.require_backward_grad_sync = wraps
             watch_wrapped(prepared)
             self._trainable = self._trainable_now()
+            self._watch_uses()
             self._use_wrapped(prepared)
 
     def before_batch(self, *, is_last: bool) -> None:
@@ -76,7 +80,9 @@ class Replica:
         trainable = self._trainable_now()
         if trainable != self._trainable:
             self._trainable, self._is_first = trainable, True
+            self._watch_uses()
             self._wrap()
+        self._num_batches += 1
         self._wrapped.require_backward_grad_sync = is_last and not self._is_first
         self._is_averaged = False
 
@@ -94,7 +100,9 @@ class Replica:
         all_take_part = average_gradients(self._plain.parameters())
         if self._is_first and self._wrapped is not None:
             self._is_first = False
-            self._wrapped.require_backward_grad_sync = True  # for batches without a before_batch call
+            self._wrapped.require_backward_grad_sync = self._wraps  # for batches without a before_batch call
+            # The last batch of an update averages: it may leave out parameters that an earlier one uses.
+            all_take_part &= all(all_gather_object(self._is_each_used()))
             if not all_take_part or self._wrapped.find_unused_parameters:
                 # Wrapped anew: DistributedDataParallel remembers which parameters this update has used, although it
                 # has not averaged them, and would expect their gradients in the next update.
@@ -108,6 +116,23 @@ class Replica:
             self._wraps = False
             if self._wrapped is not None:  # in an Accelerator's, or in the first update
                 self._wrapped.require_backward_grad_sync = False
+
+    def _watch_uses(self) -> None:
+        """Record which parameters the backward pass of each batch reaches, until the end of the update."""
+        self._num_batches = 0
+        self._uses.clear()
+        self._is_each_used()
+        for parameter in self._plain.parameters():
+            if parameter.requires_grad:
+                see = lambda tensor: self._uses.add((self._num_batches, id(tensor)))  # noqa: E731
+                self._watches.append(parameter.register_post_accumulate_grad_hook(see))
+
+    def _is_each_used(self) -> bool:
+        """Whether each batch used all parameters. Ends ``_watch_uses``."""
+        expected = self._num_batches * len(self._watches)
+        while self._watches:
+            self._watches.pop().remove()
+        return len(self._uses) >= expected
 
     def _wrap(self) -> None:
         self._use_wrapped(wrap_data_parallel(self._plain, self._device, find_unused_parameters=self._finds_unused))
