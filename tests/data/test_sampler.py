@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainwright.config.errors import ConfigError
-from trainwright.data import CyclicSampler, DataError, EpochSampler, RangedSampler, SingleRoundSampler
+from trainwright.data import CyclicSampler, DataError, EpochSampler, MixedDataset, RangedSampler, SingleRoundSampler
 from trainwright.data.batch_loader import Rounds
 from trainwright.data.sampler import SampleIndices
 
@@ -397,3 +397,23 @@ def test_tensors_of_indices_go_on_where_lists_would():
     sampler.set_batches_done(1)
     rounds = [[tensor.tolist() for tensor in sampler.index_tensors()] for _ in range(2)]
     assert rounds == [whole[1:3], whole[3:6]]
+
+
+def test_shortened_epochs_keep_batches_of_similar_length() -> None:
+    lengths = np.random.default_rng(0).permutation(103)
+    sampler = CyclicSampler(range(103), 4, shuffle=True, lengths=lengths)
+    assert sampler.limit_epochs(10) == 40
+    spreads = [np.ptp(lengths[batch]) for batch in islice(sampler, 30)]
+    assert max(spreads) <= 4  # of all epochs; a batch of random samples spreads over about 60
+
+
+@pytest.mark.parametrize("api", ["python", "config file"])
+def test_kept_batches_of_a_mixture_are_the_same_in_each_epoch(api: str) -> None:
+    data = MixedDataset([range(30), range(12)], [0.7, 0.3])
+    if api == "python":
+        batches = list(islice(EpochSampler(data, 4, limit=2, keeps_batches=True), 6))
+    else:
+        sampler = CyclicSampler(data, 4, shuffle=True)
+        sampler.limit_epochs(2, keeps_batches=True)
+        batches = list(islice(sampler, 6))
+    assert batches == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3

@@ -94,6 +94,23 @@ def test_iterate_yields_the_outputs_batch_by_batch_and_lets_the_caller_train_bet
     assert torch.equal(torch.cat(parts), by_hand(trainer.model))
 
 
+def test_iterate_draws_what_a_prediction_of_all_draws_and_keeps_the_random_state(tmp_path: Path) -> None:
+    class Noisy(Plain):
+        def forward(self, inputs: Tensor) -> Any:  # type: ignore[override]
+            return super().forward(inputs) + torch.rand(len(inputs), 1)
+
+    trainer, states = trainer_of(Noisy(), tmp_path), []
+    loader = DataLoader(TensorDataset(INPUTS, LABELS), 4, shuffle=True)
+    torch.manual_seed(3)
+    expected, parts = trainer.predict(loader), []
+    for part in trainer.predict(loader, iterate=True):
+        parts.append(part)
+        states.append(torch.get_rng_state())
+    assert torch.equal(torch.cat(parts), expected)
+    torch.manual_seed(3)
+    assert all(torch.equal(state, torch.get_rng_state()) for state in states)
+
+
 def test_averaged_weights_predict_within_a_training_in_both_forms(tmp_path: Path) -> None:
     found: list[tuple[Tensor, Tensor, Tensor]] = []
 

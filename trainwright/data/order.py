@@ -112,6 +112,16 @@ class InOrder:
         return np.arange(start, stop)
 
 
+class FirstEpoch:
+    """The order ``base`` of the first epoch, in each epoch."""
+
+    def __init__(self, base: Order) -> None:
+        self._base = base
+
+    def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
+        return self._base.part(seed, 0, start, stop)
+
+
 class LengthGroups:
     """The order ``base``, changed so that each batch of all ranks has samples of similar length.
 
@@ -127,14 +137,14 @@ class LengthGroups:
     """
 
     def __init__(self, base: Order, length: int, lengths: Any, batch_size: int, *, crosses_epochs: bool) -> None:
-        self._base, self._length, self._batch_size, self._crosses_epochs = base, length, batch_size, crosses_epochs
+        self._base, self._length, self._batch_size, self.crosses_epochs = base, length, batch_size, crosses_epochs
         self._lengths = np.asarray(lengths)
         self._pool: tuple[int, int, int] | None = None
         self._indices: Indices = np.empty(0, np.int64)
 
     def part(self, seed: int, epoch: int, start: int, stop: int) -> Indices:
         size, length = self._batch_size, self._length
-        head = min(-epoch * length % size if self._crosses_epochs else 0, length)
+        head = min(-epoch * length % size if self.crosses_epochs else 0, length)
         end = head + (length - head) // size * size
         parts = []
         while start < stop:

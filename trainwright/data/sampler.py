@@ -17,7 +17,7 @@ from torch.utils.data import Sampler
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.errors import DataError
-from trainwright.data.order import InOrder, LengthGroups, Order, shuffled_order
+from trainwright.data.order import FirstEpoch, InOrder, LengthGroups, Order, shuffled_order
 
 _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at once would delay the first batch
 
@@ -177,7 +177,9 @@ class CyclicSampler(_BatchSampler):
         whole = self.micro_batch_size * self.data_parallel_size
         self.num_used = self._epoch_length = min(self.data_size, limited(len(self), num_batches) * whole)
         if keeps_batches:
-            self._order = _order_of(self.dataset, self.data_size, False)
+            self._order = FirstEpoch(_order_of(self.dataset, self.data_size, False))
+        elif isinstance(self._order, LengthGroups) and self.num_used < self.data_size:
+            self._order.crosses_epochs = False  # an epoch now has complete batches only
         return self.num_used
 
     def __len__(self) -> int:
@@ -254,6 +256,7 @@ class EpochSampler(_BatchSampler):
     samples than there are ranks, the other ranks get its first sample as padding: ``num_samples`` is then 0.
 
     ``lengths``, one number for each sample, groups samples of similar length: see :class:`~.order.LengthGroups`.
+    ``limit``, a number or share of batches, shortens each epoch; with ``keeps_batches`` all epochs have the same ones.
 
     >>> batches = iter(EpochSampler(range(5), batch_size=2))
     >>> [next(batches) for _ in range(4)]
@@ -277,10 +280,13 @@ class EpochSampler(_BatchSampler):
         data_parallel_size: int = 1,
         lengths: Any = None,
         limit: int | float | None = None,
+        keeps_batches: bool = False,
     ) -> None:
         super().__init__(
             dataset, shuffle, data_parallel_rank, data_parallel_size, seed, lengths, batch_size=(batch_size, 1)
         )
+        if keeps_batches:
+            self._order = FirstEpoch(self._order)
         self.drop_last = drop_last
         self.global_batch_size = whole = batch_size * data_parallel_size
         self.samples_per_epoch = self.data_size // whole * whole if drop_last else self.data_size

@@ -251,16 +251,27 @@ class _Progress:
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
     """Restore the states of Python's, NumPy's and torch's generators afterwards."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
+    states = rng_states(device)
     try:
-        with torch.random.fork_rng(
-            _generator_indices(device), device_type="cuda" if device.type in ("cpu", "mps") else device.type
-        ):
-            yield
+        yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        set_rng_states(states, device)
+
+
+def rng_states(device: torch.device) -> tuple[Any, ...]:
+    """The states of Python's, NumPy's and torch's generators."""
+    of_device = [torch.get_device_module(device).get_rng_state(index) for index in _generator_indices(device)]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_device
+
+
+def set_rng_states(states: tuple[Any, ...], device: torch.device) -> None:
+    """Continue the generators at ``states``."""
+    python_state, numpy_state, torch_state, of_device = states
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+    torch.set_rng_state(torch_state)
+    for index, state in zip(_generator_indices(device), of_device, strict=True):
+        torch.get_device_module(device).set_rng_state(state, index)
 
 
 def _generator_indices(device: torch.device) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import add_batch_note, count_samples
-from trainwright.evaluation.loop import preserve_rng, run_evaluation
+from trainwright.evaluation.loop import preserve_rng, rng_states, run_evaluation, set_rng_states
 from trainwright.evaluation.rank_exchange import gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
@@ -49,7 +49,7 @@ def predict(
 
 def iterate_predictions(
     model: nn.Module,
-    batches: Iterable[Any],
+    read_batches: Callable[[], Iterable[Any]],
     step: Callable[[Any], Any],
     *,
     device: torch.device,
@@ -58,16 +58,21 @@ def iterate_predictions(
     """The outputs for each batch, one after another. Every rank yields the batches of all ranks.
 
     ``weights`` gives the model the weights to predict with, within a ``with`` statement. Between two batches, the model
-    has the weights and the modes that it had before.
+    has the weights and the modes that it had before, and so have the random generators.
     """
-    reader, is_alone = iter(batches), get_world_size() == 1
+    reader: Iterator[Any] | None = None
+    is_alone, states = get_world_size() == 1, rng_states(device)
     while True:
         outputs, error = None, None
         try:
             with weights(), evaluation_mode(model), preserve_rng(device), EvaluationStorage():
+                set_rng_states(states, device)  # each batch continues the draws of the one before
+                if reader is None:
+                    reader = iter(read_batches())  # a shuffled loader draws
                 for batch in reader:
                     outputs = _outputs_of(step, batch)
                     break
+                states = rng_states(device)
         except Exception as failure:
             if is_alone:
                 raise

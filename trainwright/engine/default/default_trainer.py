@@ -360,7 +360,7 @@ class DefaultTrainer(StepMethods):
 
         if iterate:
             return iterate_predictions(
-                self.model, read_batches(), self._predict_batch, device=self.device, weights=self._evaluated_weights
+                self.model, read_batches, self._predict_batch, device=self.device, weights=self._evaluated_weights
             )
         rounds = num_rounds(loader)
         with self._evaluated_weights():

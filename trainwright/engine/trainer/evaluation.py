@@ -307,7 +307,7 @@ class EvaluatingTrainer(TrainerShared):
 
         if iterate:
             return iterate_predictions(
-                self.model, read_batches(), self.predict_step, device=self.device, weights=self._evaluated_weights
+                self.model, read_batches, self.predict_step, device=self.device, weights=self._evaluated_weights
             )
         rounds = loaders.num_rounds(loader)
         with self._evaluated_weights():

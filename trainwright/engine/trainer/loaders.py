@@ -48,6 +48,7 @@ def train_loader(
         data_parallel_size=get_data_parallel_size(),
         lengths=None if config.overfit_batches else sample_lengths(dataset, config.bucket_by_length),
         limit=config.overfit_batches or config.limit_train_batches,
+        keeps_batches=config.overfit_batches is not None,
     )
     sampler.infinite = False
     sampler.set_batches_done(steps_done)
