@@ -93,7 +93,7 @@ def test_lengths_come_from_the_data_set_or_a_field() -> None:
     assert list(sample_lengths(rows, True)) == [3, 1, 2]
     assert list(sample_lengths(rows, "weight")) == [4, 2, 3]
     assert list(sample_lengths([{"input_ids": torch.zeros(4)}], True)) == [4]
-    with pytest.raises(DataError, match=r"fields input_ids, weight.*none of 'size'"):
+    with pytest.raises(DataError, match=r"fields input_ids, weight; needed is 'size'"):
         sample_lengths(rows, "size")
 
     class Rows(list):  # type: ignore[type-arg]

@@ -210,8 +210,8 @@ def _length_of(sample: Any, by: bool | str, dataset: Any) -> int:
             return len(value) if hasattr(value, "__len__") and np.ndim(value) else int(value)
     there = f"the fields {', '.join(map(str, fields))}" if isinstance(fields, Mapping) else "no named fields"
     raise DataError(
-        f"bucket_by_length: a sample of {type(dataset).__name__} has {there}; allowed is one of"
-        f" {', '.join(map(repr, names))}."
+        f"bucket_by_length: a sample of {type(dataset).__name__} has {there}; needed is"
+        f" {' or '.join(map(repr, names))}."
         " Give the data set an attribute 'lengths', one number for each sample, or set bucket_by_length to the name of"
         " a field."
     )

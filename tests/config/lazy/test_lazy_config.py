@@ -368,6 +368,8 @@ def test_the_documented_values():
         "max_to_keep": 100,
         "save_model_after_n_epoch": None,
         "asynchronous": True,
+        "save_top_k": None,
+        "save_trainable_only": False,
     }
     assert (train.evaluation.eval_metric, train.evaluation.eval_mode, train.evaluation.eval_iter) == (
         "Acc@1",
