@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.cli.train import main
 from trainwright.config.arguments import default_argument_parser
-from trainwright.config.errors import ConfigError, ConfigKeyError
+from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.foreign_names import KEYS, SETTINGS
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.training.aliases import ALIASES
@@ -49,6 +49,9 @@ def test_names_that_mean_the_same_are_accepted(name: str, value: Any, field: str
         ("check_val_every_n_epoch", "Here: eval_strategy='epoch'"),
         ("enable_checkpointing", "Here: save_enabled"),
         ("min_epochs", "of another library; there is no equivalent"),
+        ("deepspeed", "of another library; there is no equivalent"),
+        ("checkpoint_hist", "Here: max_to_keep"),
+        ("label_smoothing_factor", "Here: loss="),
         ("bach_size", "Did you mean 'batch_size'"),
     ],
 )
@@ -70,6 +73,25 @@ def test_no_name_has_two_answers_and_each_answer_exists() -> None:
 def trainer(folder: Path) -> Trainer:
     data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
     return Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=folder), data)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("compute_metrics", "Trainer: there is no argument 'compute_metrics'. Here: metrics_handler."),
+        ("max_epochs", r"It is a setting: TrainingConfig\(max_epochs=...\)."),
+        ("bogus", "Trainer: there is no argument 'bogus'.$"),
+    ],
+)
+def test_an_unknown_argument_of_a_trainer_is_answered_with_ours(name: str, text: str) -> None:
+    with pytest.raises(ConfigTypeError, match=text):
+        Trainer(torch.nn.Linear(2, 2), TrainingConfig(), [1, 2], **{name: 1})
+
+
+@pytest.mark.parametrize("name", ["resume_from_checkpoint", "ckpt_path"])
+def test_an_unknown_argument_of_train_is_answered_with_ours(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match=r"train: .* Here: TrainingConfig\(resume_from_checkpoint=True\)"):
+        trainer(tmp_path).train(**{name: "last"})
 
 
 @pytest.mark.parametrize(

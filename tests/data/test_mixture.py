@@ -23,6 +23,12 @@ from trainwright.data import (
 )
 
 
+def test_a_dict_without_weights_is_refused(tmp_path: Path) -> None:
+    config = TrainingConfig(output_dir=tmp_path)
+    with pytest.raises(ConfigTypeError, match=r"'b' has no weight; give \{name: \(data set, weight\), ...\}"):
+        Trainer(nn.Linear(1, 1), config, {"a": (range(3), 0.5), "b": range(3)})
+
+
 def numbers(first: int, length: int) -> list[int]:
     return list(range(first, first + length))
 

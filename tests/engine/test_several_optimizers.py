@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
-from trainwright.config import ConfigError, ConfigTypeError
+from trainwright.config import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.data import build_image_train_loader
 from trainwright.hooks import CallbackHook
 
@@ -239,6 +239,14 @@ def test_wrong_settings_of_a_config_file_are_refused(tmp_path: Path) -> None:
     cfg.train.scheduler = {"bdy": LazyCall(ExponentialLR)(gamma=0.9)}
     with pytest.raises(ConfigError, match=r"train.scheduler.bdy: .* Did you mean 'body'"):
         DefaultTrainer(cfg)
+    for key, value, text in (
+        ("hed", {"lr": 1e-3}, "Did you mean 'head'"),
+        ("lr", 1e-3, "optim has several by name. Allowed: body, head"),
+    ):
+        cfg = configured(tmp_path)
+        cfg.optim[key] = value
+        with pytest.raises(ConfigKeyError, match=rf"optim.{key}.*: is not an optimizer; .*{text}"):
+            DefaultTrainer(cfg)
     cfg = configured(tmp_path)
     cfg.optim.head.params.part = "hed"
     with pytest.raises(ConfigError, match=r"part='hed': Net has no such submodule. Did you mean 'head'"):

@@ -4,11 +4,12 @@ The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer 
 setting are aliases of it instead (:mod:`trainwright.config.training.aliases`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from trainwright.config.errors import did_you_mean
 
 _NONE = "there is no equivalent"
+_SMOOTHING = "loss={'name_': 'CrossEntropyLoss', 'label_smoothing': 0.1}"
 
 # Settings of a TrainingConfig.
 SETTINGS = {
@@ -56,6 +57,15 @@ SETTINGS = {
     "push_to_hub": "trainer.push_to_hub(repo_id)",
     "do_train": "trainer.train()",
     "do_predict": "trainer.predict(data)",
+    "patience": "early_stopping={'monitor': 'eval_loss', 'patience': 3, 'mode': 'min'}",
+    "checkpoint_hist": "max_to_keep",
+    **dict.fromkeys(("label_smoothing", "label_smoothing_factor", "smoothing"), _SMOOTHING),
+    "sync_batchnorm": "torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), before Trainer(...)",
+    **dict.fromkeys(("mixup", "cutmix"), "build_image_train_loader(..., mixup_func=timm.data.Mixup(...))"),
+    "dataloader_prefetch_factor": "train_dataloader=build_image_train_loader(..., prefetch_factor=...)[0]",
+    "wandb": "override build_writers",
+    "enable_model_summary": "trainer.print_info()",
+    **dict.fromkeys(("remove_unused_columns", "deepspeed", "fsdp", "neftune_noise_alpha"), _NONE),
 }
 
 # Keys of config files, and flags of the command line.
@@ -117,6 +127,38 @@ ATTRIBUTES = {
     "summary": "print_info()",
     "compile": "TrainingConfig(optimizer=..., loss=..., metrics=...)",
 }
+
+
+# Arguments of Trainer(...).
+ARGUMENTS = {
+    "args": "config",
+    "compute_metrics": "metrics_handler",
+    **dict.fromkeys(("compute_loss_func", "loss_fn", "criterion"), "loss"),
+    **dict.fromkeys(("processing_class", "tokenizer", "feature_extractor", "image_processor"), "preprocessor"),
+    **dict.fromkeys(("val_dataset", "valid_dataset", "test_dataset"), "eval_dataset"),
+    **dict.fromkeys(("train_loader", "train_dataloaders"), "train_dataloader"),
+    **dict.fromkeys(("val_loader", "val_dataloaders", "val_dataloader", "test_dataloader"), "eval_dataloader"),
+    "datamodule": "train_dataset and eval_dataset",
+    "collate_fn": "data_collator",
+    "scheduler": "lr_scheduler",
+    "model_init": "model",
+}
+
+# Arguments of train().
+TRAIN_ARGUMENTS = {
+    **dict.fromkeys(
+        ("resume_from_checkpoint", "ckpt_path"),
+        "TrainingConfig(resume_from_checkpoint=True), or train(resume_checkpoint_path=path)",
+    ),
+    **dict.fromkeys(("model", "train_dataloaders", "val_dataloaders", "datamodule"), "arguments of Trainer(...)"),
+}
+
+
+def argument_hint(name: str, table: Mapping[str, str], settings: Iterable[str]) -> str:
+    """What an unknown argument is called here, or that it is a setting; "" if it is not known."""
+    if name in table:
+        return f" Here: {table[name]}."
+    return f" It is a setting: TrainingConfig({name}=...)." if name in {*settings} else ""
 
 
 def setting_hint(name: str, allowed: Iterable[str]) -> str:

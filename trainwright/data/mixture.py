@@ -16,9 +16,18 @@ from trainwright.data.streaming import has_state, is_shared, is_stream, shard_of
 
 
 def mixed(given: Any) -> Any:
-    """A dict ``{name: (data set, weight)}`` as one data set; anything else as it is."""
-    if not (isinstance(given, dict) and given and all(_is_pair(value) for value in given.values())):
+    """A dict ``{name: (data set, weight)}`` as one data set; anything else as it is.
+
+    Raises:
+        ConfigTypeError: a dict by names has an entry without a weight.
+    """
+    if not (isinstance(given, dict) and given and all(isinstance(name, str) for name in given)):
         return given
+    if unweighted := [name for name, value in given.items() if not _is_pair(value)]:
+        raise ConfigTypeError(
+            f"Several training data sets: {unweighted[0]!r} has no weight; give {{name: (data set, weight), ...}}, or"
+            " join them without weights: torch.utils.data.ConcatDataset([...])."
+        )
     datasets, weights = zip(*given.values(), strict=True)
     return (MixedStream if any(map(is_stream, datasets)) else MixedDataset)(datasets, weights)
 

@@ -6,6 +6,7 @@ micro_batch_size`` on. So batches run across epoch ends, nothing is dropped or p
 together hold the same samples for any W.
 """
 
+import inspect
 from collections.abc import Iterable, Iterator
 from itertools import count, starmap
 from numbers import Integral
@@ -433,9 +434,12 @@ def _num_samples(where: str, dataset: Any) -> int:
     try:
         num_samples = len(dataset)
     except TypeError as error:
+        fix = "define __len__ and __getitem__."
+        if inspect.isfunction(dataset):
+            fix += " For a generator function, pass an object whose __iter__ is the generator (a stream)."
         raise DataError(
             f"{where}: the data set {type(dataset).__name__} has no len(). Samplers need data that are read by index: "
-            "define __len__ and __getitem__."
+            + fix
         ) from error
     if num_samples == 0:
         raise DataError(

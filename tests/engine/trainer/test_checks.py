@@ -43,6 +43,13 @@ def test_parts_of_a_wrong_kind_are_reported_all_at_once(tmp_path: Path) -> None:
         Trainer(make(), config(tmp_path), train_dataloader=DATA)
     with pytest.raises(ConfigTypeError, match=r"eval_dataloader: got generator, an iterator"):
         Trainer(make(), config(tmp_path), DATA, eval_dataloader=(b for b in DataLoader(DATA)))
+    for several in ([DATA, DATA], [(DATA, 0.7), (DATA, 0.3)]):
+        with pytest.raises(ConfigTypeError, match=r"train_dataset: got a list of data sets.*\(data set, weight\)"):
+            Trainer(make(), config(tmp_path), several)
+    with pytest.raises(ConfigTypeError, match=r"eval_dataset: got a list of data sets.*pass \{name: data set"):
+        Trainer(make(), config(tmp_path), DATA, [DATA, DATA])
+    with pytest.raises(ConfigTypeError, match=r"train_dataset: got None.*To only evaluate or predict"):
+        Trainer(make(), config(tmp_path), eval_dataset=DATA)
     trainer = Trainer(make(), config(tmp_path), DATA)
     with pytest.raises(ConfigTypeError, match=r"optimizer: got 'sgd'"):
         trainer.set_optimizer("sgd")

@@ -239,3 +239,11 @@ def test_without_a_beginning_what_was_done_before_is_no_rate(screen):
     writer.write(storage)
     assert "?it/s" in screen.lines()[-1] or "0.00it/s" in screen.lines()[-1]
     writer.close()
+
+
+def test_an_unknown_batch_size_leaves_samples_and_speed_out(lines):
+    storage = EventStorage()
+    storage.put_scalar("loss", 1.0)
+    storage.put_scalar("time", 0.5)
+    ConsoleWriter(0, 10).write(storage)
+    assert lines() == ["eta: 0:00:04  iteration: 1/10  loss: 1  time: 0.5000 s/iter"]

@@ -40,7 +40,7 @@ def are_several(node: Any) -> bool:
         values = [node[key] for key in node]
     except OmegaConfBaseException:  # reported by the check of this key
         return False
-    return all(TARGET in value if isinstance(value, Mapping) else hasattr(value, "step") for value in values)
+    return any(TARGET in value if isinstance(value, Mapping) else hasattr(value, "step") for value in values)
 
 
 def instantiate(cfg: Any, /, **kwargs: Any) -> Any:

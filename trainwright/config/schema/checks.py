@@ -9,7 +9,16 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, Fault, UserError, error_of, got
+from trainwright.config.errors import (
+    ConfigError,
+    ConfigKeyError,
+    ConfigTypeError,
+    Fault,
+    UserError,
+    did_you_mean,
+    error_of,
+    got,
+)
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, are_several, find_target
 from trainwright.config.lazy.lazy_config import SECTIONS, section_fault
 from trainwright.config.lazy.overrides import override_key
@@ -197,7 +206,20 @@ def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
     for name in _BUILT:
         for path in optimizers if name == "optim" else [name]:
             section = _get(cfg, path)
+            if path != name and (_is_plain(section) or (isinstance(section, DictConfig) and TARGET not in section)):
+                yield _no_such_optimizer(path, optimizers)
+                continue
             yield from _node_faults(section, path, also=_ALSO_ACCEPTED if name == "optim" else set())
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | ListConfig)
+
+
+def _no_such_optimizer(path: str, optimizers: list[str]) -> Fault:
+    name, others = path.removeprefix("optim."), [other.removeprefix("optim.") for other in optimizers if other != path]
+    text = f"is not an optimizer; optim has several by name. {did_you_mean(name, others)}"
+    return Fault(path, text, kind=ConfigKeyError)
 
 
 def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozenset()) -> Iterator[Fault]:

@@ -247,6 +247,10 @@ def _usage_of_model(model: nn.Module) -> str:
         return f"`peft.PeftModel.from_pretrained(base, folder)` adds the adapters to `base`, the original {base}."
     if hasattr(getattr(model, "config", None), "to_json_string"):
         return f"`{name}.from_pretrained(folder)` of transformers loads the model."
+    if not hasattr(model, "save"):  # not a model of this library
+        return (
+            "`trainwright.models.init_weights(model, folder)` loads the weights into a model of the same architecture."
+        )
     return ""
 
 

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.foreign_names import argument_hint
 from trainwright.optim.named import NamedOptimizers, check_schedules
 
 if TYPE_CHECKING:
@@ -35,6 +36,18 @@ def in_order(model: Any, config: Any, training_config: Any) -> tuple[Any, Any]:
     return model, config
 
 
+def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str, str]) -> None:
+    """Raise for arguments that do not exist, with our names for those of other libraries."""
+    from trainwright.config.training.aliases import ALIASES
+    from trainwright.config.training.training_config import TrainingConfig
+
+    if unknown:
+        settings = {*TrainingConfig.model_fields, *ALIASES}
+        raise ConfigTypeError(
+            "\n".join(f"{where}: there is no argument {n!r}.{argument_hint(n, table, settings)}" for n in unknown)
+        )
+
+
 def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> None:
     """Raise one error that lists every invalid argument of a Trainer."""
     from trainwright.config.training.training_config import TrainingConfig
@@ -45,7 +58,10 @@ def check_parts(model: Any, config: Any, train_data: bool, eval_data: bool) -> N
     if not isinstance(config, TrainingConfig):
         faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.")
     if not train_data:
-        faults.append("Trainer.train_dataset: got None; pass a data set, or a loader as train_dataloader.")
+        faults.append(
+            "Trainer.train_dataset: got None; pass a data set, or a loader as train_dataloader. To only"
+            " evaluate or predict, pass the data that you evaluate on: it is not trained on before train()."
+        )
     if isinstance(config, TrainingConfig) and config.eval_strategy == "step" and not eval_data:
         faults.append("Trainer.eval_dataset: got None with TrainingConfig.eval_strategy='step'; pass one, or a loader.")
     if faults:
@@ -58,6 +74,12 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
     for name, dataset, loader in (("train", train_dataset, train_dataloader), ("eval", eval_dataset, eval_dataloader)):
         if isinstance(dataset, DataLoader):
             faults.append(f"Trainer.{name}_dataset: got a DataLoader; pass it as {name}_dataloader.")
+        if isinstance(dataset, list | tuple) and dataset and all(map(_is_data_set, dataset)):
+            fix = "{name: (data set, weight), ...}, or torch.utils.data.ConcatDataset([...])"
+            faults.append(
+                f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
+                f" pass {fix if name == 'train' else '{name: data set, ...}'}."
+            )
         several = {"eval_dataset": dataset, "eval_dataloader": loader} if name == "eval" else {}
         for argument, given in several.items():
             if isinstance(given, Mapping):
@@ -73,6 +95,10 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
             )
     if faults:
         raise ConfigTypeError("\n".join(faults))
+
+
+def _is_data_set(value: Any) -> bool:
+    return isinstance(value[0] if isinstance(value, tuple) and value else value, Dataset)
 
 
 def check_named_data(given: Mapping[Any, Any], argument: str) -> None:

@@ -7,13 +7,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.foreign_names import ARGUMENTS, TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
@@ -91,8 +92,10 @@ class Trainer(TrainerSetup):
         eval_dataloader: Any = None,
         model_card: Any = None,
         callbacks: Iterable[Callback] = (),
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        checks.refuse_arguments("Trainer", unknown, ARGUMENTS)
         model, config = checks.in_order(model, config, training_config)
         has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
         checks.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
@@ -260,8 +263,11 @@ class Trainer(TrainerSetup):
 
     # The path of a batch.
 
-    def train(self, resume_checkpoint_path: str | Path | None = None) -> dict[str, Any]:  # type: ignore[override]
+    def train(  # type: ignore[override]
+        self, resume_checkpoint_path: str | Path | None = None, **unknown: Never
+    ) -> dict[str, Any]:
         """Train to the end, from the current state or a checkpoint; returns the results of the last evaluation."""
+        checks.refuse_arguments("train", unknown, TRAIN_ARGUMENTS)
         if resume_checkpoint_path is not None:
             self.load(resume_checkpoint_path)
             if self._folder.contains(resume_checkpoint_path):

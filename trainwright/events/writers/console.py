@@ -97,7 +97,9 @@ class ConsoleWriter(EventWriter):
 
     def _fields(self, storage: EventStorage, new: ShownMetrics) -> list[str]:
         done = min(storage.iter + (not storage.is_over), self._max_iter)
-        fields = [f"iteration: {done}/{self._max_iter}", f"consumed_samples: {storage.samples}"]
+        fields = [f"iteration: {done}/{self._max_iter}"]
+        if self._batch_size:  # 0: unknown
+            fields.append(f"consumed_samples: {storage.samples}")
         fields += [f"{name}: {value:.4g}{unit_of(name)}" for name, value in (new.losses | new.others).items()]
         if new.time_s is not None:
             seconds_left = self._time_of_iteration(storage) * (self._max_iter - done)
@@ -105,7 +107,7 @@ class ConsoleWriter(EventWriter):
             fields.append(f"time: {new.time_s:.4f} s/iter")
         if new.data_time_s is not None:
             fields.append(f"data_time: {new.data_time_s:.4f} s/iter")
-        if new.time_s:
+        if new.time_s and self._batch_size:
             fields.append(f"total_throughput: {self._batch_size / new.time_s:.2f} samples/s")
         if new.lr is not None:
             fields.append(f"lr: {new.lr:.2e}")
