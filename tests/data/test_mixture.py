@@ -19,6 +19,7 @@ from trainwright.data import (
     MixedDataset,
     MixedStream,
     StreamLoader,
+    build_image_test_loader,
     build_nlp_train_loader,
 )
 
@@ -151,3 +152,5 @@ def test_wrong_mixtures_are_refused() -> None:
         MixedDataset([Stream(0, 3)], [1])
     with pytest.raises(ConfigError, match=r"datasets\[0\]: Stream yields no sample"):
         next(iter(MixedStream([Stream(0, 0)], [1])))
+    with pytest.raises(ConfigError, match=r"MixedStream: it has no end.*evaluate each of its streams"):
+        build_image_test_loader(MixedStream([Stream(0, 5)], [1]), 2)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, PPLEvaluator, inference_on_dataset
-from trainwright.evaluation.loop import preserve_rng
+from trainwright.evaluation.loop import evaluate_loaders, preserve_rng
 from trainwright.models.eval_mode import evaluation_mode
 
 
@@ -182,9 +182,18 @@ def test_progress_is_said_every_five_seconds(caplog, monkeypatch):
     assert said[2].startswith("Evaluation: 8/8 batches")
 
 
-class Endless(IterableDataset):
+class Stream(IterableDataset):
     def __iter__(self):
         yield from data()
+
+
+def test_a_stream_without_a_length_is_evaluated_to_its_end_or_its_limit():
+    loader = DataLoader(Stream(), batch_size=2)
+    settings = {"batch_size": 2, "eval_iter": 1e9, "get_batch": to_batch}
+    assert run(Classifier(), Recorder(), loader=loader) == {"batches": 6}
+    assert evaluate_loaders(Classifier(), [loader], Recorder(), limit=2, **settings) == {"batches": 2}
+    with pytest.raises(ConfigError, match=r"limit_eval_batches: got 0.5, but DataLoader has no length"):
+        evaluate_loaders(Classifier(), [loader], Recorder(), limit=0.5, **settings)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +202,6 @@ class Endless(IterableDataset):
         ({"loader": []}, ConfigError, "data loader is empty"),
         ({"eval_iter": 0}, ConfigError, "eval_iter: got 0"),
         ({"loader": iter([])}, ConfigTypeError, "no length.*__len__ that counts batches"),
-        ({"loader": DataLoader(Endless(), batch_size=2)}, ConfigTypeError, "no length.*__len__ that counts samples"),
         ({"evaluator": {"_target_": "x"}}, ConfigTypeError, "evaluator: got dict.*instantiate"),
         ({"evaluator": [Recorder(), ClsEvaluator]}, ConfigTypeError, "evaluator: got "),
         ({"get_batch": lambda sample, device: sample}, EvaluationError, "get_batch gave list.*Classifier.forward"),

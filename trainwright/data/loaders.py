@@ -131,7 +131,9 @@ def build_image_test_loader(
     joined = _joined(dataset, dataset_mixer)
     if is_stream(joined):
         part = shard_of_rank(joined, get_data_parallel_rank(), get_data_parallel_size())
-        return eval_stream_loader(part, test_batch_size, num_workers, _instantiated(collate_fn))
+        loader = eval_stream_loader(part, test_batch_size, num_workers, _instantiated(collate_fn))
+        loader.is_sharded = True
+        return loader
     return _test_loader(
         joined,
         test_batch_size,

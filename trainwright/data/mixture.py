@@ -111,6 +111,8 @@ class MixedStream(IterableDataset[Any]):
     its samples again and drops them.
     """
 
+    is_endless = True
+
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], *, seed: int = 0) -> None:
         self.datasets = list(datasets)
         self.weights, self.seed = checked_weights(self.datasets, weights), seed

@@ -281,7 +281,16 @@ class _StreamReader(IterableDataset[Any]):
 def eval_stream_loader(
     stream: Any, batch_size: int, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None
 ) -> Any:
-    """A loader of one pass over a stream, for evaluation: each iteration yields all its samples, in its order."""
+    """A loader of one pass over a stream, for evaluation: each iteration yields all its samples, in its order.
+
+    Raises:
+        ConfigError: the stream is a mixture, which has no end.
+    """
+    if getattr(stream, "is_endless", False):
+        raise ConfigError(
+            f"{type(stream).__name__}: it has no end, so no evaluation or prediction of it would end; evaluate each of"
+            " its streams."
+        )
     samples = stream if isinstance(stream, IterableDataset) else _Iterable(check_stream(stream))
     collator = collate_fn or getattr(stream, "data_collator", None) or collate
     return DataLoader(samples, batch_size, num_workers=_workers_of(stream, num_workers), collate_fn=collator)

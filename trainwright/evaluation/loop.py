@@ -5,6 +5,7 @@ and an error on one rank is raised on all.
 """
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -103,7 +104,13 @@ def evaluate_loaders(
     for loader in loaders:
         kind = type(getattr(loader, "dataset", loader)).__name__
         name = _free_name(getattr(loader, "name", None) or kind, results)
-        batches = eval_iter if limit is None else min(eval_iter, limited(len(loader), limit))
+        length = _num_batches(loader)
+        if isinstance(limit, float) and math.isinf(length):
+            raise ConfigError(
+                f"train.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number of"
+                " batches instead of a share."
+            )
+        batches = eval_iter if limit is None else min(eval_iter, limited(length, limit))
         results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
         if is_main_process():
             print_csv_format(results[name])
@@ -146,10 +153,13 @@ def inference_on_dataset(
     device = torch.device(input_placement_device)
     with raised_on_all_ranks():
         evaluators = EvaluatorOnRanks(_as_one(evaluator))
-        limit = _num_batches(data_loader, eval_iter)
+        length = _num_batches(data_loader)
+        if eval_iter < 1:
+            raise ConfigError(f"evaluation.eval_iter: got {eval_iter}; it must be a whole number >= 1.")
+        limit = min(length, eval_iter)
 
     def read_batches() -> Iterator[Mapping[str, Any]]:
-        for data in islice(data_loader, limit):
+        for data in islice(data_loader, None if math.isinf(limit) else int(limit)):
             inputs = get_batch(data, device)
             if not isinstance(inputs, Mapping):
                 raise EvaluationError(
@@ -165,7 +175,7 @@ def inference_on_dataset(
         evaluators.results,
         device=device,
         num_samples=lambda _: batch_size,
-        num_batches=max(all_gather_object(limit)),
+        num_batches=max(all_gather_object(None if math.isinf(length) else int(limit)), key=lambda n: n or 0),
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
         around_batches=evaluators,
     )
@@ -196,21 +206,17 @@ def _as_one(evaluator: DatasetEvaluator | Iterable[DatasetEvaluator] | None) -> 
     return DatasetEvaluators(listed)
 
 
-def _num_batches(data_loader: Iterable[Any], eval_iter: float) -> int:
+def _num_batches(data_loader: Iterable[Any]) -> float:
+    """The number of batches; infinite if it is not known."""
     if not isinstance(data_loader, Sized):
         raise ConfigTypeError(
             f"evaluation: the data loader ({type(data_loader).__name__}) has no length; "
             "give it a __len__ that counts batches."
         )
     try:
-        length = len(data_loader)
-    except TypeError as error:  # torch's DataLoader over an iterable data set
-        raise ConfigTypeError(
-            f"evaluation: the data loader has no length ({error}); give its data set a __len__ that counts samples."
-        ) from error
-    if eval_iter < 1:
-        raise ConfigError(f"evaluation.eval_iter: got {eval_iter}; it must be a whole number >= 1.")
-    return int(min(length, eval_iter))
+        return len(data_loader)
+    except TypeError:  # torch's DataLoader over a stream
+        return math.inf
 
 
 class _Progress:

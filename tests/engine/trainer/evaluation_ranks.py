@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from trainwright import Trainer, TrainingConfig
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import ColumnDataset, build_image_test_loader, build_image_train_loader
 from trainwright.hooks import Callback
 
 FOLDER = Path(sys.argv[1])
@@ -61,6 +62,31 @@ class Batches(Callback):
         assert logs["eval_epoch_loss"] > 0
 
 
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from ({"x": x} for x, _ in data(11))
+
+
+class Shared(IterableDataset[Any]):
+    """Yields the share of its rank."""
+
+    is_sharded = True
+
+    def __iter__(self) -> Any:
+        yield from (data(11)[number] for number in range(RANK, 11, WORLD_SIZE))
+
+
+def config_trainer() -> Any:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Model)()
+    train = LazyCall(build_image_train_loader)(dataset=LazyCall(ColumnDataset)(x=LazyCall(torch.ones)(size=(16, 4))))
+    test = LazyCall(build_image_test_loader)(dataset=LazyCall(Stream)(), num_workers=0)
+    cfg.dataloader = {"train": {**train, "num_workers": 0}, "test": [test]}
+    output_dir = str(FOLDER / f"{WORLD_SIZE}" / "config")
+    cfg.train.update({"output_dir": output_dir, "train_micro_batch_size": 2, "test_micro_batch_size": 3})
+    return DefaultTrainer(cfg)
+
+
 def data(length: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(length)
     return TensorDataset(torch.randn(length, 4, generator=generator), torch.randint(3, (length,), generator=generator))
@@ -88,7 +114,7 @@ def main() -> None:
     handler = logging.Handler(logging.INFO)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("trainwright.evaluation").addHandler(handler)
-    trainer = build()
+    trainer, config = build(), config_trainer()
     found: dict[str, Any] = {
         "lengths": {n: trainer.evaluate(data(n)) for n in (1, 2, 3, 4, 7, 12, 19)},
         "logs": trainer.evaluate(trainer.model, {}),
@@ -97,6 +123,10 @@ def main() -> None:
         "predictions": trainer.predict(data(7)).flatten().tolist(),
         "predictions of a loader": trainer.predict(DataLoader(data(7), batch_size=3)).flatten().tolist(),
         "predictions by batch": [x for part in trainer.predict(data(7), iterate=True) for x in part.flatten().tolist()],
+        "shared stream": trainer.evaluate(Shared()),
+        "predictions of a shared stream": sorted(trainer.predict(Shared()).flatten().tolist()),
+        "config files: predictions of a stream": config.predict(Stream()).flatten().tolist(),
+        "config files: predictions of the test data": sorted(config.predict().flatten().tolist()),
         **{kind.__name__: build(kind).evaluate() for kind in (OwnStep, OwnOutputs, OwnMetric)},
     }
     trained = build().train()

@@ -20,6 +20,7 @@ from trainwright.config.schema.sections import complete, total_iterations
 from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
+from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
@@ -352,8 +353,11 @@ class DefaultTrainer(StepMethods):
         loader = self.test_loader[0] if data is None else data
         if is_dataset(loader):
             size, seed = self.cfg.train.test_micro_batch_size, self.cfg.train.seed
-            datasets = [loader] if isinstance(loader, list) else loader  # a list would be several data sets
-            loader = build_image_test_loader(datasets, size, num_workers=0, seed=seed)
+            if is_stream(loader):  # each rank reads it completely and keeps its batches, so their order is known
+                loader = eval_stream_loader(loader, size, 0, None)
+            else:
+                datasets = [loader] if isinstance(loader, list) else loader  # a list would be several data sets
+                loader = build_image_test_loader(datasets, size, num_workers=0, seed=seed)
 
         def read_batches() -> Iterator[Mapping[str, Any]]:
             return (self.get_batch(batch, self.device) for batch in batches_of_rank(loader))
