@@ -135,6 +135,33 @@ def kept_generators() -> Iterator[None]:
         torch.default_generator.set_state(states[2])
 
 
+def random_state() -> dict[str, Any]:
+    """The state of all generators of this process: numbers and tensors. See also ``unchanged_afterwards``."""
+    if _state_afterwards is not None:
+        return _state_afterwards
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    state: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+@contextmanager
+def unchanged_afterwards() -> Iterator[None]:
+    """``random_state`` returns the present state inside, for a checkpoint; the caller restores it afterwards."""
+    global _state_afterwards
+    before, _state_afterwards = _state_afterwards, random_state()
+    try:
+        yield
+    finally:
+        _state_afterwards = before
+
+
 class _Seed(NamedTuple):
     """A seed of numpy's generator, and the first number that the generator gives after it."""
 
@@ -168,6 +195,7 @@ def _has_twister() -> bool:
 
 
 _numpy_seed: _Seed | None = None
+_state_afterwards: dict[str, Any] | None = None
 _MARK = 0x7A3C59E1  # any seed
 _NUMPY_MARK = _Seed(_MARK, 2034890414)  # written out, so that numpy.random is not imported for it
 _PYTHON_MARK = random.Random(_MARK).getstate()

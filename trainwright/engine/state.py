@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from trainwright.config.errors import ConfigError
+from trainwright.data.seeding import random_state
 from trainwright.engine.extra_parameters import extra_state, load_extra_state, load_outside_state, outside_state
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.step_plan import StepPlan
@@ -279,20 +280,6 @@ class TrainerState(TrainingState):
 
 def _by_name(kind: str, part: Any) -> dict[str, Any]:
     return {f"{kind}_{name}": one for name, one in part.items()} if isinstance(part, Mapping) else {kind: part}
-
-
-def random_state() -> dict[str, Any]:
-    """The state of all generators of this process: numbers and tensors."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    state: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "numpy": [kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
 
 
 def set_random_state(state: dict[str, Any]) -> None:

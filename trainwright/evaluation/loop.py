@@ -20,6 +20,7 @@ from torch import nn
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import add_batch_note
 from trainwright.data.sampler import limited
+from trainwright.data.seeding import unchanged_afterwards
 from trainwright.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
@@ -256,10 +257,11 @@ class _Progress:
 
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
-    """Restore the states of Python's, NumPy's and torch's generators afterwards."""
+    """Restore the states of Python's, NumPy's and torch's generators afterwards; checkpoints inside have these."""
     states = rng_states(device)
     try:
-        yield
+        with unchanged_afterwards():
+            yield
     finally:
         set_rng_states(states, device)
 

@@ -142,6 +142,27 @@ def test_save_and_load_bring_back_the_whole_state(tmp_path: Path) -> None:
     assert torch.equal(weights(loaded), weights(whole))
 
 
+@pytest.mark.parametrize("ema", [None, {"decay": 0.5}])
+def test_a_checkpoint_that_a_callback_saves_in_an_evaluation_resumes_exactly(ema: Any, tmp_path: Path) -> None:
+    class Saving(Callback):
+        def on_eval_batch_end(self, batch: Any, logs: Any) -> None:
+            if whole.state.global_step == 7:
+                whole.save(tmp_path / "saved")
+
+    def trainer(name: str) -> Trainer:
+        loader = DataLoader(DATA, 8, shuffle=True)  # draws from torch's generator
+        return Trainer(net(), config(tmp_path / name, ema=ema), DATA, eval_dataloader=loader)
+
+    whole = trainer("whole")
+    whole.add_callback(Saving())
+    whole.train()
+    resumed = trainer("resumed")
+    resumed.load(tmp_path / "saved")
+    assert resumed.state.global_step == 7
+    resumed.train()
+    assert torch.equal(weights(resumed), weights(whole))
+
+
 def test_a_second_train_goes_on_after_a_failure(tmp_path: Path) -> None:
     whole = Trainer(net(), config(tmp_path / "whole"), DATA)
     whole.train()
