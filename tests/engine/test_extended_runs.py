@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -278,3 +279,33 @@ def test_train_again_with_more_epochs_on_the_config_is_a_resume_of_the_longer_ru
     assert rows_of(tmp_path / "again", read_rows) == rows_of(tmp_path / "resumed", read_rows)
     text = (tmp_path / "again" / "log.txt").read_text()
     assert "iteration: 16/16" in text
+
+
+@pytest.mark.parametrize("ema", [None, {"decay": 0.5}])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_train_again_continues_with_the_latest_weights_not_the_best(ema: Any, is_resumed: bool, tmp_path: Path) -> None:
+    def trainer(folder: str, epochs: int, **settings: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        config = TrainingConfig(
+            output_dir=tmp_path / folder, num_epochs=epochs, batch_size=4, lr=0.1, lr_scheduler_type=None, ema=ema,
+            load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True, **settings,
+        )  # fmt: skip
+        inputs = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
+        data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0.1).long())
+        return Trainer(model, config, data, data)
+
+    def final(folder: str) -> Any:
+        return load_file(tmp_path / folder / "final_epoch/model.safetensors")
+
+    again = trainer("again", 3)
+    again.train()
+    if is_resumed:
+        again = trainer("again", 3, resume_from_checkpoint=True)
+        again.train()
+    loaded = again.model.state_dict()
+    assert not torch.equal(loaded["weight"], final("again")["weight"]), "the best weights are not the latest"
+    again.config.num_epochs = 4
+    again.train()
+    trainer("whole", 4).train()
+    assert all(torch.equal(value, final("again")[name]) for name, value in final("whole").items())

@@ -31,6 +31,7 @@ class SavingTrainer(TrainerShared):
     """Saving and loading."""
 
     _fixed_attachments: dict[str, bytes] | None = None
+    _last_trained: Path | None = None  # the checkpoint of the training's last step, if the model has the best weights
 
     def save(self, path: str | Path, overwrite: bool = True) -> None:
         """Save the complete training state to the checkpoint folder ``path``, with its model card ``README.md``.
@@ -48,6 +49,7 @@ class SavingTrainer(TrainerShared):
     def load(self, path: str | Path) -> None:
         """Restore the complete training state from a checkpoint. ``train`` continues from there."""
         self.checkpointer.load(Path(path).expanduser())
+        self._last_trained = None
 
     def _continue_from(self, path: str | Path) -> None:
         """Continue the run of the output folder from ``path``, a checkpoint or the folder of all of them.
@@ -164,8 +166,13 @@ class SavingTrainer(TrainerShared):
                 "There is no best checkpoint to load: no evaluation computed %r.", self.config.metric_for_best_model
             )
             return
-        Checkpointer(self.model, only=self.checkpointer.only).load(best, checkpointables=[], strict=True)
+        loaded = self.checkpointer.loaded_from
+        self._last_trained = Path(self.checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]
+        self._load_weights(best)
         logger.info("Loaded the weights of the best checkpoint, %s.", best)
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        Checkpointer(self.model, only=self.checkpointer.only).load(checkpoint, checkpointables=[], strict=True)
 
     def _keeps_best(self) -> bool:
         evaluates = self.eval_dataloader is not None and self.config.eval_strategy != "no"

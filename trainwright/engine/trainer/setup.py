@@ -214,6 +214,11 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._folder.prepare(self.config)
         self._folder.lock()
         parts.log_start(self)
+        if (
+            self._last_trained is not None
+        ):  # not the best weights: the state of the optimizer belongs to the latest ones
+            self._load_weights(self._last_trained)
+            self._last_trained = None
         self._add_built_in_callbacks()
         super().before_train()
 
