@@ -547,3 +547,27 @@ def test_the_schedules_of_a_longer_run_continue(tmp_path: Path) -> None:
     for name in ("body", "head"):
         assert trainer.lr_schedulers[name].get_last_lr() == straight.lr_schedulers[name].get_last_lr()
     assert_equal(trainer.model, straight.model)
+
+
+@pytest.mark.parametrize("base", [Trainer, DefaultTrainer])
+def test_an_optimizer_that_does_not_step_at_first_has_its_schedule_without_a_warning(base: Any, tmp_path: Path) -> None:
+    class Late(base):  # type: ignore[misc]
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            name = "head" if self.iter < 2 else "body"
+            loss = model(**inputs)["loss"]
+            self.backward(loss, optimizer=name)
+            self.step(name)
+            return {"step_loss": loss.detach()}
+
+    if base is DefaultTrainer:
+        trainer = Late(configured(tmp_path, 3))
+    else:
+        net = Net()
+        optimizers = optimizers_of(net)
+        config = TrainingConfig(
+            output_dir=str(tmp_path), batch_size=6, max_steps=3, lr_scheduling_steps=1, eval_strategy="no"
+        )
+        schedules = {"body": ExponentialLR(optimizers["body"], 0.9)}
+        trainer = Late(net, config, Rows(), optimizers=optimizers, lr_schedulers=schedules)
+    trainer.train()
+    assert trainer.storage.latest()["lr/body"][0] == pytest.approx(0.5 * 0.9**2)

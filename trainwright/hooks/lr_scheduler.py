@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as Scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.config.errors import ConfigError
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
 from trainwright.optim.named import NamedOptimizers
@@ -92,6 +93,8 @@ class LRScheduler(HookBase):
         if optimizer is not None and self._has_rate:
             self._group = _representative_group(optimizer)
             self._position = getattr(scheduler, "last_epoch", None)
+            if self._is_named:  # a step of the user's own may leave it out for some iterations: torch would warn
+                mark_stepped(optimizer)
 
 
 class ReduceOnPlateau(HookBase):
