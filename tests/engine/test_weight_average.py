@@ -311,10 +311,14 @@ def test_graph_mode_averages_the_weights_of_its_programs(tmp_path: Path) -> None
 
 
 @APIS
-def test_a_start_after_the_end_is_a_warning(api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("ema", [{"start": 100}, {"every": 7}, {"start": 0.7, "every": 4}])
+def test_an_average_of_nothing_is_a_warning(
+    api: Api, ema: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING, "trainwright"):
-        api(tmp_path, {"start": 100}).train()
-    assert "ema: start=100 is not before the end of the 6 steps" in caplog.text
+        api(tmp_path, ema).train()
+    named = f"start={ema.get('start', 0)} and every={ema.get('every', 1)}"
+    assert f"ema: with {named} nothing is averaged in 6 steps" in caplog.text
     assert not list(tmp_path.rglob("training_weights.safetensors"))
 
 

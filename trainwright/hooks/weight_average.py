@@ -1,6 +1,7 @@
 """Average the weights during a training."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,11 +54,12 @@ def averaging_hook(
     total_steps: int,
 ) -> WeightAveraging:
     """The hook for the settings ``ema`` of a run of ``total_steps`` steps."""
-    start = ema.get("start", 0)
-    if start >= (1.0 if isinstance(start, float) else total_steps):
+    given = ema.get("start", 0), ema.get("every", 1)
+    start, every = (math.ceil(one * total_steps) if isinstance(one, float) else one for one in given)
+    if start >= total_steps - total_steps % every:
         logger.warning(
-            "ema: start=%s is not before the end of the %d steps, so nothing is averaged. Give a smaller number, or a"
-            " fraction such as 0.75.", start, total_steps,
+            "ema: with start=%s and every=%s nothing is averaged in %d steps. Give smaller numbers, or"
+            " fractions such as 0.75 and 0.01.", *given, total_steps,
         )  # fmt: skip
     # The statistics of an exponential average are those of the latest weights, which are close to the average.
     return WeightAveraging(average, is_due, at_end=update_statistics if ema.get("average") == "equal" else None)
