@@ -114,7 +114,7 @@ def evaluate_loaders(
         batches = eval_iter if limit is None else min(eval_iter, limited(length, limit))
         results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
         if is_main_process():
-            print_csv_format(results[name])
+            print_csv_format(results[name] if len(loaders) == 1 else {name: results[name]})
     return next(iter(results.values())) if len(results) == 1 else results
 
 

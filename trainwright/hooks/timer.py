@@ -113,8 +113,8 @@ class IterationTimer(HookBase):
         if compiling:
             first, without = 0.0, f", without {_clock(compiling)} of compiling"
         logger.info(
-            "Trained %d iterations in %s (%s each%s); %s in total, %s of it outside the steps.",
-            iterations,
+            "Trained %s in %s (%s each%s); %s in total, %s of it outside the steps.",
+            f"{iterations} iteration{'s' * (iterations > 1)}",
             _clock(self._steps_total),
             duration(max(0.0, self._steps_total - compiling - first) / (iterations - bool(first))),
             without,

@@ -115,10 +115,12 @@ def test_every_build_method_may_be_overridden(tmp_path: Path) -> None:
     assert set(built) == set(static)
 
 
-def test_several_test_sets_are_named_by_class_and_number(tmp_path: Path) -> None:
+def test_several_test_sets_are_named_by_class_and_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cfg = config(tmp_path)
     cfg.dataloader.test = [cfg.dataloader.test[0], cfg.dataloader.test[0]]
-    assert set(DefaultTrainer(cfg).train()) == {"Points", "Points_2"}
+    with caplog.at_level("INFO", "trainwright.evaluation"):
+        assert set(DefaultTrainer(cfg).train()) == {"Points", "Points_2"}
+    assert "copypaste: Task: Points_2" in caplog.messages
     assert {"Points/Acc@1", "Points_2/Acc@1"} <= set(rows(tmp_path)[-1])
 
 

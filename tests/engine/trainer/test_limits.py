@@ -164,7 +164,7 @@ def test_fast_dev_run_does_everything_once_and_leaves_no_file(
     assert len(trainer.predict(DATA)) == 8 * steps
     assert list(tmp_path.iterdir()) == []
     assert f"Nothing was written to {folder}" in caplog.text
-    assert f"fast_dev_run: {steps} training step" in caplog.text
+    assert f"fast_dev_run completed without errors: {steps} training step" in caplog.text
     written = trainer.output_dir
     assert written.exists()
     config = TrainingConfig(output_dir=folder, fast_dev_run=setting)

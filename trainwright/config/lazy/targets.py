@@ -287,4 +287,6 @@ def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspe
 
 def _signature_text(target: Callable[..., Any], signature: inspect.Signature) -> str:
     text = str(signature)
+    if len(text) > _MAX_SHOWN:  # names alone
+        text = f"({', '.join(signature.parameters)})"
     return short_name(target) + (text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "...")

@@ -130,11 +130,12 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         config, steps = self.config, self.state.global_step
         done = [f"{steps} training {'step' if steps == 1 else 'steps'}"]
         if self.last_eval_results:
-            done.append(f"an evaluation of at most {parts.dev_batches(config)} batches")
+            most = parts.dev_batches(config)
+            done.append(f"evaluations of at most {most} {'batch' if most == 1 else 'batches'}")
         if config.save_enabled:
             done.append("checkpoints")
         logger.info(
-            "fast_dev_run: %s without an error. Nothing was written to %s; the steps have changed the weights.",
+            "fast_dev_run completed without errors: %s. Nothing was written to %s; the steps have changed the weights.",
             ", ".join(done), self._output_dir_of_user,
         )  # fmt: skip
 
