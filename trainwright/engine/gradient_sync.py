@@ -125,7 +125,7 @@ class Replica:
         for parameter in self._plain.parameters():
             if parameter.requires_grad:
                 see = lambda tensor: self._uses.add((self._num_batches, id(tensor)))  # noqa: E731
-                self._watches.append(parameter.register_post_accumulate_grad_hook(see))
+                self._watches.append(parameter.register_post_accumulate_grad_hook(see))  # type: ignore[no-untyped-call]
 
     def _is_each_used(self) -> bool:
         """Whether each batch used all parameters. Ends ``_watch_uses``."""

@@ -111,7 +111,8 @@ def evaluate_loaders(
                 f"train.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number of"
                 " batches instead of a share."
             )
-        batches = eval_iter if limit is None else min(eval_iter, limited(length, limit))
+        most = eval_iter if limit is None else limited(length, limit)  # type: ignore[arg-type]  # an unknown length is inf
+        batches = min(eval_iter, most)
         results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
         if is_main_process():
             print_csv_format(results[name] if len(loaders) == 1 else {name: results[name]})
