@@ -161,3 +161,34 @@ def test_a_frozen_backbone_is_left_out_of_checkpoints(tmp_path: Path) -> None:
     Trainer(model, settings, data).train()
     names = {*load_file(tmp_path / "final_epoch" / "model.safetensors")}
     assert names == {name for name in model.state_dict() if not name.startswith("0.")}
+
+
+@pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
+def test_a_layer_that_is_trained_for_a_while_only_is_saved_with_the_trainable_weights(ema: Any, tmp_path: Path) -> None:
+    inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(inputs, (inputs.sum(1) > 0).long())
+
+    def trainer(name: str, steps: int, **settings: Any) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+        model[:2].requires_grad_(False)
+        config = TrainingConfig(
+            output_dir=tmp_path / name, max_steps=steps, batch_size=4, lr=0.1, lr_scheduler_type=None, optimizer="SGD",
+            save_trainable_only=True, ema=ema, **settings,
+        )  # fmt: skip
+        made = Trainer(model, config, data)
+
+        def freeze(trainer: Any) -> None:
+            model[0].requires_grad_(2 <= trainer.iter < 4)
+
+        made.register_hooks([CallbackHook(before_step=freeze)])
+        made.train()
+        return made
+
+    whole = trainer("whole", 8)
+    for steps in (4, 6, 8):
+        resumed = trainer("cut", steps, resume_from_checkpoint=steps > 4, save_steps=4)
+    for left, right in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(left, right)
+    saved = load_file(tmp_path / "cut/final_epoch/model.safetensors")
+    assert {"0.weight", "0.bias", "2.weight", "2.bias"} == saved.keys()

@@ -35,7 +35,7 @@ from trainwright.checkpoint.state_files import (
     state_names,
 )
 from trainwright.checkpoint.verify import identity, read_unchanged, verify
-from trainwright.checkpoint.weights import load_weights, read_weights
+from trainwright.checkpoint.weights import load_weights, read_weights, unwrap
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.parallel import dist
 from trainwright.parallel.dist import raised_together
@@ -355,6 +355,9 @@ class Checkpointer:
             load_weights(self.model, weights, str(path), strict=strict, only=self.only)
             for name in wanted:
                 self._load_state(path, name, states.pop(name))
+        is_partial = not weights.keys() >= unwrap(self.model).state_dict().keys()
+        if wanted and is_partial and isinstance(self.only, set):
+            self.only.update(weights)  # trained before, although they may be frozen now
         if wanted:
             self.loaded_from = path, held
         return contents.extra

@@ -15,10 +15,22 @@ def is_peft_model(model: nn.Module) -> bool:
     return any(kind.__name__ == "PeftModel" and kind.__module__.startswith("peft.") for kind in type(model).__mro__)
 
 
-def trainable_names(model: nn.Module) -> frozenset[str]:
-    """The names in the state dict except for frozen parameters: all that a training with a frozen base changes."""
-    frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
-    return frozenset(name for name, value in model.state_dict(keep_vars=True).items() if id(value) not in frozen)
+class TrainableNames(set[str]):
+    """The names in the state dict except for frozen parameters: all that a training with a frozen base changes.
+
+    A parameter that is unfrozen later is found by the next ``in``, and stays.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        values = model.state_dict(keep_vars=True)
+        self._frozen = {n: v for n, v in values.items() if isinstance(v, nn.Parameter) and not v.requires_grad}
+        super().__init__(values.keys() - self._frozen.keys())
+
+    def __contains__(self, name: object) -> bool:
+        frozen = self._frozen.get(str(name))
+        if frozen is not None and frozen.requires_grad:
+            self.add(str(name))
+        return super().__contains__(name)
 
 
 def adapter_files(model: nn.Module) -> dict[str, bytes]:

@@ -71,7 +71,7 @@ from trainwright.hooks.signals import max_time_of
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
-from trainwright.models.adapters import adapter_files, is_peft_model, trainable_names
+from trainwright.models.adapters import TrainableNames, adapter_files, is_peft_model
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import extend_schedule
@@ -140,7 +140,7 @@ class DefaultTrainer(StepMethods):
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
-        only = trainable_names(self.model) if cfg.train.checkpointer.save_trainable_only else None
+        only = TrainableNames(self.model) if cfg.train.checkpointer.save_trainable_only else None
         self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema, only)
         states = self._state.with_parts(
             self.optimizer, self.lr_schedulers or self.lr_scheduler, grad_scaler, self._average

@@ -57,7 +57,7 @@ from trainwright.hooks.signals import max_time_of
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
-from trainwright.models.adapters import trainable_names
+from trainwright.models.adapters import TrainableNames
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR, extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
@@ -295,7 +295,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self.output_dir / config.checkpoints_dir,
             attachments=self._attachments,
             weights=self._saved_model,
-            only=trainable_names(self.model) if config.save_trainable_only else None,
+            only=TrainableNames(self.model) if config.save_trainable_only else None,
             trainer=self.state,  # first: it decides whether the others can be restored
         )
         if config.ema is not None:
