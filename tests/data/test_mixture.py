@@ -110,6 +110,25 @@ def test_streams_are_mixed_and_resume_exactly(kind: Any, settings: dict[str, Any
         assert [batch.tolist() for batch in islice(later, 8)] == whole[stop : stop + 8]
 
 
+class NoisyStream(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        yield from (number + torch.rand(()) for number in super().__iter__())
+
+
+@pytest.mark.parametrize("shuffle_buffer", [None, 5])
+def test_a_resume_draws_the_same_numbers_where_a_stream_reads_its_samples_again(shuffle_buffer: int | None) -> None:
+    def loader() -> StreamLoader:
+        mixture = MixedStream([NoisyStream(0, 30), NoisyStream(1000, 7)], [3, 1])
+        return StreamLoader(mixture, 4, shuffle_buffer=shuffle_buffer)
+
+    whole = [batch.tolist() for batch in islice(loader(), 20)]
+    for stop in (1, 5, 12):
+        first, later = loader(), loader()
+        assert [batch.tolist() for batch in islice(first, stop)] == whole[:stop]
+        later.load_state_dict(first.state_dict())
+        assert [batch.tolist() for batch in islice(later, 8)] == whole[stop : stop + 8]
+
+
 class Rows:
     def __init__(self, value: float, length: int) -> None:
         self.value, self.length = value, length

@@ -194,6 +194,8 @@ def test_a_stream_without_a_length_is_evaluated_to_its_end_or_its_limit():
     assert evaluate_loaders(Classifier(), [loader], Recorder(), limit=2, **settings) == {"batches": 2}
     with pytest.raises(ConfigError, match=r"limit_eval_batches: got 0.5, but DataLoader has no length"):
         evaluate_loaders(Classifier(), [loader], Recorder(), limit=0.5, **settings)
+    with pytest.raises(ConfigError, match="data loader is empty"):  # not eval_iter: another rank may have batches
+        evaluate_loaders(Classifier(), [[]], Recorder(), limit=0.5, **settings)
 
 
 @pytest.mark.parametrize(

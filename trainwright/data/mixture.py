@@ -146,7 +146,10 @@ class MixedStream(IterableDataset[Any]):
         state = self._start or {"taken": 0, "passes": zeros, "in_pass": zeros, "streams": zeros}
         self._start = None
         self._taken, self._passes, self._in_pass = state["taken"], [*state["passes"]], [*state["in_pass"]]
-        open_streams = [self._opened(number, state["streams"][number]) for number in range(len(self.datasets))]
+        # Now, not with the first sample: a stream that reads samples again may draw, and each batch has its own draws.
+        return self._samples([self._opened(number, state["streams"][number]) for number in range(len(self.datasets))])
+
+    def _samples(self, open_streams: list[Iterator[Any]]) -> Iterator[Any]:
         generator = self._generator_at(self._taken)
         while True:
             if self._taken % _DRAWS == 0:

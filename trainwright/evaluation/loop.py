@@ -111,8 +111,10 @@ def evaluate_loaders(
                 f"train.limit_eval_batches: got {limit}, but {type(loader).__name__} has no length. Give a number of"
                 " batches instead of a share."
             )
-        most = eval_iter if limit is None else limited(length, limit)  # type: ignore[arg-type]  # an unknown length is inf
-        batches = min(eval_iter, most)
+        batches = eval_iter
+        if limit is not None:
+            left = limit if math.isinf(length) else limited(int(length), limit)
+            batches = min(eval_iter, max(1, left))  # 0: a rank without batches
         results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
         if is_main_process():
             print_csv_format(results[name] if len(loaders) == 1 else {name: results[name]})
