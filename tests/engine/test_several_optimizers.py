@@ -571,3 +571,24 @@ def test_an_optimizer_that_does_not_step_at_first_has_its_schedule_without_a_war
         trainer = Late(net, config, Rows(), optimizers=optimizers, lr_schedulers=schedules)
     trainer.train()
     assert trainer.storage.latest()["lr/body"][0] == pytest.approx(0.5 * 0.9**2)
+
+
+@pytest.mark.parametrize("non_finite", ["stop", "skip"])
+def test_an_optimizer_without_gradients_may_step_in_float16(non_finite: str, tmp_path: Path) -> None:
+    def trained(names: tuple[str | None, ...], period: int) -> Trainer:
+        class Some(Trainer):
+            def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+                with self.toggled("body"):
+                    loss = model(**inputs)["loss"]
+                    if self.iter % period == 0:
+                        self.backward(loss)
+                for name in names if self.iter % period == 0 or None in names else ():
+                    self.step(name)
+                return {"step_loss": loss.detach()}
+
+        folder = tmp_path / f"{len(names)}"
+        return python(folder, 1, Some, mixed_precision="fp16", non_finite=non_finite)
+
+    every, one = trained((None, "body"), 2), trained(("body",), 2)
+    assert_equal(every.model, one.model)
+    assert every._grad_scaler.state_dict() == one._grad_scaler.state_dict()

@@ -254,7 +254,7 @@ class OwnStep(HookBase):
             scale_gradients(part.optimizer, factor)
         if get_world_size() > 1:
             average_gradients(part.parameters())
-        if update.grad_scaler is not None:
+        if update.grad_scaler is not None and part.has_gradients():
             update.grad_scaler.unscale_(part.optimizer)
 
     def _update_scale(self) -> None:
@@ -334,15 +334,23 @@ class _OptimizerPart:
         else:
             self.norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
+    def has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self.parameters())
+
     def step(self) -> None:
-        if self.skip is not None:
+        is_scaled = self._scaled_step is not None
+        if is_scaled and not self.has_gradients():  # the scaler would raise
+            self.optimizer.step()
+            is_scaled = False
+        elif self.skip is not None:
             recorded_step(self.skip)(self.norm)
         elif self._scaled_step is not None:
             self._scaled_step()
         else:
             self._plain_step()
         self.optimizer.zero_grad()
-        self.norm, self.is_ready, self.is_clipped, self.has_stepped = None, False, False, True
+        self.norm, self.is_ready, self.is_clipped = None, False, False
+        self.has_stepped |= is_scaled
 
 
 class _WithoutUpdate:
