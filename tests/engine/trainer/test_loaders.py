@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.engine.trainer.loaders import batches_of_rank
 
 INPUTS = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (INPUTS[:, 0] > 0).long()
@@ -129,3 +130,13 @@ class Columns(nn.Module):
 def test_a_setting_of_streams_has_no_effect_on_other_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Trainer(make(), config(tmp_path, shuffle_buffer=8), list(zip(INPUTS, LABELS, strict=True)))
     assert "shuffle_buffer has no effect: list is read by index" in caplog.text
+
+
+def test_a_shuffled_loader_of_an_evaluation_on_several_processes_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainwright.engine.trainer.loaders.get_world_size", lambda: 2)
+    for shuffle in (False, True):
+        assert "shuffles differently" not in caplog.text
+        assert len(list(batches_of_rank(DataLoader(range(8), 2, shuffle=shuffle)))) == 2  # type: ignore[arg-type]
+    assert "shuffles differently on each process" in caplog.text

@@ -98,6 +98,13 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     rank, size = get_rank(), get_world_size()
     if size == 1 or _is_sharded(loader) or _is_shared_stream(loader):
         return iter(loader)
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, RandomSampler) and sampler.generator is None:
+        logger.warning(
+            "The passed %s shuffles differently on each process, so some samples are read more than once and others not"
+            " at all. Pass a data set, or a loader that does not shuffle.",
+            type(loader).__name__,
+        )
     return (batch for number, batch in enumerate(loader) if number % size == rank)
 
 
