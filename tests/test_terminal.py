@@ -61,6 +61,7 @@ def test_a_guarded_stream_equals_the_stream_itself() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a shell")
+@pytest.mark.exhaustive(every=5)
 @pytest.mark.parametrize("settings", ["{}", "{'print_steps': 1}"])
 @pytest.mark.parametrize("streams", ["| head -1", "<&- >&- 2>&-", "2>&1 | head -1"])
 def test_a_training_ends_well_where_nothing_reads_what_it_prints(tmp_path: Path, streams: str, settings: str) -> None:

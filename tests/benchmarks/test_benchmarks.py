@@ -158,6 +158,7 @@ def test_a_clock_tells_the_time_between_lines_of_the_log() -> None:
     assert clock.us_between_lines(20) is None
 
 
+@pytest.mark.exhaustive
 def test_fingerprints_of_two_runs_are_equal_and_a_changed_loss_is_reported(
     run_python: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -155,6 +155,7 @@ def stateful_loader(num_workers: int = 0) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("api", [python_api, config_api])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, tmp_path: Path) -> None:

@@ -295,6 +295,7 @@ def everything(trainer: DefaultTrainer) -> Iterator[Tensor]:
         yield from state.values()
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_resumed_program_goes_on_bit_for_bit(
     tmp_path: Path, accumulation: int, caplog: pytest.LogCaptureFixture
@@ -308,6 +309,7 @@ def test_a_resumed_program_goes_on_bit_for_bit(
     assert not refusals(caplog)
 
 
+@pytest.mark.exhaustive(every=2)
 @pytest.mark.parametrize("modes", [(True, False), (False, True)], ids=["graph-eager", "eager-graph"])
 def test_a_run_may_change_its_mode(tmp_path: Path, modes: tuple[bool, bool]) -> None:
     whole, resumed = trained(tmp_path / "whole", False), trained(tmp_path / "resumed", *modes)

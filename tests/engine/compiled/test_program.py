@@ -115,7 +115,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
         return folder, Run("inductor", net=Small, updates=5).values()
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
 @pytest.mark.parametrize("damage", ["text", "half"])
 def test_a_program_on_disk_that_cannot_be_read_is_compiled_again(
@@ -158,6 +158,7 @@ torch.testing.assert_close(losses("inductor", *layers())[0], losses(None, *layer
 """
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 def test_a_network_with_pooling_is_a_program_in_a_process_that_has_compiled_nothing() -> None:
     """Where a test before it has compiled, inductor is there whole already."""
