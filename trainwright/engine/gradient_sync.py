@@ -104,7 +104,7 @@ class Replica:
             # The last batch of an update averages: it may leave out parameters that an earlier one uses.
             all_take_part &= all(all_gather_object(self._is_each_used()))
             if not all_take_part or self._wrapped.find_unused_parameters:
-                # Wrapped anew: DistributedDataParallel remembers which parameters this update has used, although it
+                # Wrapped again: DistributedDataParallel remembers which parameters this update has used, although it
                 # has not averaged them, and would expect their gradients in the next update.
                 self._finds_unused = True
                 self._wrap()

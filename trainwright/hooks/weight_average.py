@@ -47,13 +47,18 @@ class WeightAveraging(HookBase):
 
 
 def averaging_hook(
-    average: WeightAverage,
-    ema: Mapping[str, Any],
-    is_due: Callable[[], bool] | None,
+    average: WeightAverage | None,
+    ema: Mapping[str, Any] | None,
+    is_due: Callable[[int, int], bool],
     update_statistics: Callable[[WeightAverage], None],
     total_steps: int,
-) -> WeightAveraging:
-    """The hook for the settings ``ema`` of a run of ``total_steps`` steps."""
+) -> WeightAveraging | None:
+    """The hook for the settings ``ema`` of a run of ``total_steps`` steps; None without an average.
+
+    ``is_due(start, every)``: whether the steps so far are more than ``start`` and a multiple of ``every``.
+    """
+    if average is None or ema is None:
+        return None
     given = ema.get("start", 0), ema.get("every", 1)
     start, every = (math.ceil(one * total_steps) if isinstance(one, float) else one for one in given)
     if start >= total_steps - total_steps % every:
@@ -61,5 +66,6 @@ def averaging_hook(
             "ema: with start=%s and every=%s nothing is averaged in %d steps. Give smaller numbers, or"
             " fractions such as 0.75 and 0.01.", *given, total_steps,
         )  # fmt: skip
+    due = (lambda: is_due(start, every)) if start or every > 1 else None
     # The statistics of an exponential average are those of the latest weights, which are close to the average.
-    return WeightAveraging(average, is_due, at_end=update_statistics if ema.get("average") == "equal" else None)
+    return WeightAveraging(average, due, at_end=update_statistics if ema.get("average") == "equal" else None)

@@ -1,7 +1,6 @@
 """Several optimizers by name, as one: ``{"g": Adam(...), "d": Adam(...)}``."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
@@ -31,9 +30,6 @@ class NamedOptimizers(Optimizer):
                     " torch.optim.Optimizer."
                 )
         self.optimizers = dict(optimizers)
-        self.defaults: dict[str, Any] = {}
-        self._optimizer_step_pre_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self._optimizer_step_post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         owner: dict[int, str] = {}
         for name, optimizer in optimizers.items():
             for parameter in parameters_of(optimizer):
@@ -50,15 +46,6 @@ class NamedOptimizers(Optimizer):
     @property
     def state(self) -> dict[Any, Any]:  # type: ignore[override]
         return {key: state for optimizer in self.optimizers.values() for key, state in optimizer.state.items()}
-
-    @property  # set by whoever steps: schedules warn if their optimizer has not stepped
-    def _opt_called(self) -> bool:
-        return all(getattr(optimizer, "_opt_called", False) for optimizer in self.optimizers.values())
-
-    @_opt_called.setter
-    def _opt_called(self, value: bool) -> None:
-        for optimizer in self.optimizers.values():
-            optimizer._opt_called = value  # type: ignore[attr-defined]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Step each optimizer; ``closure`` is not used."""

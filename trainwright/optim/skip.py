@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
+from trainwright.optim.named import each_optimizer
 
 
 class ScaledStep:
@@ -29,7 +30,8 @@ class ScaledStep:
             self._step_on_host()
         else:
             self._grad_scaler.step(self._optimizer)
-        mark_stepped(self._optimizer)  # a skipped step counts, and torch would warn of the schedule that follows
+        for optimizer in each_optimizer(self._optimizer):
+            mark_stepped(optimizer)  # a skipped step counts, and torch would warn of the schedule that follows
 
     def _step_on_host(self) -> None:
         self._optimizer._step_supports_amp_scaling = False  # the attribute that the scaler reads

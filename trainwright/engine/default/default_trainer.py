@@ -45,7 +45,6 @@ from trainwright.engine.own_step import OwnStep, StepMethods
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed, log_to_console
 from trainwright.engine.state import TrainingState
-from trainwright.engine.step_plan import steps_of
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.update import Update
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
@@ -464,7 +463,7 @@ class DefaultTrainer(StepMethods):
         return self._state.is_end_pending
 
     def _update_length(self) -> None:
-        """Plan the rest of the training anew if ``cfg.train.train_iter`` or ``train_epoch`` has been changed."""
+        """Plan the rest of the training again if ``cfg.train.train_iter`` or ``train_epoch`` has been changed."""
         train = self.cfg.train
         length = total_iterations(train, self._num_samples(), train.global_batch_size)
         if length == self._planned or length == self.max_iter:
@@ -535,12 +534,8 @@ class DefaultTrainer(StepMethods):
         )
 
     def _averaging_hook(self) -> HookBase | None:
-        if self._average is None:
-            return None
-        ema = self.cfg.train.ema
-        start, every = (steps_of(ema.get(name, 0), self.max_iter) for name in ("start", "every"))
-        is_due = (lambda: self.iter >= start and (self.iter + 1) % (every or 1) == 0) if start or every else None
-        return averaging_hook(self._average, ema, is_due, self._update_statistics, self.max_iter)
+        is_due = lambda start, every: self.iter >= start and (self.iter + 1) % every == 0  # noqa: E731
+        return averaging_hook(self._average, self.cfg.train.ema, is_due, self._update_statistics, self.max_iter)
 
     def _update_statistics(self, average: WeightAverage) -> None:
         with preserve_rng(self.device):

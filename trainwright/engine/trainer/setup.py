@@ -3,7 +3,6 @@
 import logging
 import sys
 import weakref
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -272,7 +271,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._print_steps = steps_of(config.print_steps, self.total_steps)
 
     def _update_plan(self) -> None:
-        """Plan the training anew if the user has changed its length on the config since it was planned."""
+        """Plan the training again if the user has changed its length on the config since it was planned."""
         before = self._plan
         self._build_plan()
         if self._plan == before:
@@ -352,13 +351,9 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         return unfreezing_hook(self.model, self.config.unfreeze, lambda: state.global_step, **lengths)
 
     def _averaging_hook(self) -> HookBase | None:
-        if self._average is None:
-            return None
-        ema: Mapping[str, Any] = self.config.ema or {}
-        state = self.state
-        start, every = (steps_of(ema.get(name, 0), self.total_steps) for name in ("start", "every"))
-        is_due = (lambda: state.global_step > start and state.has_passed(every or 1)) if start or every else None
-        return averaging_hook(self._average, ema, is_due, self._update_statistics, self.total_steps)
+        state, ema, statistics = self.state, self.config.ema, self._update_statistics
+        is_due = lambda start, every: state.global_step > start and state.has_passed(every)  # noqa: E731
+        return averaging_hook(self._average, ema, is_due, statistics, self.total_steps)
 
     def _update_statistics(self, average: WeightAverage) -> None:
         from trainwright.data.loaders import one_pass  # here: loads omegaconf
