@@ -50,7 +50,7 @@ def swap(path):
 DAMAGES = [truncate, flip, swap, lambda path: path.unlink(), lambda path: path.write_bytes(b"")]
 
 
-def test_without_any_checkpoint_a_run_starts_anew(tmp_path):
+def test_without_any_checkpoint_a_run_starts_again(tmp_path):
     checkpointer = Checkpointer(nn.Linear(1, 1), tmp_path / "run")
     assert not checkpointer.has_checkpoint()
     assert checkpointer.get_checkpoint_file() == ""

@@ -124,7 +124,7 @@ def test_an_operator_is_trained(notebook: dict[str, Cell]) -> None:
 def test_a_training_goes_on_from_a_checkpoint_is_saved_and_loaded(notebook: dict[str, Cell]) -> None:
     cell = notebook["save_and_load"]
     assert cell.lines[-1] == "2"
-    assert cell.epochs() == [  # the page's counters begin anew; ours go on
+    assert cell.epochs() == [  # the page's counters start again; ours continue
         ("2", "global_step", "3"), ("2", "global_step", "4"), ("2", "eval_global_step", "1"),
     ]  # fmt: skip
     first = notebook["train_model"]

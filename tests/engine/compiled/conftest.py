@@ -23,7 +23,7 @@ CHANGE_AT, FEW_UPDATES = 10, 24  # of runs in which something changes
 @pytest.fixture(autouse=True)
 def _log_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, "trainwright")
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)  # megabytes, where somebody listens
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)  # megabytes for listeners
 
 
 class Net(nn.Module):

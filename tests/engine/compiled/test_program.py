@@ -48,7 +48,7 @@ def test_each_call_computes_once_with_its_own_batch_and_its_own_outputs() -> Non
     assert recorder.recorded == 1
 
 
-def test_memory_that_has_moved_is_recorded_anew() -> None:
+def test_memory_that_has_moved_is_recorded_again() -> None:
     recorder, total = Recorder(), torch.zeros(())
     call = Replayed(add_to, [0], recorder)
     for _ in range(5):

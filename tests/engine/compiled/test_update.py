@@ -156,7 +156,7 @@ def test_an_attempt_in_vain_is_counted_as_well(caplog: pytest.LogCaptureFixture)
     assert trainer.phases.forward > 0
 
 
-def test_a_shorter_last_batch_is_made_eagerly_and_nothing_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shorter_last_batch_is_made_eagerly_without_another_program(caplog: pytest.LogCaptureFixture) -> None:
     data = [*batches(4), *batches(1, size=5)]
     eager, graph = Run(None, data), Run("aot_eager", data)
     torch.testing.assert_close(graph.values(), eager.values(), rtol=1e-5, atol=1e-5)

@@ -272,7 +272,7 @@ def test_a_resume_with_other_hooks_goes_on_and_lists_what_is_not_used(
     assert "Hooks without saved state: Counting" in line
 
 
-def test_a_resume_without_a_checkpoint_says_that_it_begins_anew(
+def test_a_resume_without_a_checkpoint_says_that_it_begins_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = DefaultTrainer(config(tmp_path, resume=True))

@@ -239,7 +239,7 @@ def test_a_state_is_a_copy_and_only_for_the_same_metric():
         TMMetrics("F1Score").load_state_dict(state)
 
 
-def test_reset_begins_anew():
+def test_reset_begins_again():
     metric = fed("F1Score", LOGITS, CLASSES, average="macro")
     metric.reset()
     metric.update(LOGITS[:20], CLASSES[:20])

@@ -75,7 +75,7 @@ def test_callbacks_that_come_and_go_in_the_middle() -> None:
     assert guest.calls[0] == "train_batch_end (tensor(2), 'label')"
     assert guest.calls[-1] == "train_end"
     assert host.calls[-1] == "batch_begin [tensor(4), 'label']"  # a call that has begun is finished
-    assert len([call for call in last.calls if call.startswith("train_batch_begin")]) == 6  # nobody was skipped
+    assert len([call for call in last.calls if call.startswith("train_batch_begin")]) == 6  # none was skipped
 
 
 def test_a_method_that_is_left_alone_is_never_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ NAN, INF = math.nan, math.inf
     ("how", "values", "epoch"),
     [
         ({"patience": 2}, [0.1, 0.2, 0.2, 0.1], 4),
-        ({"patience": 2}, [0.1, 0.2, 0.2, 0.3, 0.3, 0.3], 6),  # better in between: counts anew
+        ({"patience": 2}, [0.1, 0.2, 0.2, 0.3, 0.3, 0.3], 6),  # better in between: counts from 0 again
         ({"patience": 2}, [0.0, 0.0, 0.0], 3),  # zero is a value
         ({"patience": 0}, [0.1, 0.2, 0.2], 3),
         ({"patience": 1}, [0.1, 0.2, 0.2], 3),
@@ -118,7 +118,7 @@ def test_an_epoch_without_evaluation_does_not_count(caplog: pytest.LogCaptureFix
     assert "had no values" in caplog.text
 
 
-def test_a_new_training_begins_anew() -> None:
+def test_a_new_training_starts_with_no_best_value() -> None:
     callback = stopper(patience=1)
     epochs_until_stop(callback, [0.5, 0.5])
     callback.on_train_begin(Logs())
@@ -163,7 +163,7 @@ def test_a_stopped_run_stays_stopped_and_more_patience_lets_it_go_on(
     assert resume_final(tmp_path, patience=4).iter == 7 * STEPS
 
 
-def test_another_monitor_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_monitor_starts_with_no_best_value(caplog: pytest.LogCaptureFixture) -> None:
     before = stopper(patience=2)
     epochs_until_stop(before, [0.5, 0.5, 0.5])
     now = stopper("eval_loss", mode="min")
