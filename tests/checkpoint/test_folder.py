@@ -62,7 +62,7 @@ def test_a_run_goes_on_from_the_last(run, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_who_does_not_resume_starts_anew_beside_checkpoints(run):
+def test_who_does_not_resume_starts_again_beside_checkpoints(run):
     model = nn.Linear(1, 1)
     before = model.weight.clone()
     assert Checkpointer(model, run).resume_or_load("", resume=False) == {}

@@ -193,7 +193,7 @@ def test_a_given_loader_resumes_exactly_at_an_epochs_end(tmp_path: Path) -> None
     assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_a_run_begun_anew_moves_the_earlier_one_aside(tmp_path: Path) -> None:
+def test_a_run_started_again_moves_the_earlier_one_aside(tmp_path: Path) -> None:
     Trainer(net(), config(tmp_path), DATA).train()
     Trainer(net(), config(tmp_path, max_steps=2), DATA).train()
     assert [path.name for path in (tmp_path / "checkpoints").glob("[0-9]*")] == ["2"]
