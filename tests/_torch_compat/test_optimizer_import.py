@@ -252,6 +252,7 @@ def test_the_step_of_an_optimizer_without_the_compiler(
 ) -> None:
     monkeypatch.setattr(optimizer_import, "_COMPILER", "nothing.has.imported.it")
     for kind in (torch.optim.SGD, torch.optim.RMSprop):
+        kind([nn.Parameter(torch.ones(2))], lr=0.1)  # the first optimizer of a class is what wraps its step
         guarded: Any = kind.step.__wrapped__  # type: ignore[attr-defined]
         if change == "missing":
             monkeypatch.delattr(guarded, "__wrapped__")
