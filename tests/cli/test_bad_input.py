@@ -88,10 +88,8 @@ FAULTS = {
     "a config that imports what is not there": in_file(
         CONFIG, "from modeling.model", "from modelling.model", "config.py", "modelling"
     ),
-    "tensor parallelism": on_command_line("train.dist.tensor_parallel_size=2", "train.dist.tensor_parallel_size", "2"),
-    "sharded optimizer state": on_command_line(
-        "train.zero_optimization.enabled=True", "train.zero_optimization.enabled"
-    ),
+    "no tensor ranks": on_command_line("train.dist.tensor_parallel_size=0", "train.dist.tensor_parallel_size", "0"),
+    "an unknown stage of ZeRO": on_command_line("train.zero_optimization.stage=4", "train.zero_optimization.stage"),
     "a misspelt argument of a target": in_file(
         CONFIG, "num_classes=10", "num_clases=10", "model.num_clases", "num_classes", "config.py"
     ),
@@ -152,7 +150,7 @@ def test_a_fault_is_one_message_and_leaves_the_earlier_run_alone(
 
 
 def test_several_faults_are_reported_together(mnist_project: Path, train: Callable, tmp_path: Path) -> None:
-    faults = ["train.log_perid=5", "train.seed=0", "train.dist.tensor_parallel_size=2", "optim.lrr=1"]
+    faults = ["train.log_perid=5", "train.seed=0", "train.dist.tensor_parallel_size=0", "optim.lrr=1"]
     done = train(mnist_project / CONFIG, *faults, cwd=tmp_path, code=2)
     for fact in ("4 faults", "train.log_perid", "train.seed", "train.dist.tensor_parallel_size", "optim.lrr"):
         assert fact in done.stderr

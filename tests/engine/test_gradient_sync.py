@@ -12,10 +12,10 @@ from trainwright.engine.gradient_sync import (
     SkipTogether,
     average_before_own_steps,
     average_gradients,
-    share_state,
 )
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.dist import get_rank
+from trainwright.parallel.parallelize import share_state
 
 INPUTS = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0))  # a batch for each of two updates and ranks
 

@@ -26,7 +26,13 @@ def test_a_missing_accelerator_is_one_warning_and_the_cpu(caplog: pytest.LogCapt
     assert len([r for r in caplog.records if "cuda" in r.message]) == 1
 
 
-@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_parallelism_that_is_not_there_is_a_clear_error(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"train\.dist\.{name}: got 2"):
-        setup_dist_util({name: 2})
+def test_a_layout_has_no_effect_in_one_process(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert setup_dist_util({"tensor_parallel_size": 2, "device_type": "cpu"}) == torch.device("cpu")
+    assert "train.dist.tensor_parallel_size=2 has no effect: there is only one process" in caplog.text
+
+
+def test_a_layout_that_does_not_fit_is_refused_before_the_processes_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "6")  # without MASTER_ADDR: joining them would fail
+    with pytest.raises(ConfigError, match=r"train\.dist\.tensor_parallel_size=4 .*multiple of 4 processes.*but 6 were"):
+        setup_dist_util({"tensor_parallel_size": 4})

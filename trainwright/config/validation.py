@@ -241,6 +241,11 @@ Lazy = Annotated[Any, AfterValidator(_check_lazy), Allowed("a LazyCall, or an ob
 EvalStrategy = Annotated[Literal["epoch", "eval_epoch", "step", "no"], Allowed("'epoch', 'eval_epoch', 'step' or 'no'")]
 MatmulPrecision = Annotated[Literal["highest", "high", "medium"] | None, Allowed("None, 'highest', 'high' or 'medium'")]
 Precision = Annotated[Literal["no", "fp16", "bf16"] | None, Allowed("None, 'no', 'fp16' or 'bf16'")]
+PipelineSchedule = Annotated[
+    Literal["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"],
+    Allowed("'GPipe', '1F1B', 'Interleaved1F1B', 'InterleavedZeroBubble' or 'ZBVZeroBubble'"),
+]
+ZeroStage = Annotated[int, Field(ge=0, le=3), Allowed("0, 1, 2 or 3")]
 NonFinite = Annotated[Literal["stop", "skip", "warn"], Allowed("'stop', 'skip' or 'warn'")]
 WarmupSchedule = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup"]
 WARMUP_SCHEDULES: tuple[str, ...] = get_args(WarmupSchedule)

@@ -21,7 +21,7 @@ from trainwright.engine.loss_fn import sum_losses
 from trainwright.events.media import wide_dtype
 from trainwright.models.outputs import named_outputs, scalars_of
 from trainwright.optim.named import each_optimizer
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import get_data_parallel_size, reduce_over_data
 
 
 class HasGroups(Protocol):
@@ -132,11 +132,9 @@ class WindowMean:
         if not self._is_by_tokens:
             return None
         total = torch.stack(self.weights).sum()
-        world_size = get_world_size()
-        if world_size > 1:
-            torch.distributed.all_reduce(total)
+        reduce_over_data(total)
         # Data parallelism divides the sum over the ranks by their number.
-        return world_size / total.clamp(min=1)
+        return get_data_parallel_size() / total.clamp(min=1)
 
     def finish(self) -> None:
         """After the last micro-batch's backward pass: divide the gradients by the number of tokens of all ranks."""
@@ -187,12 +185,12 @@ class RankMean(WindowMean):
         if not self._total:
             return self._share_by_tokens(loss, count)
         self.weights.append(count)
-        return loss * (count * get_world_size() / self._total)
+        return loss * (count * get_data_parallel_size() / self._total)
 
     def share_again(self, loss: Tensor) -> Tensor:
         if self._is_by_tokens or not self._total:
             return super().share_again(loss)
-        share: Tensor = loss * (self.weights[-1] * get_world_size() / self._total)
+        share: Tensor = loss * (self.weights[-1] * get_data_parallel_size() / self._total)
         return share
 
     def finish(self) -> None:

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright.config.errors import ConfigError
-from trainwright.engine.gradient_sync import average_gradients, share_tensors
+from trainwright.engine.gradient_sync import average_gradients
 from trainwright.optim.named import each_optimizer
+from trainwright.parallel.parallelize import share_tensors
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
-from trainwright.parallel.dist import all_gather_object, get_world_size
+from trainwright.parallel.dist import all_gather_object, gather_over_data, get_data_parallel_size, reduce_over_data
 
 
 class SkipTogether:
@@ -167,26 +167,13 @@ def average_before_own_steps(
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Average each gradient over the ranks; a missing one counts as 0. Returns whether none was missing."""
+    """Average each gradient over the data ranks; a missing one counts as 0. Returns whether none was missing."""
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
-    there = all_gather_object([parameter.grad is not None for parameter in parameters])
+    there = gather_over_data([parameter.grad is not None for parameter in parameters])
     for parameter, everywhere in zip(parameters, zip(*there, strict=True), strict=True):
         if any(everywhere):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad /= get_world_size()
-            dist.all_reduce(parameter.grad)
+            parameter.grad /= get_data_parallel_size()
+            reduce_over_data(parameter.grad)
     return all(map(all, there))
-
-
-def share_state(model: nn.Module) -> None:
-    """Broadcast the parameters and buffers of rank 0."""
-    if get_world_size() == 1:
-        return
-    share_tensors([*model.buffers(), *model.parameters()])
-
-
-def share_tensors(tensors: Iterable[Tensor]) -> None:
-    """Broadcast the values of rank 0."""
-    for tensor in tensors:
-        dist.broadcast(tensor.detach(), 0)

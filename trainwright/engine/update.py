@@ -22,7 +22,7 @@ from trainwright.events.storage import EventStorage, get_event_storage, has_even
 from trainwright.optim.clip import gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import get_data_parallel_size
 
 # Names of the trainer's own metrics.
 _OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
@@ -189,7 +189,7 @@ class Update:
             storage.put_scalar(name, value)
         else:
             value = torch.as_tensor(value, device=self._device).detach().reshape(())
-            part = torch.stack([value, torch.ones_like(value) / get_world_size()]).to(wide_dtype(self._device))
+            part = torch.stack([value, torch.ones_like(value) / get_data_parallel_size()]).to(wide_dtype(self._device))
             storage.put_mean(name, part, dist.all_reduce)
 
     @property

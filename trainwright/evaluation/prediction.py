@@ -13,7 +13,7 @@ from trainwright.evaluation.loop import preserve_rng, rng_states, run_evaluation
 from trainwright.evaluation.rank_exchange import gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 
 
 def predict(
@@ -41,7 +41,7 @@ def predict(
         lambda batch: outputs.append(on_cpu(step(batch))),
         joined,
         device=device,
-        num_samples=lambda batch: count_samples(batch, unknown=1) * get_world_size(),
+        num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
         num_batches=num_batches,
         without_batches="predict: the data yielded no batch. Pass data with at least one sample.",
     )

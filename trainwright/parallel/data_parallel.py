@@ -7,8 +7,9 @@ import atexit
 import gc
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -16,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
-from trainwright.parallel.dist import get_local_rank, get_world_size
+from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
+from trainwright.parallel.layout import Layout
+from trainwright.parallel.mesh import use_layout
 
 _wrapped: WeakSet[DistributedDataParallel] = WeakSet()
 
@@ -77,38 +79,49 @@ def pick_device(device_type: str | None = None) -> torch.device:
 logger = logging.getLogger("trainwright.parallel")
 
 
-def setup_dist_util(sizes: Mapping[str, object] | None = None, *, timeout_s: float = 1800.0) -> torch.device:
+def setup_dist_util(
+    sizes: Mapping[str, object] | None = None,
+    *,
+    timeout_s: float = 1800.0,
+    name: Callable[[str], str] = "train.dist.{}".format,
+) -> torch.device:
     """Join the process group when a launcher started several processes, and return this process's device.
 
-    ``sizes`` are the ``train.dist`` settings: ``tensor_parallel_size`` and ``pipeline_parallel_size`` (both 1 in this
-    version) and ``device_type``. All processes are data-parallel, so ``data_parallel_size`` follows from how many
-    there are.
+    ``sizes`` are the settings of the layout (see :class:`~trainwright.parallel.layout.Layout`) and ``device_type``;
+    ``name`` gives the name of a setting in a message. The data-parallel size follows from how many processes there are.
 
     Raises:
-        ConfigError: tensor or pipeline parallelism is asked for.
+        ConfigError: the layout does not fit the number of processes. Raised before any process waits for another.
     """
     sizes = sizes or {}
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if (size := sizes.get(name) or 1) != 1:
-            raise ConfigError(
-                f"train.dist.{name}: got {size}; this version trains data-parallel only, so it must be 1."
-                " Start more processes with torchrun instead."
-            )
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    if dist.is_initialized():
+        num_processes = dist.get_world_size()
+    layout = Layout.of(sizes, num_processes, name)
     device_type = sizes.get("device_type")
     device = pick_device(None if device_type is None else str(device_type))
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+    if num_processes > 1 and not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         leave_at_exit()
+    use_layout(layout, device.type)
+    if num_processes == 1:
+        _warn_of_one_process(sizes, name)
     asked = sizes.get("data_parallel_size") or 1
-    if asked not in (1, get_world_size()):
+    if asked not in (1, layout.data):
+        processes = f"{num_processes} process{'es were' if num_processes > 1 else ' was'} started"
         logger.warning(
-            "train.dist.data_parallel_size is %s, but %d processes were started: training on %d.",
-            asked,
-            get_world_size(),
-            get_world_size(),
-        )
+            "%s is %s, but %s: training on %d data-parallel ranks.",
+            name("data_parallel_size"), asked, processes, layout.data,
+        )  # fmt: skip
     return device
+
+
+def _warn_of_one_process(sizes: Mapping[str, Any], name: Callable[[str], str]) -> None:
+    asked = [key for key in ("tensor_parallel_size", "pipeline_parallel_size") if (sizes.get(key) or 1) > 1]
+    if asked:
+        text = ", ".join(f"{name(key)}={sizes[key]}" for key in asked)
+        logger.warning("%s has no effect: there is only one process. torchrun starts several.", text)
 
 
 def leave_at_exit() -> None:
@@ -120,5 +133,6 @@ def leave_at_exit() -> None:
 def shut_down() -> None:
     """Leave the process group, if there is one; models under data parallelism cannot train any more."""
     if dist.is_available() and dist.is_initialized():
+        use_mesh(None)
         release_process_group()
         dist.destroy_process_group()

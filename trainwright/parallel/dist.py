@@ -42,14 +42,53 @@ def is_main_process() -> bool:
     return get_rank() == 0
 
 
+_mesh: Any = None  # of parallel/mesh.py, which is not imported here
+
+
+def use_mesh(mesh: Any) -> None:
+    """Ask ``mesh`` for this process's place from now on; None: all processes are data-parallel."""
+    global _mesh
+    _mesh = mesh
+
+
+def mesh_in_use() -> Any:
+    """The argument of the latest :func:`use_mesh`."""
+    return _mesh
+
+
 def get_data_parallel_rank() -> int:
-    """Which share of each global batch this process trains on. All ranks are data-parallel here."""
-    return get_rank()
+    """Which share of each global batch this process trains on, in ``[0, get_data_parallel_size())``."""
+    return get_rank() if _mesh is None else int(_mesh.data_rank)
 
 
 def get_data_parallel_size() -> int:
     """Into how many shares a global batch is split."""
-    return get_world_size()
+    return get_world_size() if _mesh is None else int(_mesh.layout.data)
+
+
+def get_data_parallel_group() -> Any:
+    """The process group of the shares of one global batch, for ``torch.distributed``; None: all processes."""
+    return None if _mesh is None else _mesh.data_group
+
+
+def get_tensor_parallel_rank() -> int:
+    """Which part of each layer this process holds, in ``[0, get_tensor_parallel_size())``."""
+    return 0 if _mesh is None else int(_mesh.tensor_rank)
+
+
+def get_tensor_parallel_size() -> int:
+    """Into how many parts each layer is split."""
+    return 1 if _mesh is None else int(_mesh.layout.tensor)
+
+
+def get_pipeline_parallel_rank() -> int:
+    """Which stage this process is, in ``[0, get_pipeline_parallel_size())``."""
+    return 0 if _mesh is None else int(_mesh.pipeline_rank)
+
+
+def get_pipeline_parallel_size() -> int:
+    """Into how many stages the model is cut."""
+    return 1 if _mesh is None else int(_mesh.layout.pipeline)
 
 
 def synchronize() -> None:
@@ -64,6 +103,20 @@ def all_gather_object(value: T) -> list[T]:
     if len(values) > 1:
         _torch_dist().all_gather_object(values, value)
     return values
+
+
+def gather_over_data(value: T) -> list[T]:
+    """The value of every data rank of this process's stage and part, by data rank."""
+    values: list[Any] = [value] * get_data_parallel_size()
+    if len(values) > 1:
+        _torch_dist().all_gather_object(values, value, group=get_data_parallel_group())
+    return values
+
+
+def reduce_over_data(tensor: Any) -> None:
+    """Add up a tensor over the data ranks of this process's stage and part, in place."""
+    if get_data_parallel_size() > 1:
+        _torch_dist().all_reduce(tensor, group=get_data_parallel_group())
 
 
 def broadcast_object(value: T) -> T:

@@ -21,9 +21,16 @@ def apply_autocast(model: nn.Module, device: torch.device) -> torch.amp.GradScal
     Weights and optimizer state stay as they are (float32). Returns the gradient scaler that float16 needs, with
     ``torch.amp``'s defaults (first scale 65536, doubled every 2000 good steps); None for bfloat16, which needs none.
     """
+    autocast, grad_scaler = autocast_and_scaler(device)
+    run_under(model, autocast)
+    return grad_scaler
+
+
+def autocast_and_scaler(device: torch.device) -> tuple[Callable[[], torch.autocast], torch.amp.GradScaler | None]:
+    """What builds the context of mixed precision, and the gradient scaler of float16 (see :func:`apply_autocast`)."""
     dtype = autocast_dtype(device)
-    run_under(model, functools.partial(torch.autocast, device.type, dtype=dtype))
-    return torch.amp.GradScaler(device.type) if dtype is torch.float16 else None
+    autocast = functools.partial(torch.autocast, device.type, dtype=dtype)
+    return autocast, torch.amp.GradScaler(device.type) if dtype is torch.float16 else None
 
 
 def run_under(model: nn.Module, autocast: Callable[[], torch.autocast] | None) -> None:

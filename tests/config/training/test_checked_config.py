@@ -92,6 +92,14 @@ VALUES: dict[str, list[Any]] = {
     "layer_decay": [None, 0.75],
     "gradient_checkpointing": [True, False],
     "distributed": [True],
+    "data_parallel_size": [None, 2],
+    "tensor_parallel_size": [1, 2],
+    "pipeline_parallel_size": [1, 2],
+    "zero_stage": [0, 1, 2, 3],
+    "replicate_size": [None, 2],
+    "sequence_parallel": [True, False],
+    "pipeline_schedule": ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"],
+    "elastic": [True, False],
     "graph": [True],
 }
 TASK = {"output_dir": "out", "task": "text_generation"}

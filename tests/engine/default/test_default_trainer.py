@@ -359,7 +359,7 @@ def test_the_device_that_is_asked_for_is_the_one_that_is_set_up(
 
     asked: list[Any] = []
     real = setup.setup_dist_util
-    monkeypatch.setattr(setup, "setup_dist_util", lambda sizes: asked.append(sizes["device_type"]) or real(sizes))
+    monkeypatch.setattr(setup, "setup_dist_util", lambda sizes, **_: asked.append(sizes["device_type"]) or real(sizes))
     cfg = config(tmp_path)
     OmegaConf.update(cfg, key, "cpu")
     default_setup(cfg)

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, with_config
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from trainwright.config.validation import (
@@ -22,6 +22,7 @@ from trainwright.config.validation import (
     NonFinite,
     NotNegative,
     Period,
+    PipelineSchedule,
     ProfileOrNone,
     RatioBelowOne,
     TextOrNone,
@@ -31,15 +32,6 @@ from trainwright.config.validation import (
     YesNoOrWarn,
 )
 
-
-def _check_off(value: bool) -> bool:
-    if value:
-        raise ValueError
-    return value
-
-
-_OnlyOne = Annotated[int, Field(ge=1, le=1), Allowed("1: more is not supported yet in this version")]
-_Off = Annotated[bool, AfterValidator(_check_off), Allowed("False: True is not supported yet in this version")]
 _Stage = Annotated[int, Field(ge=1, le=3), Allowed("1, 2 or 3")]
 _StagesOrNone = Annotated[list[int] | None, Allowed("a list of whole numbers, or None")]
 _Device = Annotated[
@@ -53,7 +45,7 @@ class Switch(TypedDict, total=False):
 
 
 class ZeroOptimization(TypedDict, total=False):
-    enabled: _Off
+    enabled: YesNo
     stage: _Stage
 
 
@@ -78,8 +70,12 @@ class Evaluation(TypedDict, total=False):
 
 class Dist(TypedDict, total=False):
     data_parallel_size: CountOrNone
-    tensor_parallel_size: _OnlyOne
-    pipeline_parallel_size: _OnlyOne
+    tensor_parallel_size: Count
+    pipeline_parallel_size: Count
+    replicate_size: CountOrNone
+    sequence_parallel: YesNo
+    pipeline_schedule: PipelineSchedule
+    elastic: YesNo
     pipeline_num_layers: CountOrNone
     custom_pipeline_stage_id: _StagesOrNone
     device_type: _Device

@@ -279,6 +279,28 @@ class TrainingConfig(CheckedConfig):
         "Compute activations again in the backward pass instead of storing them: less memory, more time.",
     )
     distributed: types.YesNo = setting(False, "device", "Train in the processes of `accelerate launch`.")
+    data_parallel_size: types.CountOrNone = setting(
+        None, "device", "Processes that share each batch. None: as many as the other sizes leave."
+    )
+    tensor_parallel_size: types.Count = setting(1, "device", "Processes that hold the parts of each layer together.")
+    pipeline_parallel_size: types.Count = setting(1, "device", "Stages that the layers of the model are spread over.")
+    zero_stage: types.ZeroStage = setting(
+        0,
+        "device",
+        "What the data-parallel processes share: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.",
+    )
+    replicate_size: types.CountOrNone = setting(
+        None, "device", "Copies of the model among the data-parallel processes, with a zero_stage. None: one copy."
+    )
+    sequence_parallel: types.YesNo = setting(
+        False, "device", "Tensor-parallel processes also share the activations between their layers."
+    )
+    pipeline_schedule: types.PipelineSchedule = setting(
+        "1F1B", "device", "In which order the stages work; the micro-batches are those of gradient accumulation."
+    )
+    elastic: types.YesNo = setting(
+        False, "device", "Allow a resume on another number of processes or with another layout."
+    )
     graph: types.YesNo = setting(False, "device", "Make each update one compiled program.")
 
     @property

@@ -39,7 +39,6 @@ from trainwright.engine.default.setup import (
     scale_to_data,
 )
 from trainwright.engine.extra_parameters import log_untrained
-from trainwright.engine.gradient_sync import share_state
 from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.own_step import OwnStep, StepMethods
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
@@ -75,9 +74,9 @@ from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
-from trainwright.parallel.dist import get_data_parallel_size, get_rank, is_main_process
-from trainwright.parallel.precision import apply_autocast, autocast_dtype
-from trainwright.parallel.recompute import recompute_blocks
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.parallel.parallelize import parallelize
+from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -121,17 +120,17 @@ class DefaultTrainer(StepMethods):
         self.auto_scale_hyperparams(cfg, self.train_loader)
         scale_shares(cfg.train)
 
-        self.model = self.build_model(cfg).to(self.device)
-        share_state(self.model)  # equal weights, even if a model draws from generators of its own
-        if cfg.train.activation_checkpoint.enabled:
-            log_recomputed(recompute_blocks(self.model))
-        grad_scaler = apply_autocast(self.model, self.device) if cfg.train.amp.enabled else None
+        self.model, recompute = self.build_model(cfg), cfg.train.activation_checkpoint.enabled
+        autocast, grad_scaler = autocast_and_scaler(self.device) if cfg.train.amp.enabled else (None, None)
+        recomputed = parallelize(self.model, self.device, recompute=recompute, autocast=autocast)
+        if recompute:
+            log_recomputed(recomputed)
         optimizer: Any = self.build_optimizer(cfg, self.model)
         self.optimizer = NamedOptimizers(optimizer) if isinstance(optimizer, Mapping) else optimizer
         schedule: Any = self.build_lr_scheduler(cfg, self.optimizer)
         self.lr_schedulers = dict(schedule) if isinstance(schedule, Mapping) else {}
         self.lr_scheduler = None if isinstance(schedule, Mapping) else schedule
-        seed_everything(cfg.train.seed + get_rank())  # from here on each rank draws other numbers
+        seed_everything(cfg.train.seed + get_data_parallel_rank())  # from here on each data rank draws other numbers
 
         self.optimizers = by_name(self.optimizer)
         self._has_own_step = is_overridden(self, "train_step")

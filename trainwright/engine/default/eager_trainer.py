@@ -24,7 +24,7 @@ from trainwright.events.storage import get_event_storage
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.models.outputs import scalars_of
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 
 
 @overridable
@@ -95,7 +95,7 @@ class EagerTrainer(TrainerBase):
             grad_scaler=grad_scaler,
             replica=self._replica,
             count=None if samples is None else lambda batch: samples,
-            count_all=None if samples is None else lambda: samples * get_world_size() * grad_acc_steps,
+            count_all=None if samples is None else lambda: samples * get_data_parallel_size() * grad_acc_steps,
         )
         if self._update.closure is not None:
             self._update.closure.recompute = lambda batch: self._train_micro_batch(self.model, batch)

@@ -250,7 +250,14 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     ``dist.device_type`` and ``input_placement_device`` are equivalent here; the first has priority.
     """
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
-    return setup_dist_util({**cfg.train.dist, "device_type": asked})
+    zero = cfg.train.zero_optimization
+    sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "device_type": asked}
+    return setup_dist_util(sizes, name=_layout_key)
+
+
+def _layout_key(name: str) -> str:
+    """The key of a setting of the layout."""
+    return "train.zero_optimization" if name == "zero_stage" else f"train.dist.{name}"
 
 
 def resolve_eval_mode(cfg: DictConfig) -> None:

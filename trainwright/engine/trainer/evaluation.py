@@ -26,7 +26,7 @@ from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import named_outputs
-from trainwright.parallel.dist import all_gather_object, get_world_size
+from trainwright.parallel.dist import all_gather_object, get_data_parallel_size, get_world_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -406,7 +406,7 @@ class EvaluatingTrainer(TrainerShared):
             self._evaluate_batch,
             results,
             device=self.device,
-            num_samples=lambda batch: count_samples(batch, unknown=1) * get_world_size(),
+            num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
             num_batches=limit,
             without_batches=(
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"

@@ -13,7 +13,7 @@ from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
 from trainwright.data.sampler import EpochSampler, SingleRoundSampler, limited
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, saved_position
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, get_rank, get_world_size
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -95,7 +95,7 @@ def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list
 
 def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     """This rank's batches of an evaluation: every sample is in one batch of one rank."""
-    rank, size = get_rank(), get_world_size()
+    rank, size = get_data_parallel_rank(), get_data_parallel_size()
     if size == 1 or _is_sharded(loader) or _is_shared_stream(loader):
         return iter(loader)
     sampler = getattr(loader, "sampler", None)
@@ -111,7 +111,7 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
 def num_rounds(loader: Any) -> int | None:
     """The number of batches that the rank with most has in an evaluation, if it is known."""
     try:
-        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_world_size()))
+        return math.ceil(len(loader) / (1 if _is_sharded(loader) else get_data_parallel_size()))
     except (TypeError, NotImplementedError):  # a generator, or a loader over a stream
         return None
 

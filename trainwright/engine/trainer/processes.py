@@ -11,18 +11,24 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.accumulation import TOKENS
-from trainwright.engine.gradient_sync import Replica, share_state
+from trainwright.engine.gradient_sync import Replica
+from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.parallel.data_parallel import leave_at_exit, setup_dist_util
 from trainwright.parallel.dist import get_world_size
-from trainwright.parallel.precision import run_under
+from trainwright.parallel.parallelize import parallelize
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
 
 
 logger = logging.getLogger("trainwright.engine")
+
+LAYOUT_SETTINGS = (
+    *("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "replicate_size", "zero_stage"),
+    *("sequence_parallel", "pipeline_schedule"),
+)
 
 _PRECISIONS = ("no", "bf16", "fp16")
 
@@ -47,7 +53,8 @@ def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingCo
             f"TrainingConfig.device_str: got {asked!r}, one device, for {_num_launched()} processes; use"
             f" {asked.partition(':')[0]!r}, of which each process uses one, or None."
         )
-    return config, setup_dist_util({"device_type": asked})
+    sizes = {name: getattr(config, name) for name in LAYOUT_SETTINGS}
+    return config, setup_dist_util({**sizes, "device_type": asked}, name="TrainingConfig.{}".format)
 
 
 def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
@@ -194,8 +201,11 @@ class RankedTrainer(TrainerShared):
         ``wraps=False``: with several processes, the model itself; its gradients are averaged after the backward passes.
         """
         model, accelerator, prepared = self.model, self.accelerator, None
-        share_state(model)  # equal weights, however each process initialized them
-        run_under(model, None if accelerator is not None else self._autocast)
+        recompute = self.config.gradient_checkpointing
+        autocast = None if accelerator is not None else self._autocast
+        recomputed = parallelize(model, self.device, recompute=recompute, autocast=autocast)
+        if recompute:
+            log_recomputed(recomputed)
         if accelerator is not None:
             prepared = accelerator.prepare_model(model)  # applies autocast, too
         self._step_model = model if prepared is None else prepared

@@ -60,7 +60,7 @@ from trainwright.models.adapters import TrainableNames
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR, extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
-from trainwright.parallel.dist import get_rank, get_world_size, is_main_process
+from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
 from trainwright.terminal import is_terminal
 
 logger = logging.getLogger("trainwright.engine")
@@ -379,7 +379,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
     def _before_first_step(self) -> None:
         if self.start_iter == 0:
-            seed_everything(self.config.seed + get_rank())
+            seed_everything(self.config.seed + get_data_parallel_rank())
         self.state.restore(in_place=self._folder.resume)
         log_untrained(self.model, self.optimizer, self.loss)
         self._warn_unsharded_loader()

@@ -20,7 +20,7 @@ from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
 from trainwright.data.streaming import is_stream
 from trainwright.engine.run_directory import TrainerFolder
-from trainwright.engine.run_summary import log_recomputed, log_to_console
+from trainwright.engine.run_summary import log_to_console
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.processes import check_launch, join
 from trainwright.engine.trainer.setup import TrainerSetup
@@ -30,7 +30,6 @@ from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import FormulaLR
-from trainwright.parallel.recompute import recompute_blocks
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -113,7 +112,7 @@ class Trainer(TrainerSetup):
         log_to_console()
         self.output_dir = Path(os.path.abspath(config.output_dir))
         check_launch(config, accelerator)
-        self.model = model.to(self.device)
+        self.model = model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
         self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, *loaders.each(eval_dataset))
@@ -128,8 +127,6 @@ class Trainer(TrainerSetup):
             self.eval_dataloader = build(eval_dataset)
         self._build_plan()
 
-        if config.gradient_checkpointing:
-            log_recomputed(recompute_blocks(model))
         self._autocast = optim.autocast_for(config, self.device)
         has_own_step = is_overridden(self, "train_step") or is_overridden(self, "training_step")
         self._prepare_model(wraps=not (has_own_step and isinstance(optimizer, NamedOptimizers)))

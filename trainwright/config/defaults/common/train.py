@@ -91,6 +91,13 @@ train = dict(
         data_parallel_size=1,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
+        # Copies of the model among the data-parallel processes, with zero_optimization; None: one.
+        replicate_size=None,
+        # Tensor-parallel processes also share the activations between their layers.
+        sequence_parallel=False,
+        pipeline_schedule="1F1B",
+        # Allow a resume on another number of processes or another layout.
+        elastic=False,
         pipeline_num_layers=None,
         custom_pipeline_stage_id=None,
         device_type=None,

@@ -1,0 +1,84 @@
+"""How many processes do what: every world size with every combination of sizes."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.layout import Layout
+
+
+def test_each_combination_fits_or_is_refused_with_the_arithmetic() -> None:
+    for world, tensor, pipeline in product(range(2, 13), (1, 2, 3, 4), (1, 2, 4)):
+        asked = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+        if world % (tensor * pipeline) == 0:
+            layout = Layout.of(asked, world)
+            assert (layout.data, layout.tensor, layout.pipeline) == (world // tensor // pipeline, tensor, pipeline)
+            assert layout.world_size == world
+            assert layout.shard == 1
+            continue
+        with pytest.raises(ConfigError, match=f"multiple of {tensor * pipeline} processes .* {world} were started"):
+            Layout.of(asked, world)
+
+
+def test_zero_shares_one_copy_among_the_data_ranks() -> None:
+    assert Layout.of({"zero_stage": 3}, 4).shard == 4
+    hybrid = Layout.of({"zero_stage": 2, "replicate_size": 2, "tensor_parallel_size": 2}, 8)
+    assert (hybrid.data, hybrid.replicate, hybrid.shard) == (4, 2, 2)
+    assert Layout.of({}, 4) == Layout(data=4, replicate=4)
+    assert Layout.of({}, 4).is_plain
+    assert not Layout.of({"zero_stage": 1}, 4).is_plain
+
+
+def test_one_process_has_no_parallelism() -> None:
+    assert Layout.of({"tensor_parallel_size": 2, "zero_stage": 3}, 1) == Layout()
+
+
+@pytest.mark.parametrize(
+    ("asked", "world", "message"),
+    [
+        ({"replicate_size": 2}, 4, "TrainingConfig.replicate_size: got 2, without ZeRO"),
+        ({"replicate_size": 3, "zero_stage": 1}, 4, "got 3, which does not divide the 4 data ranks"),
+        ({"sequence_parallel": True}, 2, "needs TrainingConfig.tensor_parallel_size > 1"),
+        ({"pipeline_schedule": "1F2B"}, 2, "Did you mean '1F1B'"),
+        ({"pipeline_parallel_size": 4, "pipeline_num_layers": 3}, 4, "4 stages need at least 4 layers"),
+        ({"pipeline_parallel_size": 2, "custom_pipeline_stage_id": [0, 1, 0]}, 2, "it must ascend"),
+        ({"pipeline_parallel_size": 2, "custom_pipeline_stage_id": [0, 0]}, 2, "each of the stages 0 to 1"),
+        (
+            {"pipeline_parallel_size": 2, "custom_pipeline_stage_id": [0, 1], "pipeline_num_layers": 3},
+            2,
+            "2 numbers for 3 layers",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(asked: dict[str, Any], world: int, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Layout.of(asked, world)
+    assert message in str(error.value)
+
+
+def test_all_faults_are_reported_together() -> None:
+    asked = {"tensor_parallel_size": 4, "replicate_size": 2, "pipeline_schedule": "none"}
+    with pytest.raises(ConfigError) as error:
+        Layout.of(asked, 6, "train.dist.{}".format)
+    for name in ("pipeline_schedule", "tensor_parallel_size", "replicate_size"):
+        assert f"train.dist.{name}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("stages", "layers", "sizes"),
+    [
+        (2, 4, [2, 2]),
+        (2, 5, [2, 3]),
+        (3, 7, [2, 2, 3]),
+        (4, 6, [1, 1, 2, 2]),
+        (4, 8, [2, 2, 3, 1]),  # 4 stages, 2 layers each: the last one, with the loss, has fewer
+        (4, 12, [3, 4, 4, 1]),
+    ],
+)
+def test_layers_of_each_stage(stages: int, layers: int, sizes: list[int]) -> None:
+    ids = Layout(pipeline=stages).stage_ids(layers)
+    assert [ids.count(stage) for stage in range(stages)] == sizes
+    assert ids == sorted(ids)
+    assert Layout(pipeline=stages).stage_ids(layers, [0] * layers) == [0] * layers

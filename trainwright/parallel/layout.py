@@ -1,0 +1,138 @@
+"""How the processes of a run are arranged: arithmetic alone, without a process group.
+
+A run of ``world_size`` processes is a grid of pipeline stages x data ranks x tensor ranks; the tensor ranks of one
+place are neighbours. ``data = replicate * shard``: with ZeRO, ``shard`` data ranks hold one copy of the model together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.config.errors import ConfigError, did_you_mean
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of a run's parallelism.
+
+    Attributes:
+        data: data-parallel ranks, each with its share of a global batch.
+        tensor: ranks that hold the parts of each layer together.
+        pipeline: stages, each with some of the layers.
+        replicate: copies of the model among the data ranks.
+        zero_stage: what the ranks of one copy share: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
+        sequence_parallel: tensor ranks also share the activations between their layers.
+        schedule: of the pipeline, one of ``SCHEDULES``.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    replicate: int = 1
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    schedule: str = "1F1B"
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def shard(self) -> int:
+        """The data ranks that hold one copy of the model together; 1: each holds a whole copy."""
+        return self.data // self.replicate
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each process holds the whole model: one process, or data parallelism without ZeRO."""
+        return self.tensor == self.pipeline == 1 and self.zero_stage == 0
+
+    @property
+    def is_data_parallel_only(self) -> bool:
+        """Whether the number of processes may change during a run: each holds all stages and all parts of a layer."""
+        return self.tensor == self.pipeline == 1
+
+    @classmethod
+    def of(
+        cls, asked: Mapping[str, Any], world_size: int, name: Callable[[str], str] = "TrainingConfig.{}".format
+    ) -> "Layout":
+        """The layout of ``world_size`` processes.
+
+        Args:
+            asked: the settings ``tensor_parallel_size``, ``pipeline_parallel_size``, ``replicate_size``,
+                ``zero_stage``, ``sequence_parallel``, ``pipeline_schedule``, ``pipeline_num_layers`` and
+                ``custom_pipeline_stage_id``, where they are set. The data-parallel size follows.
+            name: the name of a setting in a message.
+
+        One process is a layout without any parallelism, whatever is asked for.
+
+        Raises:
+            ConfigError: they do not fit together or to the number of processes; the message lists every fault.
+        """
+        tensor, pipeline = asked.get("tensor_parallel_size") or 1, asked.get("pipeline_parallel_size") or 1
+        zero_stage, replicate = asked.get("zero_stage") or 0, asked.get("replicate_size")
+        schedule = asked.get("pipeline_schedule") or cls.schedule
+        faults = []
+        if schedule not in SCHEDULES:
+            faults.append(f"{name('pipeline_schedule')}: got {schedule!r}. {did_you_mean(schedule, SCHEDULES)}")
+        if world_size == 1:
+            if faults:
+                raise ConfigError("\n".join(faults))
+            return cls()
+        model_ranks = tensor * pipeline
+        sizes = f"{name('tensor_parallel_size')}={tensor} x {name('pipeline_parallel_size')}={pipeline}"
+        if world_size % model_ranks:
+            fitting = ", ".join(str(model_ranks * n) for n in (1, 2, 3))
+            text = f"needs a multiple of {model_ranks} processes ({fitting}, ...), but {world_size} were started."
+            faults.append(f"{sizes}: {text}")
+        data = max(1, world_size // model_ranks)
+        if replicate is not None and zero_stage == 0 and replicate != data:
+            text = f"got {replicate}, without ZeRO, where each of the {data} data ranks has its copy of the model."
+            faults.append(f"{name('replicate_size')}: {text} Set {name('zero_stage')}, or remove it.")
+        elif replicate is not None and data % replicate:
+            faults.append(
+                f"{name('replicate_size')}: got {replicate}, which does not divide the {data} data ranks"
+                f" ({world_size} processes / {sizes})."
+            )
+        if asked.get("sequence_parallel") and tensor == 1:
+            faults.append(f"{name('sequence_parallel')}: got True, which needs {name('tensor_parallel_size')} > 1.")
+        if pipeline > 1:
+            faults += _stage_faults(asked, pipeline, name)
+        if faults:
+            raise ConfigError("\n".join(faults))
+        copies = data if zero_stage == 0 else replicate or 1
+        return cls(data, tensor, pipeline, copies, zero_stage, bool(asked.get("sequence_parallel")), schedule)
+
+    def stage_ids(self, num_layers: int, custom: Sequence[int] | None = None) -> list[int]:
+        """The stage of each layer, in ascending order.
+
+        Without ``custom`` all stages get equally many layers, the later ones one more where they do not divide; of 4
+        or more stages with 2 or more layers each that divide, the last one gets fewer, so that the middle ones have
+        more (LiBai's rule).
+        """
+        if custom is not None:
+            return list(custom)
+        stages, placed = self.pipeline, num_layers
+        if stages >= 4 and num_layers >= 8 and num_layers % stages == 0:
+            placed += min(stages - 1, num_layers // stages)
+        each, more = divmod(placed, stages)
+        sizes = [each + (stage >= stages - more) for stage in range(stages)]
+        return [stage for stage, size in enumerate(sizes) for _ in range(size)][:num_layers]
+
+
+def _stage_faults(asked: Mapping[str, Any], stages: int, name: Callable[[str], str]) -> list[str]:
+    layers, custom = asked.get("pipeline_num_layers"), asked.get("custom_pipeline_stage_id")
+    faults = []
+    if layers is not None and layers < stages:
+        faults.append(f"{name('pipeline_num_layers')}: got {layers}; {stages} stages need at least {stages} layers.")
+    if custom is None:
+        return faults
+    where = f"{name('custom_pipeline_stage_id')}: got {list(custom)}"
+    if layers is not None and len(custom) != layers:
+        faults.append(f"{where}, {len(custom)} numbers for {layers} layers ({name('pipeline_num_layers')}).")
+    if list(custom) != sorted(custom) or set(custom) != set(range(stages)):
+        faults.append(f"{where}; it must ascend and have each of the stages 0 to {stages - 1}.")
+    return faults

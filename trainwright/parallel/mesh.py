@@ -1,0 +1,102 @@
+"""The processes of a run as torch's DeviceMesh: which stage, which copy, which shard and which part is this one."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from trainwright.parallel import dist
+from trainwright.parallel.layout import Layout
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+DIMS = ("pp", "replicate", "shard", "tp")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The process grid of a layout that is more than plain data parallelism.
+
+    Attributes:
+        layout: its sizes.
+        device_mesh: torch's mesh with the dimensions ``DIMS``; its rank order is that of the processes.
+        data_group: the processes with the same stage and part, and other shares of the batch.
+    """
+
+    layout: Layout
+    device_mesh: "DeviceMesh"
+    data_group: "ProcessGroup"
+
+    @cached_property
+    def pipeline_rank(self) -> int:
+        """The stage of this process."""
+        return int(self.device_mesh.get_local_rank("pp"))
+
+    @cached_property
+    def tensor_rank(self) -> int:
+        """The part of each layer that this process holds."""
+        return int(self.device_mesh.get_local_rank("tp"))
+
+    @cached_property
+    def data_rank(self) -> int:
+        """The share of a global batch that this process trains on."""
+        copy, shard = (int(self.device_mesh.get_local_rank(dim)) for dim in ("replicate", "shard"))
+        return copy * self.layout.shard + shard
+
+    @cached_property
+    def pipeline_group(self) -> "ProcessGroup":
+        """The stages of one copy."""
+        return self.device_mesh["pp"].get_group()
+
+    @cached_property
+    def tensor_group(self) -> "ProcessGroup":
+        """The processes that hold the parts of the same layers."""
+        return self.device_mesh["tp"].get_group()
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this process has the first layers, which take the batch."""
+        return self.pipeline_rank == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this process has the last layers, which compute the loss."""
+        return self.pipeline_rank == self.layout.pipeline - 1
+
+
+def use_layout(layout: Layout, device_type: str) -> Mesh | None:
+    """Arrange the processes as ``layout`` says, from now on; None: each holds the whole model.
+
+    Every process must call this. Its data rank and data-parallel size are those of the mesh
+    (:func:`~trainwright.parallel.dist.get_data_parallel_rank`).
+    """
+    mesh = None
+    if not layout.is_plain:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
+        device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=DIMS)
+        mesh = Mesh(layout, device_mesh, _data_group(device_mesh))
+    dist.use_mesh(mesh)
+    return mesh
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of this process; None: one process, or plain data parallelism."""
+    mesh: Any = dist.mesh_in_use()
+    return mesh  # type: ignore[no-any-return]
+
+
+def _data_group(device_mesh: "DeviceMesh") -> "ProcessGroup":
+    """The group over both dimensions of the data ranks. Every process must call this."""
+    one = {"replicate": "shard", "shard": "replicate"}
+    for name, other in one.items():
+        if device_mesh.size(DIMS.index(name)) == 1:
+            return device_mesh[other].get_group()
+    from torch.distributed import new_subgroups_by_enumeration
+
+    ranks = device_mesh.mesh.permute(0, 3, 1, 2).flatten(2).flatten(0, 1)
+    groups: Any = new_subgroups_by_enumeration
+    own: ProcessGroup = groups(ranks.tolist())[0]
+    return own

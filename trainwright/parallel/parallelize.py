@@ -1,0 +1,65 @@
+"""Put a model on the processes of a run, once, before its optimizer is built. Both APIs call it here."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.mesh import Mesh, current_mesh
+from trainwright.parallel.precision import run_under
+from trainwright.parallel.recompute import recompute_blocks
+
+
+def parallelize(
+    model: nn.Module,
+    device: torch.device,
+    *,
+    recompute: bool = False,
+    autocast: Callable[[], torch.autocast] | None = None,
+) -> list[str]:
+    """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
+
+    Every process calls this with the same model; its weights become those of the first process. Without a mesh (one
+    process, or plain data parallelism) each keeps the whole model.
+
+    Args:
+        recompute: compute the repeated blocks again in the backward pass.
+        autocast: the context of every call of the model; None: none, and an earlier one is removed.
+
+    Returns the names of the recomputed blocks.
+
+    Raises:
+        ConfigError: the model cannot be spread as the layout requires. Raised before any process waits for another.
+    """
+    mesh = current_mesh()
+    if mesh is not None:
+        _check(model, mesh)
+    model.to(device)
+    share_state(model)  # equal weights, even if a model draws from generators of its own
+    recomputed = recompute_blocks(model) if recompute else []
+    run_under(model, autocast)
+    return recomputed
+
+
+def share_state(model: nn.Module) -> None:
+    """Broadcast the parameters and buffers of the first process."""
+    if get_world_size() > 1:
+        share_tensors([*model.buffers(), *model.parameters()])
+
+
+def share_tensors(tensors: Iterable[Tensor]) -> None:
+    """Broadcast the values of the first process."""
+    dist: Any = torch.distributed
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), 0)
+
+
+def _check(model: nn.Module, mesh: Mesh) -> None:
+    layout = mesh.layout
+    sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline}
+    kinds = [f"{kind} parallel (size {size})" for kind, size in sizes.items() if size > 1]
+    kinds += [f"ZeRO stage {layout.zero_stage}"] if layout.zero_stage else []
+    raise ConfigError(f"{' and '.join(kinds)}: not supported yet for a {type(model).__name__}.")
