@@ -21,6 +21,7 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.optimizer_state import numbered
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.state_files import (
     EXTRA,
@@ -365,6 +366,8 @@ class Checkpointer:
     def _load_state(self, path: Path, name: str, state: Any) -> None:
         try:
             target = self.checkpointables[name]
+            if isinstance(target, Optimizer):
+                state = numbered(state, target, self.model)
             with without_compiler():
                 target.load_state_dict(state)
             if isinstance(target, Optimizer):

@@ -29,6 +29,7 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import Writer, read_regular
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
+from trainwright.checkpoint.optimizer_state import with_names
 from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, read_tensors, tensor_key
 from trainwright.checkpoint.weights import read_weights, split_model_state
 
@@ -72,7 +73,7 @@ def serialize(
     weights, metadata, model_extra = split_model_state(model, only)
     states: dict[str, Any] = {EXTRA: dict(extra), **({_MODEL_EXTRA: model_extra} if model_extra else {})}
     with without_compiler():
-        states |= {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
+        states |= {name: _state_of(checkpointable, model) for name, checkpointable in checkpointables.items()}
     files: dict[str, Writer] = {WEIGHTS_NAME: TensorFile(weights, metadata)}
     for name, state in states.items():
         text, tensors = encode_state(state, name)
@@ -80,6 +81,11 @@ def serialize(
         if tensors:
             files[f"{name}.safetensors"] = TensorFile(tensors)
     return files | {name: _bytes_writer(content) for name, content in (attached or {}).items()}
+
+
+def _state_of(checkpointable: Stateful, model: nn.Module) -> Any:  # Any: each class has its own state
+    state = checkpointable.state_dict()
+    return with_names(state, checkpointable, model) if isinstance(checkpointable, Optimizer) else state
 
 
 def check_state(state: object, target: Stateful, source: str) -> None:

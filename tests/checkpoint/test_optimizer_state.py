@@ -1,0 +1,108 @@
+"""An optimizer's state is loaded by the names of its parameters."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainwright.checkpoint import Checkpointer, CheckpointError
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.embedding, self.head = nn.Linear(4, 4), nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return self.head(self.inner(self.embedding(ids)))
+
+
+def trained(groups: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer = torch.optim.AdamW(groups(dict(model.named_parameters())))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.arange(6)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def in_order(named: dict[str, nn.Parameter]) -> Any:
+    return [
+        {"params": [named["inner.weight"], named["embedding.weight"]], "lr": 0.1},
+        {"params": [named["inner.bias"]], "lr": 0.2, "weight_decay": 0.0},
+    ]
+
+
+def reversed_order(named: dict[str, nn.Parameter]) -> Any:
+    first, second = in_order(named)
+    return [second, {**first, "params": first["params"][::-1]}]
+
+
+def of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        names[id(parameter)]: [group["lr"], *(value.tolist() for value in optimizer.state[parameter].values())]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+@pytest.mark.parametrize("order", [in_order, reversed_order])
+def test_each_parameter_gets_its_own_state_and_settings_in_another_order(tmp_path, order) -> None:
+    model, optimizer = trained(in_order)
+    Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
+    other = Tied()
+    into = torch.optim.AdamW(order(dict(other.named_parameters())))
+    Checkpointer(other, optimizer=into).load(tmp_path / "one")
+    assert of(other, into) == of(model, optimizer)
+
+
+def test_other_parameters_are_refused(tmp_path) -> None:
+    model, optimizer = trained(in_order)
+    Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
+    model.extra = nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.AdamW([model.inner.weight, model.embedding.weight, model.extra])
+    checkpointer = Checkpointer(model, optimizer=optimizer, only={"inner.weight"})
+    with pytest.raises(CheckpointError, match=r"not in the checkpoint: extra\s+not in the optimizer: inner.bias"):
+        checkpointer.load(tmp_path / "one")
+
+
+def test_parameters_of_a_group_with_different_saved_settings_are_refused(tmp_path) -> None:
+    model, optimizer = trained(in_order)
+    Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
+    optimizer = torch.optim.AdamW([model.inner.bias, model.inner.weight, model.embedding.weight])
+    with pytest.raises(CheckpointError, match="in 2 groups: inner"):
+        Checkpointer(model, optimizer=optimizer).load(tmp_path / "one")
+
+
+def test_a_parameter_outside_of_the_model_keeps_its_place(tmp_path) -> None:
+    model, scale = nn.Linear(1, 1), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([scale, model.weight], lr=0.1, momentum=0.9)
+    scale.grad, model.weight.grad = torch.full((2,), 3.0), torch.full((1, 1), 4.0)
+    optimizer.step()
+    Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
+    into = torch.optim.SGD([scale, model.weight], lr=0.1, momentum=0.9)
+    Checkpointer(model, optimizer=into).load(tmp_path / "one")
+    assert into.state[scale]["momentum_buffer"].tolist() == [3.0, 3.0]
+    assert into.state[model.weight]["momentum_buffer"].tolist() == [[4.0]]
+
+
+def test_a_state_without_names_is_loaded_by_number(tmp_path) -> None:
+    model, optimizer = trained(in_order)
+
+    class Older(torch.optim.AdamW):
+        def state_dict(self) -> dict[str, Any]:
+            state = super().state_dict()
+            return {**state, "param_groups": tuple(state["param_groups"])}
+
+    optimizer.__class__ = Older
+    Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
+    assert '"names"' not in (tmp_path / "one" / "optimizer.json").read_text()
+    other = Tied()
+    into = torch.optim.AdamW(in_order(dict(other.named_parameters())))
+    Checkpointer(other, optimizer=into).load(tmp_path / "one")
+    assert of(other, into) == of(model, optimizer)
