@@ -67,7 +67,7 @@ def test_stopped_and_started_again_is_as_never_stopped(
     output, _ = again.communicate(timeout=60)
     assert again.returncode == 0, output
     if number != signal.SIGKILL:
-        assert f"Iterations {int(saved[1]) + 1} to 60" in output
+        assert f"Iterations  {int(saved[1]) + 1} to 60" in output
     assert rows(folder) == rows(finished.folder)
     for name in ("model_final", "model_best"):
         assert sha(folder / name) == sha(finished.folder / name)

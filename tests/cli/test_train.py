@@ -28,7 +28,7 @@ def without_timings(rows: list[dict]) -> list[dict]:
 
 
 def accuracy_printed(output: str) -> float:
-    return float(re.findall(r"copypaste: ([\d.]+)", output)[-1])
+    return float(re.findall(r"Evaluation: Acc@1 ([\d.]+)", output)[-1])
 
 
 # What a run leaves.
@@ -113,7 +113,7 @@ def test_on_a_terminal_a_bar_shows_the_progress(config: Path, environment, short
     assert "60/60" in text
     assert "Acc@1" in text
     assert "\r" not in (tmp_path / "output" / "log.txt").read_text()
-    assert "total_loss" not in "".join(line for line in text.split("\r\n") if "%|" not in line), (
+    assert "total_loss: " not in "".join(line for line in text.split("\r\n") if "%|" not in line), (
         "the bar stands for the lines"
     )
 
@@ -167,7 +167,7 @@ def test_resuming_with_more_iterations_goes_on(finished, train, short, read_rows
     shutil.copytree(finished.folder, folder, symlinks=True)
     more = [*short, "train.train_iter=80", f"train.output_dir={folder}"]
     done = train(finished.config, "--resume", *more, cwd=tmp_path)
-    assert "Iterations 61 to 80" in done.stdout
+    assert "Iterations  61 to 80" in done.stdout
     rows = read_rows(folder)
     assert [row["iteration"] for row in rows] == [9, 19, 29, 39, 49, 59, 69, 79, 80]
     first = read_rows(finished.folder)
@@ -207,7 +207,7 @@ def test_killed_and_resumed_is_as_never_killed(
 
     done = train(*arguments, "--resume", cwd=tmp_path)
     # A checkpoint is written when the iteration after it begins, so the one of 44 was not yet.
-    assert f"Iterations {iteration // 15 * 15 + 1} to 60" in done.stdout
+    assert f"Iterations  {iteration // 15 * 15 + 1} to 60" in done.stdout
     assert without_timings(read_rows(tmp_path / "output")) == without_timings(read_rows(finished.folder))
     for name in ("model_final", "model_best"):
         assert sha(tmp_path / "output" / name) == sha(finished.folder / name)

@@ -103,7 +103,7 @@ def test_all_ranks_stop_at_one_iteration_and_go_on_from_it(uninterrupted: Path, 
     again = launch(folder)
     output, _ = again.communicate(timeout=120)
     assert again.returncode == 0, output
-    assert f"Iterations {stopped_after + 1} to 1200" in output
+    assert f"Iterations  {stopped_after + 1} to 1200" in output
     assert rows(folder) == rows(uninterrupted)
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (folder / "model_final" / name).read_bytes() == (uninterrupted / "model_final" / name).read_bytes()

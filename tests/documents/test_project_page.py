@@ -103,7 +103,7 @@ def test_the_run_is_the_longer_of_iterations_and_epochs(
     iterations: int,
 ) -> None:
     done = train("configs/config.py", *data_here, *no_workers, *lengths, cwd=page_project)
-    assert f"Iterations 1 to {iterations} " in done.stdout
+    assert f"Iterations  1 to {iterations} " in done.stdout
 
 
 def test_the_pages_whole_train_section_is_a_train_py(

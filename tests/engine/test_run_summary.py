@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.engine.default.test_default_trainer import config
 from tests.spent_time import spend
-from trainwright import Trainer, TrainingConfig, get_config
+from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.data import ColumnDataset
-from trainwright.engine.run_summary import facts_of_objects, log_header
+from trainwright.engine.run_summary import described_model, facts_of_objects, table
 from trainwright.hooks import Callback
 
 DATA = TensorDataset(torch.randn(20, 4), torch.randint(2, (20,)))
@@ -37,21 +38,70 @@ def test_lines_of_one_iteration_agree_on_its_number(tmp_path: Path, caplog: pyte
     assert set(best) <= {"5", "10"}
 
 
-def test_the_configuration_is_shown_as_far_as_it_differs_and_is_no_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def shown(**names: Any) -> tuple[str, str]:
+def test_settings_are_shown_as_far_as_they_differ(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def shown(start: str, **names: Any) -> tuple[str, str]:
         caplog.clear()
         settings = TrainingConfig(output_dir=tmp_path, progress_bar=False, save_enabled=False, **names)
         Trainer(nn.Linear(4, 2), settings, DATA).train()
-        (record,) = [record for record in caplog.records if record.getMessage().startswith("TrainingConfig(")]
-        return record.levelname, record.getMessage()
+        (record,) = [record for record in caplog.records if record.getMessage().startswith(start)]
+        return record.levelname, " ".join(record.getMessage().split())
 
     caplog.set_level("INFO", "trainwright")
+    level, table = shown("Training\n", num_epochs=1, lr=0.01, metric=None)
     own = f"TrainingConfig(output_dir='{tmp_path}', num_epochs=1, lr=0.01, metric=None, progress_bar=False,"
-    assert shown(num_epochs=1, lr=0.01, metric=None) == ("INFO", f"{own} save_enabled=False), defaults otherwise.")
-    level, line = shown(epoch_num=1)  # as the page that shows all of its settings
+    assert (level, table.endswith(f"Settings {own} save_enabled=False)")) == ("INFO", True)
+    # As the page that shows all of its settings.
+    level, line = shown("TrainingConfig(", epoch_num=1)
     assert (level, "epoch_num=1, dataloader_pin_memory=True" in line) == ("WARNING", True)
+
+
+def run(folder: Path, api: str) -> None:
+    if api == "python_api":
+        settings = TrainingConfig(output_dir=folder, batch_size=4, num_epochs=2, progress_bar=False, optimizer="sgd")
+        Trainer(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), settings, DATA, DATA).train()
+        return
+    cfg = config(folder)
+    cfg.train.train_iter = 8
+    DefaultTrainer(cfg).train()
+
+
+@pytest.mark.parametrize("api", ["python_api", "config_files"])
+def test_the_start_and_the_end_of_a_run(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    run(tmp_path, api)
+    start, end = [rows(record) for record in caplog.messages if record.startswith(("Training\n", "Finished after"))]
+    assert start.keys() >= {"Model", "Data", "Iterations", "Batch", "Optimizer", "Device", "Folder", "Settings"}
+    assert re.search(r"[\d,]+ parameters \([\d.]+ k?B\): ", start["Model"])
+    assert re.fullmatch(r"\d+ samples = \d+ x 1 accumulation x 1 process", start["Batch"])
+    assert re.match(r"1 to \d+ \([\d.]+ epochs\)", start["Iterations"])
+    assert end.keys() == {"Best", "Last", "Folder", "Next"}
+    best = end["Best"].rpartition(": ")[2]
+    assert Path(best).is_dir()
+    assert end["Next"].startswith(f"tensorboard --logdir {tmp_path}")
+
+
+def test_the_parts_of_a_model_are_the_largest_ones() -> None:
+    parts = nn.ModuleDict({f"part{size}": nn.Linear(size, 1, bias=False) for size in range(1, 7)})
+    parts["part1"].requires_grad_(False)
+    assert described_model(parts) == (
+        "ModuleDict: 21 parameters (84 B, 20 trainable): part6 6, part5 5, part4 4, part3 3, others 3"
+    )
+
+
+def test_a_long_value_continues_below_and_a_list_has_a_line_for_each_item() -> None:
+    words, commands = ("word " * 30).strip(), ["first " * 30, "second"]
+    lines = table("Title", {"Name": words, "Nothing": None, "Commands": commands}).splitlines()
+    assert lines[0] == "Title"
+    assert [line[:12].strip() for line in lines[1:]] == ["Name", "", "Commands", ""]
+    assert max(map(len, lines[1:3])) <= 106
+    assert " ".join(line[12:].strip() for line in lines[1:3]) == words
+    assert lines[3][12:] == commands[0]
+
+
+def rows(text: str) -> dict[str, str]:
+    """The rows of a table by name; what continues below is left out."""
+    found = [re.match(r"  (\w+) +(.*)", line) for line in text.splitlines()[1:]]
+    return {match[1]: match[2] for match in found if match}
 
 
 def test_a_resume_reports_a_folder_without_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -76,14 +126,14 @@ def test_a_run_that_early_stopping_has_ended_says_how_to_continue_it(
     assert "a larger patience or early_stopping=None continues it" in line
 
 
-def test_a_finished_run_has_no_line_of_its_iterations(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finished_run_has_no_line_of_its_iterations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trainwright")
-    cfg = get_config("common/defaults.py")
-    cfg.train.update(train_iter=2, global_batch_size=32, num_accumulation_steps=1)
-    for first_iter in (1, 2):
-        log_header(cfg, nn.Linear(4, 2), torch.device("cpu"), first_iter=first_iter, num_samples=None)
-    (line,) = [message for message in caplog.messages if message.startswith("Iterations")]
-    assert line.startswith("Iterations 2 to 2,")
+    for resume in (False, True):
+        cfg = config(tmp_path)
+        cfg.train.update(train_iter=2, resume=resume)
+        DefaultTrainer(cfg).train()
+    (first,) = [message for message in caplog.messages if message.startswith("Training\n")]
+    assert rows(first)["Iterations"].startswith("1 to 2")
 
 
 def labelled(length: int = 208) -> TensorDataset:

@@ -3,10 +3,12 @@
 import functools
 import logging
 import sys
+import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,45 +17,164 @@ from torch.utils.data import Subset, TensorDataset
 from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.data.columns import ColumnDataset
 from trainwright.engine.run_directory import LOG_FORMAT
-from trainwright.events.writers.console import ProgressAwareHandler
+from trainwright.events.writers.console import ProgressAwareHandler, unit_of
+from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.hooks.timer import Facts, SettingNames
-from trainwright.parallel.dist import get_data_parallel_size, get_rank
+from trainwright.optim.named import NamedOptimizers
+from trainwright.parallel.dist import get_data_parallel_size, get_rank, get_world_size, is_main_process
 from trainwright.terminal import open_standard_streams
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 
 logger = logging.getLogger("trainwright.engine")
 
+_MAX_PARTS = 4  # of the model that are shown
+_MAX_WIDTH = 100  # characters of a line, without the time before it
+_NOT_RESULTS = ("time", "data_time", "lr", "eta_seconds", "grad_norm")
 
-def log_header(
-    cfg: "DictConfig", model: nn.Module, device: torch.device, *, first_iter: int, num_samples: int | None
-) -> None:
-    """Log model, device, mode, iterations and batch sizes. ``num_samples`` of the training set, None if unknown."""
-    train, ranks = cfg.train, get_data_parallel_size()
-    parameters = sum(p.numel() for p in model.parameters())
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = "" if trainable == parameters else f" ({trainable:,} trainable)"
-    mode = "graph mode" if cfg.graph.enabled else "eager mode"
-    logger.info(
-        "%s: %s parameters%s, %d x %s, %s.", type(model).__name__, f"{parameters:,}", frozen, ranks, device.type, mode
-    )
-    if first_iter >= train.train_iter:
-        return  # nothing to train, which the loop logs
-    epochs = ""
-    if num_samples:
-        epochs = f" ({train.train_iter * train.global_batch_size / num_samples:.1f} epochs of {num_samples:,} samples)"
-    logger.info(
-        "Iterations %d to %d%s, each of %d samples = %d (micro-batch) x %d (accumulation) x %d (processes).",
-        first_iter + 1,
-        train.train_iter,
-        epochs,
-        train.global_batch_size,
-        train.train_micro_batch_size,
-        train.num_accumulation_steps,
-        ranks,
-    )
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What the start of a run shows, in the terms of both APIs. None: unknown, or not shown.
+
+    Attributes:
+        schedule: the name of the learning-rate schedule, or those of several.
+        folder: the run's folder.
+        batch_size: samples of a micro-batch of one process.
+        accumulation: micro-batches of an update.
+        first_iter, last_iter: the iterations to do, the first one excluded: ``first_iter`` are done.
+        num_train, num_eval: samples of the data.
+        precision: of the computations.
+        task, metrics: of the Python API.
+        settings: those that differ from the defaults, as the user writes them.
+    """
+
+    model: nn.Module
+    optimizer: Any
+    schedule: str | None
+    device: torch.device
+    folder: str
+    batch_size: int
+    accumulation: int
+    first_iter: int
+    last_iter: int
+    num_train: int | None
+    num_eval: int | None
+    precision: str | None = None
+    mode: str = "eager"
+    task: str | None = None
+    metrics: str | None = None
+    settings: str = ""
+
+
+def log_start(facts: RunFacts) -> None:
+    """Log the model, the data, the batches, the length, the optimizer and the settings of a run, as one table."""
+    logger.info("%s", table("Training", _rows(facts)))
+
+
+def _rows(facts: RunFacts) -> dict[str, object]:
+    ranks = get_data_parallel_size()
+    global_batch = facts.batch_size * facts.accumulation * ranks
+    processes = "1 process" if ranks == 1 else f"{ranks} processes"
+    if (world := get_world_size()) != ranks:
+        processes = f"{ranks} data ranks ({world} processes)"
+    data = [
+        f"{number:,} {name}"
+        for name, number in (("to train", facts.num_train), ("to evaluate", facts.num_eval))
+        if number
+    ]
+    epochs = f" ({facts.last_iter * global_batch / facts.num_train:.1f} epochs)" if facts.num_train else ""
+    batch = f"{global_batch:,} samples = {facts.batch_size} x {facts.accumulation} accumulation x {processes}"
+    return {
+        "Task": facts.task,
+        "Model": described_model(facts.model),
+        "Data": f"{', '.join(data)} (samples)" if data else None,
+        "Iterations": f"{facts.first_iter + 1} to {facts.last_iter}{epochs}",
+        "Batch": batch,
+        "Optimizer": _described_optimizer(facts.optimizer, facts.schedule),
+        "Device": ", ".join(filter(None, [str(facts.device.type), facts.precision, f"{facts.mode} mode"])),
+        "Metrics": facts.metrics,
+        "Folder": facts.folder,
+        "Settings": facts.settings,
+    }
+
+
+def described_model(model: nn.Module) -> str:
+    """The class, the parameters and their memory, and the largest of its parts.
+
+    >>> described_model(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)))
+    'Sequential: 58 parameters (232 B): 0 40, 1 18'
+    """
+
+    def count(module: nn.Module) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    parameters = list(model.parameters())
+    total, trainable = count(model), sum(p.numel() for p in parameters if p.requires_grad)
+    size = _bytes(sum(p.numel() * p.element_size() for p in parameters))
+    frozen = "" if trainable == total else f", {trainable:,} trainable"
+    parts = sorted(((count(child), name) for name, child in model.named_children()), reverse=True)
+    shown = [f"{name} {number:,}" for number, name in parts[:_MAX_PARTS] if number]
+    others = sum(number for number, _ in parts[_MAX_PARTS:])
+    shown += [f"others {others:,}"] if others else []
+    return f"{type(model).__name__}: {total:,} parameters ({size}{frozen})" + (f": {', '.join(shown)}" if shown else "")
+
+
+def _described_optimizer(optimizer: Any, schedule: str | None) -> str:
+    several = optimizer.optimizers if isinstance(optimizer, NamedOptimizers) else {"": optimizer}
+    texts = []
+    for name, one in several.items():
+        rates = sorted({group.get("initial_lr", group["lr"]) for group in one.param_groups})
+        lr = f"{rates[0]:.3g}" if len(rates) == 1 else f"{rates[0]:.3g} to {rates[-1]:.3g}"
+        texts.append(f"{name + ': ' if name else ''}{type(one).__name__}, lr {lr}")
+    return "; ".join(texts) + (f", {schedule}" if schedule else "")
+
+
+def table(title: str, rows: Mapping[str, object]) -> str:
+    """A title and the rows that have a value. Long text continues below, aligned; a list has an item a line."""
+    rows = {name: value for name, value in rows.items() if value}
+    width = max((len(name) for name in rows), default=0)
+    lines = [title]
+    for name, value in rows.items():
+        shown = [str(line) for line in value] if isinstance(value, list) else _wrapped(str(value), _MAX_WIDTH - width)
+        lines += [f"  {place:<{width}}  {text}" for place, text in zip(chain([name], repeat("")), shown, strict=False)]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+class RunSummary(HookBase):
+    """At the end of a training, log its best and last metrics, its folder, and the commands that use its results.
+
+    ``commands(trainer)`` returns these commands; register this hook behind those that evaluate, save and write.
+    """
+
+    def __init__(self, folder: str, commands: Callable[[Any], Sequence[str]]) -> None:
+        self._folder, self._commands = folder, commands
+
+    def after_train(self) -> None:
+        trainer = self.trainer
+        if not is_main_process() or has_failed(trainer) or trainer.iterations_done <= trainer.start_iter:
+            return
+        best = next((hook for hook in trainer._hooks if isinstance(hook, BestCheckpointer)), None)
+        latest = trainer.storage.latest()
+        shown = {name: value for name, (value, _) in latest.items() if name not in _NOT_RESULTS}
+        rows: dict[str, object] = {
+            "Best": None if best is None or best.best_iter is None else [best.describe()],
+            "Last": ", ".join(f"{name} {value:.4g}{unit_of(name)}" for name, value in shown.items()),
+            "Folder": self._folder,
+            "Next": list(self._commands(trainer)),
+        }
+        logger.info("%s", table(f"Finished after iteration {trainer.iterations_done}", rows))
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
 
 
 def log_recomputed(names: Sequence[str]) -> None:
@@ -66,14 +187,6 @@ def log_recomputed(names: Sequence[str]) -> None:
             " nn.Sequential with"
             " parameters) and no set_activation_checkpoint, so nothing is recomputed."
         )
-
-
-def training_info(rows: Mapping[str, object]) -> str:
-    """A block of text with one line per row."""
-    width = max(len(name) for name in rows)
-    lines = [f"  {name:<{width}}  {value:,}" if type(value) is int else f"  {name:<{width}}  {value}"
-             for name, value in rows.items()]  # fmt: skip
-    return "\n".join(["Training Info", *lines])
 
 
 _OF_OBJECTS = SettingNames(

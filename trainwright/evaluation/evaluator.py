@@ -125,6 +125,28 @@ def print_csv_format(results: Mapping[str, Any]) -> None:
             _log_table(flatten_results_dict(metrics))
 
 
+def results_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The results of each data set as aligned columns; of a single one on one line.
+
+    >>> print(results_table({"val": {"Acc@1": 90.0}, "test": {"Acc@1": 87.5, "loss": 0.5}}))
+    Evaluation  Acc@1  loss
+    val         90
+    test        87.5   0.5
+    """
+    flat = {name: flatten_results_dict(metrics) for name, metrics in results.items()}
+    metrics = list(dict.fromkeys(metric for row in flat.values() for metric in row))
+    if len(flat) == 1:
+        (row,) = flat.values()
+        return f"Evaluation: {', '.join(f'{name} {_short(value)}' for name, value in row.items()) or 'no results'}"
+    lines = [["Evaluation", *metrics]]
+    lines += [
+        [name, *(_short(row[metric]) if metric in row else "" for metric in metrics)] for name, row in flat.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in aligned)
+
+
 def first_results(results: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """The names of the first loss and of the first other result, by the last part of their flattened names."""
     losses = [name for name in results if name.rpartition("/")[2] == "loss"]
@@ -151,6 +173,13 @@ def _log_table(metrics: Mapping[str, Any]) -> None:
     if metrics:
         logger.info("copypaste: %s", ",".join(map(str, metrics)))
         logger.info("copypaste: %s", ",".join(map(_text, metrics.values())))
+
+
+def _short(value: Any) -> str:
+    try:
+        return f"{float(value):.6g}"
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _text(value: Any) -> str:

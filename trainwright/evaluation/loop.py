@@ -26,7 +26,7 @@ from trainwright.evaluation.evaluator import (
     DatasetEvaluators,
     EvaluationError,
     described,
-    print_csv_format,
+    results_table,
 )
 from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, raised_on_all_ranks
 from trainwright.events.storage import EvaluationStorage
@@ -116,8 +116,8 @@ def evaluate_loaders(
             left = limit if math.isinf(length) else limited(int(length), limit)
             batches = min(eval_iter, max(1, left))  # 0: a rank without batches
         results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
-        if is_main_process():
-            print_csv_format(results[name] if len(loaders) == 1 else {name: results[name]})
+    if is_main_process() and results:
+        logger.info("%s", results_table(results))
     return next(iter(results.values())) if len(results) == 1 else results
 
 

@@ -8,6 +8,7 @@ their order. It is written asynchronously; ``after_train`` waits for the last on
 import logging
 import math
 import operator
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -295,6 +296,13 @@ class BestCheckpointer(HookBase):
             self._file_prefix,
         )
 
+    def describe(self) -> str:
+        """The best value, its iteration and its checkpoint, in words."""
+        at = "" if self.best_iter is None else f" (iteration {self.best_iter + 1})"
+        path = os.path.join(getattr(self._checkpointer, "save_dir", ""), self._file_prefix)
+        here = _relative(path)
+        return f"{self._metric} {self.best:.5g}{unit_of(self._metric)}{at}: {here}"
+
     def _warn_missing(self) -> None:
         if self._on_missing is not None:
             self._on_missing()
@@ -315,3 +323,12 @@ def _delete_others(save_dir: str, prefix: str, names: list[str]) -> None:
         keep_named(save_dir, prefix, names)
     except OSError as error:  # the next save tries again; an extra checkpoint does no harm
         logger.warning("%s: a checkpoint could not be deleted (%s).", save_dir, error)
+
+
+def _relative(path: str) -> str:
+    """The path from the working folder, if it is inside."""
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # the working folder is deleted
+        return path
+    return path if relative.startswith(os.pardir) else relative

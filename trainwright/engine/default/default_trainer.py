@@ -27,11 +27,13 @@ from trainwright.engine.default.setup import (
     apply_dev_run,
     bind_arguments,
     call_with_known,
+    changed_settings,
     check_eval_metric,
     complete_batch_sizes,
     expand_output_dir,
     join_ranks,
     limit_data,
+    next_commands,
     num_samples,
     overfit_loader,
     resolve_eval_mode,
@@ -42,7 +44,14 @@ from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.own_step import OwnStep, StepMethods
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
-from trainwright.engine.run_summary import facts_of_files, log_header, log_recomputed, log_to_console
+from trainwright.engine.run_summary import (
+    RunFacts,
+    RunSummary,
+    facts_of_files,
+    log_recomputed,
+    log_start,
+    log_to_console,
+)
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.update import Update
@@ -170,8 +179,9 @@ class DefaultTrainer(StepMethods):
         self.register_hooks([self._averaging_hook(), self._unfreezing_hook()])
         self._own_step = OwnStep(["train_step"], self._settings_of_step)
         self.register_hooks([self._own_step if self._has_own_step else None])
-        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, self._save, max_time_s=limit)])
-        log_header(cfg, self.model, self.device, first_iter=self.start_iter, num_samples=self._num_samples())
+        summary = RunSummary(cfg.train.output_dir, lambda trainer: next_commands(trainer.cfg))
+        self.register_hooks([*self.build_hooks(), summary])
+        self.register_hooks([Interruptions(self.checkpointer, self._save, max_time_s=limit)])
 
     # Parts that a subclass may build differently.
 
@@ -498,6 +508,7 @@ class DefaultTrainer(StepMethods):
 
     def before_train(self) -> None:
         self._folder.lock()
+        log_start(self._run_facts())
         super().before_train()
 
     def after_train(self) -> None:
@@ -565,6 +576,28 @@ class DefaultTrainer(StepMethods):
     @staticmethod
     def _first_loader(loaders: Any) -> Any:
         return loaders[0] if isinstance(loaders, tuple | list) else loaders
+
+    def _run_facts(self) -> RunFacts:
+        train = self.cfg.train
+        evaluated = [num_samples(loader, train.test_micro_batch_size) for loader in self.test_loader]
+        return RunFacts(
+            model=self.model,
+            optimizer=self.optimizer,
+            schedule=", ".join(
+                sorted({type(one).__name__ for one in [self.lr_scheduler, *self.lr_schedulers.values()] if one})
+            ),
+            device=self.device,
+            folder=train.output_dir,
+            batch_size=train.train_micro_batch_size,
+            accumulation=train.num_accumulation_steps,
+            first_iter=self.start_iter,
+            last_iter=self.max_iter,
+            num_train=self._num_samples(),
+            num_eval=sum(number or 0 for number in evaluated) or None,
+            precision=str(autocast_dtype(self.device)).removeprefix("torch.") if train.amp.enabled else None,
+            mode="graph" if self.cfg.graph.enabled else "eager",
+            settings=changed_settings(self._given),
+        )
 
     def _num_samples(self) -> int | None:
         return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)

@@ -5,7 +5,8 @@ import inspect
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from omegaconf import DictConfig, open_dict
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import are_several, instantiate, locate_target
-from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.provenance import is_set
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import (
@@ -38,6 +39,12 @@ from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.data_parallel import setup_dist_util
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+
+# Settings that the start of a run shows by other names.
+_SHOWN_ELSEWHERE = {
+    *("train.output_dir", "train.train_micro_batch_size", "train.global_batch_size", "train.num_accumulation_steps"),
+    *("train.dist.data_parallel_size", "train.scheduler", "train.resume", "train.evaluation.eval_mode"),
+}
 
 
 def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
@@ -258,6 +265,39 @@ def join_ranks(cfg: DictConfig) -> torch.device:
 def _layout_key(name: str) -> str:
     """The key of a setting of the layout."""
     return "train.zero_optimization" if name == "zero_stage" else f"train.dist.{name}"
+
+
+def changed_settings(cfg: DictConfig) -> str:
+    """The settings of ``cfg.train``, and the learning rate, that differ from the defaults, as on a command line."""
+    defaults = dict(_leaves(get_config("common/train.py").train, "train"))
+    changed = [
+        f"{k}={v}" for k, v in _leaves(cfg.train, "train") if v != defaults.get(k, v) and k not in _SHOWN_ELSEWHERE
+    ]
+    return ", ".join(changed)
+
+
+def _leaves(section: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The values of a section by their dotted keys; a lazy call is the name of its target."""
+    for key, value in section.items():
+        if isinstance(value, DictConfig) and "_target_" in value:
+            target = value["_target_"]
+            yield f"{path}.{key}", target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        elif isinstance(value, DictConfig):
+            yield from _leaves(value, f"{path}.{key}")
+        else:
+            yield f"{path}.{key}", value
+
+
+def next_commands(cfg: DictConfig) -> list[str]:
+    """What a user may type after a training; only what works with this run's files."""
+    folder = cfg.train.output_dir.rstrip("/")
+    commands = [f"tensorboard --logdir {shlex.quote(folder)}"]
+    if "project_root" in cfg:  # a command has trained it, and can read its config.yaml
+        run = f"trainwright train {shlex.quote(folder + '/config.yaml')}"
+        if Path(folder, "model_best").exists():
+            commands.append(f"{run} --eval-only train.load_weight={shlex.quote(folder + '/model_best')}")
+        commands.append(f"{run} --resume train.train_iter={2 * cfg.train.train_iter}")
+    return commands
 
 
 def resolve_eval_mode(cfg: DictConfig) -> None:

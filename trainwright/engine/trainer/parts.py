@@ -87,16 +87,10 @@ def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
     return TorchMetricsHandler(metrics, weakref.proxy(trainer), is_default=not config.is_set("metrics"))
 
 
-def log_start(trainer: Any) -> None:
-    """Log the settings that differ from the defaults, or all of them as a warning if the config asks for that."""
-    from trainwright.config.training.training_config import TrainingConfig
-
-    config = trainer.config
-    if type(config) is TrainingConfig:
-        level = logging.WARNING if config.is_by_its_page and is_main_process() else logging.INFO  # once
-        logger.log(level, "%s", repr(config) if config.is_by_its_page else f"{config.summary()}, defaults otherwise.")
-    else:
-        trainer.print_info()
+def log_settings(trainer: Any) -> None:
+    """Log all settings, if the user has used names of the page that documents this list."""
+    if trainer.config.is_by_its_page:
+        logger.log(logging.WARNING if is_main_process() else logging.INFO, "%r", trainer.config)  # once
 
 
 def build_callbacks(trainer: Any) -> list[Callback]:

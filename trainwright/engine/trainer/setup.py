@@ -1,6 +1,7 @@
 """Setup of a run of the Python API: its plan, its state and its hooks; what precedes and follows its steps."""
 
 import logging
+import shlex
 import sys
 import weakref
 from functools import partial
@@ -16,7 +17,7 @@ from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run_directory import OpenRunFolder
-from trainwright.engine.run_summary import facts_of_objects, training_info
+from trainwright.engine.run_summary import RunFacts, RunSummary, facts_of_objects, log_start
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
 from trainwright.engine.trainer import loaders, optim, parts
@@ -187,33 +188,34 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         return parts.build_writers(self.config, self.output_dir, self.max_iter, batch_size, first_metric=first)
 
     def print_info(self) -> None:
-        """Log the model, the data and the length of the run."""
-        config, model = self.config, self.model
-        rows = {
-            "Output": config.output_dir,
-            "Task": config.task,
-            "Model": type(model).__name__,
-            "Parameters": sum(p.numel() for p in model.parameters()),
-            "Trainable": sum(p.numel() for p in model.parameters() if p.requires_grad),
-            "Device": self.device,
-            "Processes": get_world_size() if get_world_size() > 1 else None,
-            "Mixed precision": config.mixed_precision,
-            "Training samples": _length(self.train_dataset),
-            "Evaluation samples": sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
-            "Epochs": config.num_epochs,
-            "Batch size": config.batch_size,
-            "Gradient accumulation": config.gradient_accumulation_steps,
-            "Steps": self.total_steps,
-            "Updates": self._plan.num_updates,
-            "Steps done": self.state.global_step,
-            "Metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
-        }
-        logger.info("%s", training_info({name: value for name, value in rows.items() if value not in (None, "")}))
+        """Log the model, the data, the length of the run and its settings."""
+        config = self.config
+        log_start(
+            RunFacts(
+                task=config.task,
+                model=self.model,
+                optimizer=self.optimizer,
+                schedule=self._schedule_name(),
+                device=self.device,
+                folder=config.output_dir,
+                batch_size=config.batch_size,
+                accumulation=config.gradient_accumulation_steps,
+                first_iter=self.start_iter,
+                last_iter=self.max_iter,
+                num_train=_length(self.train_dataset),
+                num_eval=sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
+                precision=config.mixed_precision,
+                mode="graph" if config.graph else "eager",
+                metrics=", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
+                settings="" if config.is_by_its_page else config.summary(),
+            )
+        )
 
     def before_train(self) -> None:
         self._folder.prepare(self.config)
         self._folder.lock()
-        parts.log_start(self)
+        parts.log_settings(self)
+        self.print_info()
         if (
             self._last_trained is not None
         ):  # not the best weights: the state of the optimizer belongs to the latest ones
@@ -343,7 +345,22 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite), self._averaging_hook()])
         self.register_hooks([self._unfreezing_hook()])
         limit = max_time_of(config)
-        self.register_hooks([*self.build_hooks(), Interruptions(self.checkpointer, save, max_time_s=limit)])
+        summary = RunSummary(config.output_dir, lambda trainer: trainer._next_commands())
+        self.register_hooks([*self.build_hooks(), summary, Interruptions(self.checkpointer, save, max_time_s=limit)])
+
+    def _schedule_name(self) -> str | None:
+        given = [type(one).__name__ for one in (self.lr_scheduler, *self.lr_schedulers.values()) if one is not None]
+        kind = self.config.lr_scheduler_type
+        return f"{kind} schedule" if "FormulaLR" in given and isinstance(kind, str) else ", ".join(given)
+
+    def _next_commands(self) -> list[str]:
+        """What a user may do after a training."""
+        config, folder = self.config, shlex.quote(self.config.output_dir)
+        commands = [] if config.tensorboard is None else [f"tensorboard --logdir {folder}"]
+        if config.save_enabled:
+            longer = f"num_epochs={2 * config.num_epochs}"
+            commands.append(f"{type(config).__name__}(..., resume_from_checkpoint=True, {longer}) trains it longer")
+        return commands
 
     def _unfreezing_hook(self) -> HookBase | None:
         plan, state = self._plan, self.state
