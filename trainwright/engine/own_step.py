@@ -24,7 +24,7 @@ from trainwright.engine.loop import TrainerBase
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import is_overridden
-from trainwright.optim.clip import gradient_clipper, gradient_norm
+from trainwright.optim.clip import clip_by_norm, gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
@@ -332,7 +332,7 @@ class _OptimizerPart:
         if max_norm is None:
             self.norm = self._clip()
         else:
-            self.norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
+            self.norm = clip_by_norm(self.parameters(), max_norm, norm_type)
 
     def has_gradients(self) -> bool:
         return any(parameter.grad is not None for parameter in self.parameters())

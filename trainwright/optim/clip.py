@@ -1,7 +1,12 @@
-"""Gradient clipping by the common norm of all gradients, or by value, as set in the parameter groups."""
+"""Gradient clipping by the common norm of all gradients, or by value, as set in the parameter groups.
 
-from collections.abc import Callable
+The norm is that of the complete model, also if its gradients are spread over shards, tensor ranks and pipeline stages.
+"""
+
+import math
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +14,7 @@ from torch.optim import Optimizer
 
 from trainwright.config.errors import ConfigError
 from trainwright.optim.named import each_optimizer
+from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline, mesh_in_use, reduce_over_pipeline
 
 
 def gradient_clipper(
@@ -20,7 +26,7 @@ def gradient_clipper(
     the 2-norm. All groups with the same two values are clipped by their common norm: a norm per group would change the
     direction of the update. Each of several optimizers (:class:`NamedOptimizers`) is clipped by its own norm. A group
     with ``clip_grad_value`` is clipped by value: each entry to [-value, value]; ``max_value`` clips the others. The
-    groups are read once, so a group that is added later is not clipped.
+    groups are read once, so a group that is added later is not clipped. All stages of a pipeline must call this.
 
     The function returns the norm before clipping as a tensor on the device, without synchronization. For groups with
     different settings it is the norm over all clipped gradients (of the first setting's type).
@@ -43,14 +49,16 @@ def gradient_clipper(
                 by_value.setdefault(float(value), []).extend(group["params"])
             elif limit is not None and norm_type is not None:
                 by_setting.setdefault((number, float(limit), float(norm_type)), []).extend(group["params"])
+    for settings, values in gather_over_pipeline(([*by_setting], [*by_value])):  # other stages may have other groups
+        by_setting |= {setting: [] for setting in settings if setting not in by_setting}
+        by_value |= {value: [] for value in values if value not in by_value}
     clips: list[Callable[[], Tensor]] = [
-        partial(torch.nn.utils.clip_grad_norm_, params, limit, norm_type)
-        for (_, limit, norm_type), params in by_setting.items()
+        partial(clip_by_norm, by_setting[setting], *setting[1:]) for setting in _in_order(by_setting)
     ]
-    clips += [partial(_clip_by_value, params, value) for value, params in by_value.items()]
+    clips += [partial(_clip_by_value, by_value[value], value) for value in _in_order(by_value)]
     if len(clips) < 2:
         return clips[0] if clips else None
-    norm_type = next((norm_type for *_, norm_type in by_setting), 2.0)
+    norm_type = next((norm_type for *_, norm_type in _in_order(by_setting)), 2.0)
     return lambda: _clip_each(clips, norm_type)
 
 
@@ -66,12 +74,11 @@ def gradient_norm(
     is_clipped = [
         any(group.get(name, limit) is not None for name, limit in limits.items()) for group in optimizer.param_groups
     ]
-    if clip is not None and all(is_clipped):
+    if clip is not None and all(all(one) for one in gather_over_pipeline(is_clipped)):
         return clip
 
     def norm_and_clip() -> Tensor:
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = total_norm(parameter for group in optimizer.param_groups for parameter in group["params"])
         if clip is not None:
             clip()
         return norm
@@ -79,10 +86,60 @@ def gradient_norm(
     return norm_and_clip
 
 
+def clip_by_norm(params: list[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Clip in place by the norm of all gradients, on all processes; returns the norm before."""
+    if mesh_in_use() is None:
+        return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
+    norm = total_norm(params, norm_type)
+    for parameters in _by_mesh(params):
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+@torch.no_grad()
+def total_norm(params: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """The norm of all gradients, of all shards, parts and stages of the model; a tensor on the device.
+
+    Every process must call it. A weight that several stages hold counts once.
+    """
+    params = [*params]
+    if mesh_in_use() is None:
+        return torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None], norm_type)
+    norms = [torch.zeros((), device=_device_of(params))]
+    for same in _by_mesh(p for p in params if not getattr(p, TIED_COPY, False)):
+        norm: Any = torch.nn.utils.get_total_norm([p.grad for p in same if p.grad is not None], norm_type)
+        norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).to(norms[0]))
+    is_max = math.isinf(norm_type)
+    power = torch.stack(norms).amax() if is_max else torch.stack(norms).pow(norm_type).sum()
+    reduce_over_pipeline(power, is_max=is_max)
+    return power if is_max else power.pow(1 / norm_type)
+
+
+def _by_mesh(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """The parameters with gradients, by the device mesh over which these are spread: torch's functions take one."""
+    groups: dict[Any, list[Tensor]] = {}
+    for parameter in params:
+        if parameter.grad is not None:
+            groups.setdefault(getattr(parameter.grad, "device_mesh", None), []).append(parameter)
+    return [*groups.values()]
+
+
+def _device_of(params: list[Tensor]) -> torch.device:
+    if params:
+        return params[0].device
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def _in_order(settings: Iterable[Any]) -> list[Any]:
+    """The same order on each stage of a pipeline; the own order elsewhere."""
+    return sorted(settings) if mesh_in_use() is not None else [*settings]
+
+
 def _clip_by_value(params: list[Tensor], value: float) -> Tensor:
     """Clip in place; returns the 2-norm before, in which NaN and infinity show."""
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in params if parameter.grad is not None])
-    torch.nn.utils.clip_grad_value_(params, value)
+    norm = total_norm(params)
+    for same in [params] if mesh_in_use() is None else _by_mesh(params):
+        torch.nn.utils.clip_grad_value_(same, value)
     return norm
 
 

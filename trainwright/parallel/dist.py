@@ -119,6 +119,25 @@ def reduce_over_data(tensor: Any) -> None:
         _torch_dist().all_reduce(tensor, group=get_data_parallel_group())
 
 
+# The attribute of a parameter that marks it as a copy of a weight of another stage, where its gradient is counted.
+TIED_COPY = "is_tied_copy"
+
+
+def gather_over_pipeline(value: T) -> list[T]:
+    """The value of every stage of this process's pipeline, by stage."""
+    values: list[Any] = [value] * get_pipeline_parallel_size()
+    if len(values) > 1:
+        _torch_dist().all_gather_object(values, value, group=_mesh.pipeline_group)
+    return values
+
+
+def reduce_over_pipeline(tensor: Any, *, is_max: bool = False) -> None:
+    """Add up a tensor over the stages of this process's pipeline, in place; ``is_max``: take the largest value."""
+    if get_pipeline_parallel_size() > 1:
+        dist = _torch_dist()
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM, group=_mesh.pipeline_group)
+
+
 def broadcast_object(value: T) -> T:
     """Rank 0's value on every rank."""
     values: list[Any] = [value]

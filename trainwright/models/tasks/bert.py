@@ -89,6 +89,7 @@ class _Bert(Model):
     base_model_prefix = "bert"
     skip_keys_on_load = ("bert.embeddings.position_ids",)  # 0, 1, 2, ..., part of older files
     has_pooler: ClassVar[bool] = True
+    pipeline_layers = "bert.encoder.layer"
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -108,9 +109,31 @@ class _Bert(Model):
             ConfigError: a text has more tokens than positions.
         """
         check_length(token_ids.shape[1], self.config.max_position_embeddings)
-        # transformers reads a mask of two dimensions on the host, to see whether it hides a token: a GPU would wait.
-        mask = None if attention_mask is None else attention_mask[:, None, None, :].bool()
+        (mask,) = self.layer_arguments(token_ids, attention_mask)
         return self.bert(input_ids=token_ids, attention_mask=mask, token_type_ids=token_type_ids, return_dict=False)
+
+    # Where the model is cut into pipeline stages.
+
+    def before_layers(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        check_length(token_ids.shape[1], self.config.max_position_embeddings)
+        embeddings: Tensor = self.bert.embeddings(input_ids=token_ids, token_type_ids=token_type_ids)
+        return embeddings
+
+    def layer_arguments(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> tuple[Tensor | None]:
+        # transformers reads a mask of two dimensions on the host, to see whether it hides a token: a GPU would wait.
+        return (None if attention_mask is None else attention_mask[:, None, None, :].bool(),)
+
+    def after_layers(self, hidden: Tensor, *batch: Any, **named: Any) -> dict[str, Tensor]:
+        """The outputs of ``forward``, from the features (B, L, D) of the last layer."""
+        pooled = self.bert.pooler(hidden) if self.has_pooler else None
+        return self._outputs(hidden, pooled)
+
+    def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
+        return {"hidden_states": hidden_BLD, "pooled": pooled_BD}
 
 
 @register_model("bert", config_class=BertConfig)
@@ -121,8 +144,7 @@ class Bert(_Bert):
         self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
         """``hidden_states`` (B, L, D) of the tokens and ``pooled`` (B, D) of the first one."""
-        hidden_BLD, pooled_BD = self._encode(token_ids, attention_mask, token_type_ids)
-        return {"hidden_states": hidden_BLD, "pooled": pooled_BD}
+        return self._outputs(*self._encode(token_ids, attention_mask, token_type_ids))
 
 
 class _BertWithHead(_Bert):
@@ -142,7 +164,9 @@ class BertTextClassification(_BertWithHead):
         self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Scores of the labels. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding."""
-        _, pooled_BD = self._encode(token_ids, attention_mask, token_type_ids)
+        return self._outputs(*self._encode(token_ids, attention_mask, token_type_ids))
+
+    def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
         return {"logits": self.classifier(self.dropout(pooled_BD))}
 
     def post_process(self, outputs: Any) -> list[ModelOutput]:
@@ -169,6 +193,9 @@ class BertSequenceLabeling(_BertWithHead):
     ) -> dict[str, Tensor]:
         """Scores of the labels. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding."""
         hidden_BLD, *_ = self._encode(token_ids, attention_mask, token_type_ids)
+        return self._outputs(hidden_BLD, None)
+
+    def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
         return {"logits": self.classifier(self.dropout(hidden_BLD))}
 
     def post_process(

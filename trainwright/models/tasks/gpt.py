@@ -79,6 +79,7 @@ class GPTTextGeneration(Model):
 
     is_generative = True
     preprocessor_kind = "tokenizer"
+    pipeline_layers = "blocks"
 
     def __init__(self, config: GPTTextGenerationConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -102,16 +103,29 @@ class GPTTextGeneration(Model):
         Raises:
             ConfigError: a text has more tokens than positions.
         """
+        x_BLD = self.before_layers(token_ids, attention_mask)
+        (mask,) = self.layer_arguments(token_ids, attention_mask)
+        for block in self.blocks:
+            x_BLD = block(x_BLD, mask)
+        return self.after_layers(x_BLD)
+
+    # Where the model is cut into pipeline stages.
+
+    def before_layers(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         length = token_ids.shape[1]
         check_length(length, self.config.max_position_embeddings)
         if attention_mask is None:
-            mask, positions = None, torch.arange(length, device=token_ids.device)
+            positions = torch.arange(length, device=token_ids.device)
         else:
-            mask, positions = _mask_of(attention_mask), (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
-        x_BLD = self.dropout(self.token_embedding(token_ids) + self.position_embedding(positions))
-        for block in self.blocks:
-            x_BLD = block(x_BLD, mask)
-        return {"logits": self.head(self.norm(x_BLD))}
+            positions = (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        x_BLD: Tensor = self.dropout(self.token_embedding(token_ids) + self.position_embedding(positions))
+        return x_BLD
+
+    def layer_arguments(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor | None]:
+        return (None if attention_mask is None else _mask_of(attention_mask),)
+
+    def after_layers(self, hidden: Tensor, *batch: Any, **named: Any) -> dict[str, Tensor]:
+        return {"logits": self.head(self.norm(hidden))}
 
     def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy of each next token that is a label."""

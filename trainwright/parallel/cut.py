@@ -1,0 +1,349 @@
+"""Cut a model between its layers: which of its modules a pipeline stage holds, and what the stage computes.
+
+A model declares where it can be cut (:class:`Cut`). Models of transformers with a ``pp_plan`` need no declaration. Each
+stage keeps the names of the complete model: a module of another stage is replaced by a placeholder without parameters.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError
+
+
+class Cut(Protocol):
+    """A model that can be cut into pipeline stages.
+
+    Its ``forward(**batch)`` computes ``before_layers(**batch)``, then ``layer(hidden, *layer_arguments(**batch))`` for
+    each layer, then ``after_layers(hidden, **batch)``. The three methods take the arguments of ``forward``; every stage
+    has the batch, so masks are computed where they are used.
+
+    Modules that are assigned before the layers belong to the first stage, those after them to the last one.
+
+    Class attributes:
+        pipeline_layers: the name of the ``nn.ModuleList`` of layers.
+    """
+
+    pipeline_layers: ClassVar[str]
+
+    def before_layers(self, **batch: Any) -> Tensor:
+        """The input of the first layer. Called on the first stage."""
+
+    def layer_arguments(self, **batch: Any) -> Sequence[Any]:
+        """Further arguments of each layer, such as masks. Called on every stage; may be absent."""
+
+    def after_layers(self, hidden: Tensor, **batch: Any) -> Any:
+        """The outputs of the model, from the result of the last layer. Called on the last stage."""
+
+
+class Absent(nn.Module):
+    """In the place of a module of another stage.
+
+    Args:
+        name: the name of that module.
+        original: the module; its attributes that are plain values are kept.
+        passes_input: whether a call returns its first argument; otherwise it raises.
+    """
+
+    def __init__(self, name: str, original: nn.Module, *, passes_input: bool) -> None:
+        super().__init__()
+        plain = {key: value for key, value in vars(original).items() if isinstance(value, str | int | float | None)}
+        vars(self).update({key: value for key, value in plain.items() if not key.startswith("_") and key != "training"})
+        self._name, self._passes_input = name, passes_input
+
+    def forward(self, hidden: Any = None, *arguments: Any, **named: Any) -> Any:
+        if not self._passes_input:
+            raise ConfigError(
+                f"{self._name} is on another pipeline stage. before_layers may use modules that the model assigns"
+                " before its layers, after_layers those that it assigns after them."
+            )
+        return hidden
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A parameter that several stages hold: its names on each of them, by the number of the stage."""
+
+    names: Mapping[int, tuple[str, ...]]
+
+
+class Stage(nn.Module):
+    """Some consecutive layers of a model, on the first stage with what precedes and on the last with what follows.
+
+    Called with the hidden states of the previous stage (the first stage ignores its argument) for one micro-batch after
+    another of those that ``begin`` receives.
+
+    Args:
+        model: the model, in which modules of other stages are absent.
+        run: ``run(model, stage, hidden, batch)`` computes the stage.
+        index, number: which of how many stages this is.
+        layers: the names of its layers.
+
+    Attributes:
+        error: raised by the latest micro-batch.
+    """
+
+    def __init__(self, model: nn.Module, run: Any, index: int, number: int, layers: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.index, self.layers = model, index, tuple(layers)
+        self.is_first, self.is_last = index == 0, index == number - 1
+        self.error: Exception | None = None
+        self._run, self._number = run, number
+        self._batches: Sequence[Any] = ()
+        self._position = 0
+        self._finish: Callable[[Any, Any], Any] | None = None
+
+    def begin(self, batches: Sequence[Any], finish: Callable[[Any, Any], Any] | None = None) -> None:
+        """The next calls are for these micro-batches. ``finish(outputs, batch)``: the result of the last stage."""
+        self._batches, self._finish, self._position, self.error = batches, finish, 0, None
+
+    def forward(self, hidden: Tensor) -> Any:
+        position, self._position = self._position, self._position + 1
+        batch = self._batches[position]
+        try:
+            result = self._run(self.model, self, hidden, batch)
+            return self._finish(result, batch) if self.is_last and self._finish is not None else result
+        except Exception as error:
+            error.add_note(f"In {self}, micro-batch {position + 1} of {len(self._batches)}.")
+            self.error = error
+            raise
+
+    def __str__(self) -> str:
+        layers = f"layers {self.layers[0]} to {self.layers[-1]}" if self.layers else "no layers"
+        return f"pipeline stage {self.index} of 0 to {self._number - 1} ({layers})"
+
+
+def cut_model(
+    model: nn.Module, number: int, own: Sequence[int], stage_ids: Callable[[int], Sequence[int]]
+) -> tuple[list[Stage], list[Tie]]:
+    """Replace the modules of ``model`` that are not in one of the ``own`` stages; return these stages.
+
+    Args:
+        number: of all stages.
+        stage_ids: the stage of each layer, from the number of layers.
+
+    Also returns the parameters that several stages hold, which is the same on every process.
+
+    Raises:
+        ConfigError: the model cannot be cut, or not into that many stages.
+    """
+    form = _form_of(model)
+    layers: Any = model.get_submodule(form.layers)
+    if len(layers) < number:
+        raise ConfigError(
+            f"{type(model).__name__} has {len(layers)} layers ({form.layers}); {number} pipeline stages need at least"
+            f" {number}."
+        )
+    ids = stage_ids(len(layers))
+    if len(ids) != len(layers):
+        raise ConfigError(
+            f"{type(model).__name__} has {len(layers)} layers ({form.layers}), but {len(ids)} are placed on stages"
+            " (pipeline_num_layers, custom_pipeline_stage_id)."
+        )
+    places = {f"{form.layers}.{i}": stage for i, stage in enumerate(ids)}
+    places |= {name: 0 if is_before else number - 1 for name, is_before in _around(model, form.layers)}
+    ties = _ties(model, places)
+    modules = dict(model.named_modules())
+    parts = {name: modules[name] for name in places if name in modules}  # others are parameters
+    shells = [model] if len(own) == 1 else [_shell(model) for _ in own]
+    stages = []
+    for index, shell in zip(own, shells, strict=True):
+        for name, part in parts.items():
+            here = part if places[name] == index else Absent(name, part, passes_input=form.passes_input)
+            shell.set_submodule(name, here)
+        _drop_parameters(shell, places, {index})
+        held = [str(i) for i, stage in enumerate(ids) if stage == index]
+        stages.append(Stage(shell, form.run, index, number, held))
+    if len(own) > 1:
+        for name, part in parts.items():
+            if places[name] not in own:
+                model.set_submodule(name, Absent(name, part, passes_input=form.passes_input))
+        _drop_parameters(model, places, set(own))
+    for tie in ties:
+        _untie(model, [names for stage, names in tie.names.items() if stage in own])
+    return stages, ties
+
+
+# Forms of models.
+
+
+class _Form(Protocol):
+    """How a kind of model is cut."""
+
+    layers: str
+    passes_input: bool
+
+    def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any: ...
+
+
+class _Declared:
+    """A model with the methods of :class:`Cut`."""
+
+    passes_input = False
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers: str = model.pipeline_layers  # type: ignore[assignment]
+        self._takes = _names_of(type(model).forward)
+
+    def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
+        arguments, fields = _arguments(batch, self._takes)
+        if stage.is_first:
+            hidden = model.before_layers(*arguments, **fields)
+        more = model.layer_arguments(*arguments, **fields) if hasattr(model, "layer_arguments") else ()
+        layers = model.get_submodule(self.layers)
+        for number in stage.layers:
+            hidden = layers[int(number)](hidden, *more)
+        return model.after_layers(hidden, *arguments, **fields) if stage.is_last else hidden
+
+
+class _OfTransformers:
+    """A model of transformers, whose ``forward`` takes ``inputs_embeds``: its absent modules return their input."""
+
+    passes_input = True
+
+    def __init__(self, model: Any, layers: str) -> None:
+        self.layers = layers
+        self._takes = _names_of(type(model).forward)
+
+    def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any:
+        arguments, fields = _arguments(batch, self._takes)
+        if arguments:
+            fields = {"input_ids": arguments[0]}
+        if not stage.is_first:
+            fields = {**fields, "inputs_embeds": hidden}
+            fields.pop("input_ids", None)
+        if stage.is_last:
+            return model(**fields, use_cache=False)
+        fields.pop("labels", None)
+        return model(**fields, use_cache=False, return_dict=False)[0]
+
+    @torch.no_grad()
+    def check(self, model: Any, number: int) -> None:
+        """Check that hidden states pass a stage without layers unchanged: some models scale their embeddings."""
+        shell = _shell(model)
+        for name, _ in [*_around(model, self.layers)]:
+            shell.set_submodule(name, Absent(name, model.get_submodule(name), passes_input=True))
+        layers: Any = model.get_submodule(self.layers)
+        for i, layer in enumerate(layers):
+            shell.set_submodule(f"{self.layers}.{i}", Absent("", layer, passes_input=True))
+        size = model.config.get_text_config().hidden_size
+        hidden = torch.linspace(-1, 1, 3 * size).reshape(1, 3, size).to(next(model.parameters()).device)
+        passed = shell(inputs_embeds=hidden, use_cache=False, return_dict=False)[0]
+        if not (isinstance(passed, Tensor) and passed.shape == hidden.shape and torch.equal(passed, hidden)):
+            raise ConfigError(
+                f"{type(model).__name__} cannot be cut into {number} pipeline stages: outside of its layers it changes"
+                " the hidden states, which each stage would do again. Use tensor parallelism or ZeRO."
+            )
+
+
+def _form_of(model: nn.Module) -> Any:
+    if hasattr(model, "pipeline_layers"):
+        missing = [name for name in ("before_layers", "after_layers") if not callable(getattr(model, name, None))]
+        if missing:
+            raise ConfigError(f"{type(model).__name__} has pipeline_layers, but no {' and no '.join(missing)}.")
+        layers = dict(model.named_modules()).get(str(model.pipeline_layers))
+        if not isinstance(layers, nn.ModuleList):
+            raise ConfigError(
+                f"{type(model).__name__}.pipeline_layers: got {model.pipeline_layers!r}; it must be the name of an"
+                " nn.ModuleList of the model."
+            )
+        return _Declared(model)
+    if getattr(model, "supports_pp_plan", False):
+        base: Any = model.base_model
+        prefix = next((f"{name}." for name, module in model.named_children() if module is base), "")
+        for name in base.config.base_model_pp_plan or ():
+            if isinstance(getattr(base, name, None), nn.ModuleList):
+                form = _OfTransformers(model, prefix + name)
+                form.check(model, 2)
+                return form
+    raise ConfigError(
+        f"{type(model).__name__} does not say where it can be cut into pipeline stages: it has neither pipeline_layers"
+        " nor the pp_plan of a model of transformers. Add pipeline_layers, before_layers and after_layers (see"
+        " docs/parallel.md), or use tensor parallelism or ZeRO."
+    )
+
+
+def _names_of(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The parameters of a model's ``forward``; None: it takes any name."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_any else frozenset(parameters)
+
+
+def _arguments(batch: Any, names: frozenset[str] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model's ``forward`` takes of a batch: fields by name, or the first item of a pair."""
+    if isinstance(batch, Mapping):
+        return (), {name: value for name, value in batch.items() if names is None or name in names}
+    return (batch[0] if isinstance(batch, tuple | list) else batch,), {}
+
+
+# Names and places.
+
+
+def _around(model: nn.Module, layers: str) -> Iterator[tuple[str, bool]]:
+    """The largest modules with parameters around the layers, by name, and whether they precede the layers.
+
+    Parameters of the modules that contain the layers precede them.
+    """
+    module, prefix = model, ""
+    for part in layers.split("."):
+        yield from ((prefix + name, True) for name, _ in module.named_parameters(recurse=False))
+        is_before = True
+        for name, child in module.named_children():
+            if name == part:
+                is_before = False
+            elif next(child.parameters(), None) is not None:
+                yield prefix + name, is_before
+        module, prefix = module.get_submodule(part), f"{prefix}{part}."
+
+
+def _drop_parameters(model: nn.Module, places: Mapping[str, int], own: set[int]) -> None:
+    """Set parameters of other stages that no placeholder replaces to None."""
+    for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
+        if name in places and places[name] not in own and parameter is not None:
+            path, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(path), leaf, None)
+
+
+def _ties(model: nn.Module, places: Mapping[str, int]) -> list[Tie]:
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(parameter), []).append(name)
+    ties = []
+    for names in names_of.values():
+        at: dict[int, tuple[str, ...]] = {}
+        for name in names:
+            place = _place_of(name, places)
+            at[place] = (*at.get(place, ()), name)
+        if len(at) > 1:
+            ties.append(Tie(dict(sorted(at.items()))))
+    return sorted(ties, key=lambda tie: [*tie.names.values()])
+
+
+def _place_of(name: str, places: Mapping[str, int]) -> int:
+    while name not in places:
+        name = name.rpartition(".")[0]
+    return places[name]
+
+
+def _untie(model: nn.Module, stages: Sequence[Sequence[str]]) -> None:
+    """Stages of one process hold copies of a parameter, as stages of several processes do."""
+    for names in stages[1:]:
+        parameter = model.get_parameter(names[0])
+        copied = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(path), leaf, copied)
+
+
+def _shell(model: nn.Module) -> nn.Module:
+    """Other module objects with the same parameters, buffers and attributes."""
+    shared = [*model.parameters(), *model.buffers()]
+    for module in model.modules():
+        shared += [value for value in vars(module).values() if not isinstance(value, dict | list | set | nn.Module)]
+    return copy.deepcopy(model, {id(value): value for value in shared})

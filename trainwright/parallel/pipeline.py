@@ -1,0 +1,357 @@
+"""Pipeline parallelism: stages of a model on several processes, which pass micro-batches on to each other.
+
+The schedules are those of ``torch.distributed.pipelining``. All stages of a pipeline read the same batches; between
+them travel hidden states and their gradients.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.cut import Stage, Tie, cut_model
+from trainwright.parallel.dist import TIED_COPY
+from trainwright.parallel.mesh import Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+logger = logging.getLogger("trainwright.parallel")
+
+MAX_SCHEDULES = 16  # of different shapes; each has buffers for the hidden states of its micro-batches
+
+_STAGES_PER_PROCESS = {"Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2}
+
+
+class Pipeline:
+    """The stages of this process, and their connection to those of the others.
+
+    Attributes:
+        stages: the stages of this process, the earliest first. What shards or wraps the model does it to each of them.
+        is_last: whether this process has the last stage, which computes outputs and losses.
+        last_rank: the pipeline rank of the process that has it.
+        ties: the parameters that several stages hold.
+    """
+
+    def __init__(
+        self, model: nn.Module, mesh: Mesh, device: torch.device, *, custom_stage_ids: Sequence[int] | None = None
+    ) -> None:
+        """Cut ``model``, in place. Every process calls this with the same model."""
+        layout = mesh.layout
+        per_process = _STAGES_PER_PROCESS.get(layout.schedule, 1)
+        if per_process > 1 and custom_stage_ids is not None:
+            raise ConfigError(
+                f"custom_pipeline_stage_id: {layout.schedule} has {per_process} stages on each process, whose layers it"
+                " chooses itself. Use 1F1B or GPipe, or remove custom_pipeline_stage_id."
+            )
+        self._number = number = layout.pipeline * per_process
+        self._rank_of = [_rank_of(stage, layout.pipeline, layout.schedule) for stage in range(number)]
+        own = [stage for stage, rank in enumerate(self._rank_of) if rank == mesh.pipeline_rank]
+        stages = replace(layout, pipeline=number)
+        self._model = model
+        self.stages, self.ties = cut_model(
+            model, number, own, lambda layers: stages.stage_ids(layers, custom_stage_ids)
+        )
+        self.is_last, self.last_rank = self.stages[-1].is_last, self._rank_of[-1]
+        self._mesh, self._device, self._group = mesh, device, mesh.pipeline_group
+        self._tie_groups = [self._group_of(tie) for tie in self.ties]
+        self._shapes: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+        self._schedules: dict[Any, Any] = {}
+        self._copies: list[list[nn.Parameter]] | None = None
+        self._sent: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the model has no pipeline: it cannot compute outputs."""
+        return None
+
+    # Training.
+
+    def run(self, batches: Sequence[Any], finish: Callable[[Any, Any], Tensor]) -> None:
+        """Forward and backward passes of all micro-batches, whose gradients add up.
+
+        Args:
+            finish: called on the last stage with the outputs for each batch, and the batch; returns what is
+                differentiated.
+        """
+        for key, group in groupby(batches, key=shapes_of):
+            same = [*group]
+            self._run_schedule(self._shapes_for(key, same[0]), key, same, finish)
+
+    def _run_schedule(
+        self, shapes: list[tuple[Tensor, Tensor]], key: Any, batches: list[Any], finish: Callable[[Any, Any], Tensor]
+    ) -> None:
+        key = len(batches), key
+        schedule = self._schedules.get(key)
+        if schedule is None:
+            if len(self._schedules) >= MAX_SCHEDULES:
+                del self._schedules[next(iter(self._schedules))]
+            schedule = self._schedules[key] = self._new_schedule(shapes, len(batches))
+        for stage in self.stages:
+            stage.begin(batches, finish)
+        placeholder = torch.zeros(len(batches), device=self._device)
+        arguments = [placeholder] if self.stages[0].is_first else []
+        try:
+            schedule.step(*arguments, target=placeholder if self.is_last else None, return_outputs=False)
+        except RuntimeError:
+            error = next((stage.error for stage in self.stages if stage.error is not None), None)
+            if error is None:
+                raise
+            raise error from None  # torch has replaced it by one of its own
+
+    def _new_schedule(self, shapes: list[tuple[Tensor, Tensor]], length: int) -> Any:
+        # A new one for each shape: torch's keeps buffers for hidden states of one shape.
+        from torch.distributed import pipelining
+
+        stages = [
+            pipelining.PipelineStage(stage, stage.index, self._number, self._device, before, after, group=self._group)
+            for stage, (before, after) in zip(self.stages, shapes, strict=True)
+        ]
+        kind = getattr(pipelining, f"Schedule{self._schedule_for(length)}")
+        single = len(stages) == 1
+        return kind(stages[0] if single else stages, length, loss_fn=lambda loss, _: loss, scale_grads=False)
+
+    def _schedule_for(self, length: int) -> str:
+        """The schedule for a number of micro-batches: some need a certain number."""
+        return schedule_for(self._mesh.layout.schedule, self._mesh.layout.pipeline, length)
+
+    def _shapes_for(self, key: Any, batch: Any) -> list[tuple[Tensor, Tensor]]:
+        """What each stage of this process receives and returns for batches of these shapes, as example tensors."""
+        found = self._shapes.get(key)
+        if found is not None:
+            return found
+        if self._shapes and self._mesh.layout.data > 1:
+            raise ConfigError(
+                f"The batches of a pipeline with {self._mesh.layout.data} data ranks must all have the same shapes; got"
+                f" {_described(key)} after {_described(next(iter(self._shapes)))}. Pad all samples to one length, and"
+                " leave out the last, smaller batch of an epoch (drop_last=True)."
+            )
+        found = [_meta_pair(stage, *pair) for stage, pair in zip(self.stages, self._probe(batch), strict=True)]
+        if len(self._shapes) >= MAX_SCHEDULES:
+            del self._shapes[next(iter(self._shapes))]
+        self._shapes[key] = found
+        return found
+
+    def _probe(self, batch: Any) -> list[tuple[Tensor | None, Any]]:
+        """Run one batch without gradients, in evaluation mode: no random number is drawn, no statistics change."""
+        modes = [(module, module.training) for stage in self.stages for module in stage.modules()]
+        try:
+            for stage in self.stages:
+                stage.eval()
+            with torch.no_grad():
+                return self._forward(batch, check=_fingerprint(batch))
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+
+    # Evaluation.
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any) -> Any:
+        """The model's outputs for a batch, on the last stage; None on the others. Batches may have any shapes.
+
+        Every stage calls this with the same batches. A stage does not wait for those behind it.
+        """
+        *_, (_, outputs) = self._forward(batch)
+        return outputs if self.is_last else None
+
+    def _forward(self, batch: Any, check: Any = None) -> list[tuple[Tensor | None, Any]]:
+        """The input and the result of each stage of this process."""
+        here, passed, results = self._mesh.pipeline_rank, None, []
+        for stage in self.stages:
+            hidden = passed
+            if not stage.is_first and self._rank_of[stage.index - 1] != here:
+                hidden = self._receive(self._rank_of[stage.index - 1], stage, check)
+            stage.begin([batch])
+            passed = stage(hidden)
+            results.append((hidden, passed))
+            if not stage.is_last and self._rank_of[stage.index + 1] != here:
+                self._send(passed, self._rank_of[stage.index + 1], check)
+        return results
+
+    def _send(self, hidden: Tensor, rank: int, check: Any) -> None:
+        dist: Any = torch.distributed
+        to = dist.get_global_rank(self._group, rank)
+        dist.send_object_list([(hidden.shape, hidden.dtype, check)], to, group=self._group)
+        if self._sent is not None:
+            self._sent[0].wait()
+        hidden = hidden.contiguous()
+        self._sent = dist.isend(hidden, to, group=self._group), hidden  # kept until it has arrived
+
+    def _receive(self, rank: int, stage: Stage, check: Any) -> Tensor:
+        dist: Any = torch.distributed
+        source, head = dist.get_global_rank(self._group, rank), [None]
+        dist.recv_object_list(head, source, group=self._group)
+        shape, dtype, other = head[0]  # type: ignore[misc]
+        if other != check:
+            raise ConfigError(
+                f"{stage} has read another batch than the stage before it: {_difference(other, check)}. All stages of a"
+                " pipeline must read the same batches: a loader must not draw from random generators of its process."
+            )
+        hidden = torch.empty(shape, dtype=dtype, device=self._device)
+        dist.recv(hidden, source, group=self._group)
+        return hidden
+
+    # Parameters that several stages hold.
+
+    @torch.no_grad()
+    def sum_tied_gradients(self) -> None:
+        """Add up the gradients of a parameter over the stages that hold it; each gets the sum."""
+        dist: Any = torch.distributed
+        for copies, group in zip(self._tied_copies(), self._tie_groups, strict=True):
+            if not copies or not copies[0].requires_grad:
+                continue
+            for copied in copies:
+                if copied.grad is None:
+                    copied.grad = torch.zeros_like(copied)
+            parts = [_local(copied.grad) for copied in copies]
+            for part in parts[1:]:
+                parts[0] += part
+            if group is not None:
+                dist.all_reduce(parts[0], group=group)
+            for part in parts[1:]:
+                part.copy_(parts[0])
+
+    def _tied_copies(self) -> list[list[nn.Parameter]]:
+        if self._copies is None:  # not earlier: sharding replaces parameters
+            own = {stage.index for stage in self.stages}
+            self._copies = []
+            for tie, group in zip(self.ties, self._tie_groups, strict=True):
+                names = {stage: names[0] for stage, names in tie.names.items() if stage in own}
+                copies = {stage: self._model.get_parameter(name) for stage, name in names.items()}
+                for stage, copied in copies.items():
+                    if stage != min(tie.names):
+                        setattr(copied, TIED_COPY, True)
+                self._copies.append([*copies.values()])
+                if group is not None and copies:
+                    _check_alike(tie, next(iter(copies.values())), group)
+        return self._copies
+
+    def mark_tied_copies(self) -> None:
+        """Mark the parameters of this process whose gradients another stage counts in the norm; after sharding."""
+        self._copies = None
+        self._tied_copies()
+
+    def _group_of(self, tie: Tie) -> "ProcessGroup | None":
+        """The processes that hold the parameter; None: it is only one. Every process must call this."""
+        dist: Any = torch.distributed
+        ranks = sorted({self._rank_of[stage] for stage in tie.names})
+        if len(ranks) == 1:
+            return None
+        if len(ranks) == self._mesh.layout.pipeline:
+            return self._group
+        places = self._mesh.device_mesh.mesh[ranks].flatten(1).T.tolist()  # one row for each data and tensor rank
+        groups = [dist.new_group(row) for row in places]
+        mine = dist.get_rank()
+        return next((group for row, group in zip(places, groups, strict=True) if mine in row), None)
+
+
+def pipeline_of(model: Any) -> Pipeline | None:
+    """The pipeline that a model is cut into; None: it is complete."""
+    return vars(model).get("_pipeline") if isinstance(model, nn.Module) else None
+
+
+def schedule_for(name: str, stages: int, length: int) -> str:
+    """The schedule for ``length`` micro-batches: ``name``, or one without conditions if it needs another number."""
+    if name == "1F1B" and length < stages:
+        return "GPipe"
+    if name.startswith("Interleaved") and length % max(1, length // stages):
+        return "LoopedBFS"
+    return name
+
+
+def check_length(name: str, stages: int, length: int, setting: str) -> None:
+    """Warn if the number of micro-batches of an update does not suit the schedule."""
+    other = schedule_for(name, stages, length)
+    if other != name or length < stages:
+        more = f"; {name} needs another number, so {other} is used" if other != name else ""
+        logger.warning(
+            "%s=%d: a pipeline of %d stages has %d micro-batch%s in an update%s. Stages wait less with %d or more.",
+            setting, length, stages, length, "" if length == 1 else "es", more, 4 * stages,
+        )  # fmt: skip
+
+
+def shapes_of(batch: Any) -> Any:
+    """The shapes and types of a batch's tensors, as a key."""
+    if isinstance(batch, Tensor):
+        return tuple(batch.shape), batch.dtype
+    if isinstance(batch, Mapping):
+        return tuple((name, shapes_of(value)) for name, value in batch.items())
+    if isinstance(batch, tuple | list):
+        return tuple(map(shapes_of, batch))
+    return type(batch)
+
+
+def _rank_of(stage: int, ranks: int, schedule: str) -> int:
+    """The pipeline rank of a stage: in a loop, or there and back."""
+    if schedule == "ZBVZeroBubble" and stage >= ranks:
+        return 2 * ranks - 1 - stage
+    return stage % ranks
+
+
+def _meta_pair(stage: Stage, before: Tensor | None, after: Any) -> tuple[Tensor, Tensor]:
+    """Example tensors for torch, on no device."""
+
+    def example(hidden: Tensor) -> Tensor:
+        if not (isinstance(hidden, Tensor) and hidden.is_floating_point()):
+            raise ConfigError(
+                f"{stage} must pass one tensor of numbers to the next stage; got {type(hidden).__name__}."
+            )
+        return torch.empty(hidden.shape, dtype=hidden.dtype, device="meta", requires_grad=True)
+
+    first = torch.empty(1, device="meta") if before is None else example(before)
+    last = torch.empty((), device="meta", requires_grad=True) if stage.is_last else example(after)
+    return first, last
+
+
+def _fingerprint(batch: Any) -> Any:
+    """A checksum of each tensor of a batch."""
+    if isinstance(batch, Tensor):
+        flat = batch.detach().cpu().contiguous().flatten()
+        return tuple(batch.shape), zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
+    if isinstance(batch, Mapping):
+        return {name: _fingerprint(value) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return [_fingerprint(value) for value in batch]
+    return None
+
+
+def _difference(one: Any, other: Any) -> str:
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return f"{', '.join(repr(name) for name in one if one[name] != other[name])} differ"
+    return "its fields differ"
+
+
+def _described(key: Any) -> str:
+    """Shapes as a text."""
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):
+        return str(key[0])
+    if isinstance(key, tuple):
+        return ", ".join(
+            f"{one[0]} {_described(one[1])}" if isinstance(one[0], str) else _described(one) for one in key if one
+        )
+    return getattr(key, "__name__", str(key))
+
+
+def _local(gradient: Any) -> Tensor:
+    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return local
+
+
+def _check_alike(tie: Tie, parameter: Any, group: "ProcessGroup") -> None:
+    """Check that all stages hold a parameter in the same parts."""
+    dist: Any = torch.distributed
+    mine = tuple(_local(parameter).shape), str(getattr(parameter, "placements", None)), parameter.requires_grad
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
+    if len(set(found)) > 1:
+        names = " and ".join(names[0] for names in tie.names.values())
+        raise ConfigError(
+            f"{names} are one weight on several pipeline stages, which must hold it alike; got {found} (shape, parts,"
+            " requires_grad)."
+        )
