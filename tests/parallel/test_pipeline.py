@@ -1,6 +1,5 @@
 """Pipelines compute what one process does: every schedule, tied weights, changing shapes, the norm of all stages."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
-from trainwright.config.errors import ConfigError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
-from trainwright.optim.clip import clip_by_norm, total_norm
+from trainwright.optim.clip import clip_by_norm
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.pipeline import Pipeline

@@ -41,6 +41,8 @@ class Update:
         differentiate: the backward pass, if it is not torch's own.
         replica: the model of this process, if there are several processes.
         count_all: with ``replica``: the samples of all processes in the window that starts; 0: unknown.
+        mean_class: with ``replica``: what weights the micro-batches. One of pipeline stages has losses on the last
+            stage alone, so ``record_loss`` is then called for a complete window, not in ``backward``.
 
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
@@ -76,6 +78,7 @@ class Update:
         differentiate: Callable[..., None] | None = None,
         replica: Replica | None = None,
         count_all: Callable[[], int] | None = None,
+        mean_class: type[RankMean] = RankMean,
     ) -> None:
         self.is_window_end, self.batch = True, None
         self.is_prepared = self.is_stepping = False
@@ -101,7 +104,7 @@ class Update:
         self.groups = AllGroups(optimizer)
         self.mean = WindowMean(self.groups, count, differentiate)
         if replica is not None:
-            self.mean = RankMean(self.groups, differentiate, count=count, count_all=count_all or _unknown)
+            self.mean = mean_class(self.groups, differentiate, count=count, count_all=count_all or _unknown)
         self.record = self.mean.record if self.is_weighed else None
         self.begin: Callable[[int], None] | None = self.mean.begin if self.is_weighed else None
         self.backward: Callable[[Tensor, Any], None] = plain_backward if is_plain else self.mean.backward
@@ -244,7 +247,9 @@ class Update:
             record_loss(loss)
             backward(loss, batch)
 
-        self.begin, self.backward, self.record_loss = begin_window, recorded_backward, record_loss
+        self.begin, self.record_loss = begin_window, record_loss
+        if type(self.mean) in (WindowMean, RankMean):
+            self.backward = recorded_backward
 
 
 class Closure:

@@ -32,7 +32,8 @@ from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, raised_on_all
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import all_gather_object, get_world_size, is_main_process
+from trainwright.parallel.dist import all_gather_object, broadcast_over_data, is_main_process
+from trainwright.parallel.pipeline import pipeline_of
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -52,6 +53,7 @@ def run_evaluation(
     num_batches: int | None,
     without_batches: str,
     around_batches: AbstractContextManager[object] | None = None,
+    skip: Callable[[], object] = bool,
 ) -> T:
     """Call ``step`` with each batch of this rank, then return ``results()``, which combines the ranks.
 
@@ -65,7 +67,11 @@ def run_evaluation(
         num_samples: the number of samples of a round over all ranks, from the batch of this rank. For the log.
         num_batches: the number of rounds, if known. For the log.
         without_batches: the error message if no rank has a batch.
+        skip: called instead of ``step`` on the stages of a pipeline without the model's outputs.
     """
+    pipeline = pipeline_of(model)
+    if pipeline is not None:
+        step = pipeline.evaluated(step, skip)
     progress = _Progress(num_batches)
     _share_buffers(model)
     with evaluation_mode(model), preserve_rng(device):
@@ -182,6 +188,7 @@ def inference_on_dataset(
         num_batches=max(all_gather_object(None if math.isinf(length) else int(limit)), key=lambda n: n or 0),
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
         around_batches=evaluators,
+        skip=evaluators.skip,
     )
 
 
@@ -190,9 +197,8 @@ def _share_buffers(model: nn.Module) -> None:
 
     Batch norms count different batches on each rank; data parallelism takes rank 0's at its next forward, too.
     """
-    if get_world_size() > 1:
-        for buffer in model.buffers():
-            torch.distributed.broadcast(buffer.detach(), src=0)
+    for buffer in model.buffers():
+        broadcast_over_data(buffer.detach())
 
 
 def _as_one(evaluator: DatasetEvaluator | Iterable[DatasetEvaluator] | None) -> DatasetEvaluators:

@@ -14,6 +14,7 @@ from trainwright.evaluation.rank_exchange import gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size
+from trainwright.parallel.pipeline import pipeline_of
 
 
 def predict(
@@ -61,6 +62,9 @@ def iterate_predictions(
     has the weights and the modes that it had before, and so have the random generators.
     """
     reader: Iterator[Any] | None = None
+    pipeline = pipeline_of(model)
+    if pipeline is not None:
+        step = pipeline.evaluated(step, lambda: None)
     is_alone, states = get_world_size() == 1, rng_states(device)
     while True:
         outputs, error = None, None
@@ -83,9 +87,10 @@ def iterate_predictions(
         yield from (join(values) for values in round_ if values is not None)
 
 
-def _outputs_of(step: Callable[[Any], Any], batch: Any) -> list[Any]:
+def _outputs_of(step: Callable[[Any], Any], batch: Any) -> list[Any] | None:
     try:
-        return [on_cpu(step(batch))]
+        values = step(batch)
+        return None if values is None else [on_cpu(values)]
     except Exception as error:
         add_batch_note(error, batch)
         raise

@@ -86,6 +86,11 @@ class EvaluatorOnRanks:
         if self._on_rank_0:
             self._exchange((inputs, outputs))
 
+    def skip(self) -> None:
+        """A batch of this rank whose outputs another rank adds."""
+        if self._on_rank_0:
+            self._exchange(None)
+
     def __exit__(self, _: Any, error: BaseException | None, __: TracebackType | None) -> None:
         while not self._is_over and (error is None or isinstance(error, Exception)):
             self._exchange(None, error)

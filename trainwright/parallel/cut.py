@@ -94,6 +94,7 @@ class Stage(nn.Module):
         self.is_first, self.is_last = index == 0, index == number - 1
         self.error: Exception | None = None
         self._run, self._number = run, number
+        self._followed: list[tuple[nn.Module, nn.Module]] = []
         self._batches: Sequence[Any] = ()
         self._position = 0
         self._finish: Callable[[Any, Any], Any] | None = None
@@ -102,7 +103,14 @@ class Stage(nn.Module):
         """The next calls are for these micro-batches. ``finish(outputs, batch)``: the result of the last stage."""
         self._batches, self._finish, self._position, self.error = batches, finish, 0, None
 
+    def follow(self, model: nn.Module, names: Sequence[str]) -> None:
+        """Train or evaluate as ``model`` does, of which some modules were copied for this stage."""
+        # A tuple in a list, so that the model is no submodule.
+        self._followed = [(self.model.get_submodule(name), model.get_submodule(name)) for name in names]
+
     def forward(self, hidden: Tensor) -> Any:
+        for copied, original in self._followed:
+            copied.training = original.training
         position, self._position = self._position, self._position + 1
         batch = self._batches[position]
         try:
@@ -151,6 +159,7 @@ def cut_model(
     modules = dict(model.named_modules())
     parts = {name: modules[name] for name in places if name in modules}  # others are parameters
     shells = [model] if len(own) == 1 else [_shell(model) for _ in own]
+    containers = sorted({"", *(name[:end] for name in places for end, sign in enumerate(name) if sign == ".")})
     stages = []
     for index, shell in zip(own, shells, strict=True):
         for name, part in parts.items():
@@ -160,6 +169,13 @@ def cut_model(
         held = [str(i) for i, stage in enumerate(ids) if stage == index]
         stages.append(Stage(shell, form.run, index, number, held))
     if len(own) > 1:
+        for stage in stages:
+            for container in containers:
+                for name, child in model.get_submodule(container).named_children():
+                    path = f"{container}.{name}".lstrip(".")
+                    if path not in containers and path not in parts:
+                        stage.model.set_submodule(path, child)
+            stage.follow(model, containers)
         for name, part in parts.items():
             if places[name] not in own:
                 model.set_submodule(name, Absent(name, part, passes_input=form.passes_input))
@@ -217,10 +233,11 @@ class _OfTransformers:
         if not stage.is_first:
             fields = {**fields, "inputs_embeds": hidden}
             fields.pop("input_ids", None)
+        forward = type(model).forward  # the object's own returns the outputs of the pipeline
         if stage.is_last:
-            return model(**fields, use_cache=False)
+            return forward(model, **fields, use_cache=False)
         fields.pop("labels", None)
-        return model(**fields, use_cache=False, return_dict=False)[0]
+        return forward(model, **fields, use_cache=False, return_dict=False)[0]
 
     @torch.no_grad()
     def check(self, model: Any, number: int) -> None:

@@ -119,6 +119,13 @@ def reduce_over_data(tensor: Any) -> None:
         _torch_dist().all_reduce(tensor, group=get_data_parallel_group())
 
 
+def broadcast_over_data(tensor: Any) -> None:
+    """The values of the first data rank of this process's stage and part, in place."""
+    if get_data_parallel_size() > 1:
+        dist, group = _torch_dist(), get_data_parallel_group()
+        dist.broadcast(tensor, 0 if group is None else dist.get_global_rank(group, 0), group=group)
+
+
 # The attribute of a parameter that marks it as a copy of a weight of another stage, where its gradient is counted.
 TIED_COPY = "is_tied_copy"
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
+from trainwright.parallel.pipeline import Pipeline
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.recompute import recompute_blocks
 
@@ -39,8 +40,12 @@ def parallelize(
         _check(model, mesh)
     model.to(device)
     share_state(model)  # equal weights, even if a model draws from generators of its own
+    pipeline = None if mesh is None or mesh.layout.pipeline == 1 else Pipeline(model, mesh, device)
     recomputed = recompute_blocks(model) if recompute else []
-    run_under(model, autocast)
+    for part in [model] if pipeline is None else pipeline.stages:
+        run_under(part, autocast)
+    if pipeline is not None:
+        pipeline.mark_tied_copies()
     return recomputed
 
 
@@ -59,7 +64,8 @@ def share_tensors(tensors: Iterable[Tensor]) -> None:
 
 def _check(model: nn.Module, mesh: Mesh) -> None:
     layout = mesh.layout
-    sizes = {"tensor": layout.tensor, "pipeline": layout.pipeline}
-    kinds = [f"{kind} parallel (size {size})" for kind, size in sizes.items() if size > 1]
+    kinds = [f"tensor parallel (size {layout.tensor})"] if layout.tensor > 1 else []
     kinds += [f"ZeRO stage {layout.zero_stage}"] if layout.zero_stage else []
+    if not kinds:
+        return
     raise ConfigError(f"{' and '.join(kinds)}: not supported yet for a {type(model).__name__}.")

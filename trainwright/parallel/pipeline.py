@@ -4,11 +4,13 @@ The schedules are those of ``torch.distributed.pipelining``. All stages of a pip
 them travel hidden states and their gradients.
 """
 
+import functools
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,12 +61,16 @@ class Pipeline:
             model, number, own, lambda layers: stages.stage_ids(layers, custom_stage_ids)
         )
         self.is_last, self.last_rank = self.stages[-1].is_last, self._rank_of[-1]
-        self._mesh, self._device, self._group = mesh, device, mesh.pipeline_group
+        self.device = device
+        self._mesh, self._group = mesh, mesh.pipeline_group
         self._tie_groups = [self._group_of(tie) for tie in self.ties]
         self._shapes: dict[Any, list[tuple[Tensor, Tensor]]] = {}
         self._schedules: dict[Any, Any] = {}
         self._copies: list[list[nn.Parameter]] | None = None
         self._sent: Any = None
+        self._prepared: tuple[Any, Any] | None = None
+        vars(model)["_pipeline"] = self
+        model.forward = MethodType(_replaying(type(model).forward), model)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """A copy of the model has no pipeline: it cannot compute outputs."""
@@ -94,7 +100,7 @@ class Pipeline:
             schedule = self._schedules[key] = self._new_schedule(shapes, len(batches))
         for stage in self.stages:
             stage.begin(batches, finish)
-        placeholder = torch.zeros(len(batches), device=self._device)
+        placeholder = torch.zeros(len(batches), device=self.device)
         arguments = [placeholder] if self.stages[0].is_first else []
         try:
             schedule.step(*arguments, target=placeholder if self.is_last else None, return_outputs=False)
@@ -109,7 +115,7 @@ class Pipeline:
         from torch.distributed import pipelining
 
         stages = [
-            pipelining.PipelineStage(stage, stage.index, self._number, self._device, before, after, group=self._group)
+            pipelining.PipelineStage(stage, stage.index, self._number, self.device, before, after, group=self._group)
             for stage, (before, after) in zip(self.stages, shapes, strict=True)
         ]
         kind = getattr(pipelining, f"Schedule{self._schedule_for(length)}")
@@ -149,7 +155,58 @@ class Pipeline:
             for module, is_training in modes:
                 module.training = is_training
 
+    def prepare(self, outputs: Any, batch: Any) -> None:
+        """The next call of the model, which must be for ``batch``, returns these outputs. On the last stage."""
+        self._prepared = outputs, batch
+
+    def replay(self, arguments: Sequence[Any]) -> Any:
+        """The prepared outputs, for a call of the model with ``arguments``."""
+        prepared, self._prepared = self._prepared, None
+        name = type(self._model).__name__
+        if prepared is None:
+            raise ConfigError(
+                f"{name} is cut into pipeline stages, so a step or an evaluation can call it once for each batch, where"
+                " its outputs are: on the last stage. Generating needs more calls; use tensor parallelism or ZeRO."
+            )
+        outputs, batch = prepared
+        fields = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
+        known = {*map(id, fields)}
+        if any(isinstance(argument, Tensor) and id(argument) not in known for argument in arguments):
+            raise ConfigError(
+                f"{name} is cut into pipeline stages, which have computed their outputs for the batch of the loader; it"
+                " was called with other tensors. Change batches in the loader or its collate function."
+            )
+        return outputs
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Send a tensor from the last stage to all others, in place."""
+        dist: Any = torch.distributed
+        dist.broadcast(tensor, dist.get_global_rank(self._group, self.last_rank), group=self._group)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """The value of the last stage, on every stage."""
+        dist: Any = torch.distributed
+        values = [value]
+        dist.broadcast_object_list(values, dist.get_global_rank(self._group, self.last_rank), group=self._group)
+        return values[0]
+
     # Evaluation.
+
+    def evaluated(self, step: Callable[[Any], object], skip: Callable[[], object]) -> Callable[[Any], object]:
+        """``step`` of an evaluation, called where outputs are: on the last stage, on one tensor rank.
+
+        A call of the model in it returns the outputs of all stages. ``skip`` is called on the other processes.
+        """
+        is_here = self.is_last and self._mesh.tensor_rank == 0
+
+        def evaluate(batch: Any) -> object:
+            outputs = self.evaluate(batch)
+            if not is_here:
+                return skip()
+            self.prepare(outputs, batch)
+            return step(batch)
+
+        return evaluate
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> Any:
@@ -193,7 +250,7 @@ class Pipeline:
                 f"{stage} has read another batch than the stage before it: {_difference(other, check)}. All stages of a"
                 " pipeline must read the same batches: a loader must not draw from random generators of its process."
             )
-        hidden = torch.empty(shape, dtype=dtype, device=self._device)
+        hidden = torch.empty(shape, dtype=dtype, device=self.device)
         dist.recv(hidden, source, group=self._group)
         return hidden
 
@@ -254,6 +311,19 @@ class Pipeline:
 def pipeline_of(model: Any) -> Pipeline | None:
     """The pipeline that a model is cut into; None: it is complete."""
     return vars(model).get("_pipeline") if isinstance(model, nn.Module) else None
+
+
+def _replaying(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of a model's ``forward``, with its signature: returns outputs that its stages have computed."""
+
+    @functools.wraps(forward)
+    def replay(model: nn.Module, *arguments: Any, **named: Any) -> Any:
+        pipeline = pipeline_of(model)
+        if pipeline is None:
+            raise ConfigError(f"This copy of {type(model).__name__} has one pipeline stage of it, and no others.")
+        return pipeline.replay([*arguments, *named.values()])
+
+    return replay
 
 
 def schedule_for(name: str, stages: int, length: int) -> str:

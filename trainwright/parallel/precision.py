@@ -7,6 +7,8 @@ from types import MethodType
 import torch
 from torch import nn
 
+from trainwright.parallel.dist import mesh_in_use
+
 
 def autocast_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device computes in it (every CPU does), else float16."""
@@ -30,7 +32,19 @@ def autocast_and_scaler(device: torch.device) -> tuple[Callable[[], torch.autoca
     """What builds the context of mixed precision, and the gradient scaler of float16 (see :func:`apply_autocast`)."""
     dtype = autocast_dtype(device)
     autocast = functools.partial(torch.autocast, device.type, dtype=dtype)
-    return autocast, torch.amp.GradScaler(device.type) if dtype is torch.float16 else None
+    return autocast, make_grad_scaler(device) if dtype is torch.float16 else None
+
+
+def make_grad_scaler(device: torch.device) -> torch.amp.GradScaler:
+    """A gradient scaler. All processes skip an update if one of them has infinite gradients in its part of the model.
+
+    (Data parallelism averages the gradients, which are infinite on all of its processes then.)
+    """
+    if mesh_in_use() is None:
+        return torch.amp.GradScaler(device.type)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler(device.type, process_group=torch.distributed.group.WORLD)
 
 
 def run_under(model: nn.Module, autocast: Callable[[], torch.autocast] | None) -> None:

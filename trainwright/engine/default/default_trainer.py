@@ -43,6 +43,7 @@ from trainwright.engine.default.setup import (
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.own_step import OwnStep, StepMethods
+from trainwright.engine.pipeline_step import refuse_own_step
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_summary import (
     RunFacts,
@@ -85,6 +86,7 @@ from trainwright.optim.schedules import extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
 from trainwright.parallel.parallelize import parallelize
+from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
 
 logger = logging.getLogger("trainwright.engine")
@@ -567,6 +569,12 @@ class DefaultTrainer(StepMethods):
             "find_unused_parameters": cfg.train.dist.find_unused_parameters,
             "wraps_model": not self._has_own_step,
         }
+        pipeline = pipeline_of(self.model)
+        refuse_own_step(pipeline, type(self).__name__, ["train_step"] if self._has_own_step else [])
+        if cfg.graph.enabled and pipeline is not None:
+            raise ConfigError(
+                "graph.enabled: got True with a pipeline, whose stages are not compiled; set it to False."
+            )
         if cfg.graph.enabled:
             graph = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler)
             return GraphTrainer(graph, self.train_loader, cfg.train.num_accumulation_steps, **settings)

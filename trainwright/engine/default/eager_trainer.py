@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import Replica, average_before_own_steps
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import explain_forward, losses_of, sum_losses, without_empty_mean
+from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.storage import get_event_storage
@@ -25,6 +26,7 @@ from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.models.outputs import scalars_of
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size
+from trainwright.parallel.pipeline import pipeline_of
 
 
 @overridable
@@ -76,7 +78,9 @@ class EagerTrainer(TrainerBase):
         self.grad_acc_steps = grad_acc_steps
         # Everything that depends on the configuration is decided here, not in the step.
         self._replica = None
-        if get_world_size() > 1:
+        self._pipeline = pipeline_of(self._plain_model)
+        stages = {} if self._pipeline is None else pipeline_settings(self._pipeline, grad_scaler)
+        if self._pipeline is None and get_world_size() > 1:
             self._replica = Replica(
                 self._plain_model,
                 self._device,
@@ -85,7 +89,7 @@ class EagerTrainer(TrainerBase):
                 find_unused_parameters=find_unused_parameters,
                 wraps=wraps_model,
             )
-        samples = None if self._replica is None else _batch_size_of(data_loader)
+        samples = _batch_size_of(data_loader) if get_world_size() > 1 else None
         self._update = Update(
             optimizer,
             self._plain_model,
@@ -93,7 +97,7 @@ class EagerTrainer(TrainerBase):
             accumulates=grad_acc_steps > 1,
             skip_non_finite=skip_non_finite,
             grad_scaler=grad_scaler,
-            replica=self._replica,
+            **({"replica": self._replica} | stages),
             count=None if samples is None else lambda batch: samples,
             count_all=None if samples is None else lambda: samples * get_data_parallel_size() * grad_acc_steps,
         )
@@ -148,7 +152,11 @@ class EagerTrainer(TrainerBase):
         if train_step is None:
             self._update.check_closure()
         batches = map(get_batch or to_batch, self._data_loader_iter, repeat(self._device if device is None else device))
-        step = Step(
+        kind: Callable[..., Step] = Step
+        if self._pipeline is not None:
+            refuse_own_step(self._pipeline, type(self).__name__, ["train_step"] if train_step is not None else [])
+            kind = partial(PipelineStep, pipeline=self._pipeline, to_row=scalars_of, from_row=dict)
+        step = kind(
             self._update,
             batches,
             self.model,
@@ -195,6 +203,7 @@ class EagerTrainer(TrainerBase):
     def has_own_run_step(self) -> bool:
         """Whether ``run_step`` is the user's. Gradients are averaged before each step that the user's code makes."""
         is_own = is_overridden(self, "run_step")
+        refuse_own_step(self._pipeline, type(self).__name__, ["run_step"] if is_own else [])
         may_step = is_own or is_overridden(self, "update")
         if may_step and self._replica is not None and not self._has_own_steps_averaged:
             self._has_own_steps_averaged, update = True, self._update

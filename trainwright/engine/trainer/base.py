@@ -24,6 +24,7 @@ from trainwright.engine.trainer.parts import build_metrics_handler
 from trainwright.engine.update import Update
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
 from trainwright.optim.weight_average import WeightAverage
+from trainwright.parallel.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -75,6 +76,7 @@ class TrainerShared(StepMethods):
     _grad_scaler: torch.amp.GradScaler | None
     _folder: RunFolder
     _update: Update
+    _pipeline: Pipeline | None = None  # if the model is cut into stages
     _step: Step | None = None  # during training
     _methods_of_step: tuple[Any, Any] = (None, None)  # attributes of the trainer that the step was chosen with
     _prepared_update: Any = None  # the trainer's attribute optimization_step, if there is one

@@ -15,6 +15,7 @@ from trainwright.data.prefetch import ahead
 from trainwright.data.streaming import StreamLoader, has_state, load_position
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.loss_fn import Contract, contract_for
+from trainwright.engine.pipeline_step import PipelineStep, StageMean, pipeline_settings
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import batches_from
 from trainwright.engine.trainer import loaders, optim
@@ -67,7 +68,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _choose_step(self, step: Step, inputs: Any) -> None:
         """Choose what the step does with batches like ``inputs``: once for each optimizer and loss."""
-        step.update, step.train = self._update, self.train_step
+        step.update, step.train = self._update, self.train_step if self._pipeline is None else self._train_outputs
         self._methods_of_step = self._assigned_methods()
         is_own = any(is_overridden(self, name) for name in STEP_METHODS)  # these compute the loss
         self._compute_loss = self.compute_loss if is_own else self._resolve_contract(inputs).compute_loss
@@ -76,6 +77,17 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
             record = None if self._train_metrics is None else self._train_metrics.record
             compile_steps(self, step, self._criterion, self._own_loss, record)
+
+    def _train_outputs(self, model: Any, batch: Any) -> Mapping[str, Any]:
+        """The part of a step after the forward pass, on the last stage of a pipeline."""
+        loss = self.training_step(batch)
+        return {"step_loss": loss}
+
+    def _update_stages(self, kept: list[tuple[Any, Any]]) -> None:
+        """The end of a window on all stages of a pipeline."""
+        if self._update.record_loss is not None:
+            self._update.record_loss(torch.stack([loss for loss, _ in kept]).sum())
+        self.optimization_step()
 
     def _settings_of_update(self) -> dict[str, Any]:
         """The arguments of :class:`Update` that depend on other processes and the Accelerator."""
@@ -86,6 +98,8 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             settings["count_all"] = self._samples_of_window if is_own else None
         if self.accelerator is not None:
             settings["differentiate"] = self._differentiate
+        if self._pipeline is not None:
+            settings |= pipeline_settings(self._pipeline, self._grad_scaler)
         return settings
 
     def _differentiate(self, loss: Tensor, **options: Any) -> None:
@@ -112,7 +126,11 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             prepared = map(partial(mixed, mixup_func), prepared)
         first = next(prepared)
         self._prepare_own_update()
-        step = Step(
+        kind: Callable[..., Step] = Step
+        if self._pipeline is not None:
+            rows = {"to_row": _row_of, "from_row": _kept_of, "update_weights": self._update_stages}
+            kind = partial(PipelineStep, pipeline=self._pipeline, **rows)
+        step = kind(
             self._update,
             self._counted(self._run_callbacks.train_batches(chain([first], prepared))),
             self._step_model,
@@ -124,6 +142,8 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             explain=add_batch_note,
         )
         step.after_batch = self._choose_after_batch()  # all callbacks are registered now
+        if isinstance(step, PipelineStep) and self._train_metrics is not None:
+            step.after_output = self._train_metrics.add
         self._choose_step(step, first)
         if any(is_overridden(self, name) for name in STEP_METHODS):
             self._check_first_results(step)
@@ -245,7 +265,10 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
 
     def _is_padding_batch(self) -> bool:
         """Whether the latest batch is a padding batch, which only keeps this process in step with the others."""
-        return loaders.is_own_loader(self.train_dataloader) and self._samples_of_step(None) == 0
+        if not loaders.is_own_loader(self.train_dataloader):
+            return False
+        mean = self._update.mean
+        return (mean.latest_count if isinstance(mean, StageMean) else self._samples_of_step(None)) == 0
 
     def _record_scalars(self, outputs: Mapping[str, Any]) -> None:
         """Keep the scalars among the model's outputs for the current micro-batch; a program returns them itself."""
@@ -272,6 +295,17 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         if rows:
             rows = [scalars or {} for _, scalars in kept]
             update.put_scalars(storage, mean_outputs(rows, update.mean.weights), update.weight)
+
+
+def _row_of(kept: tuple[Any, dict[str, Any] | None]) -> dict[str, Any]:
+    """What a step keeps of a micro-batch, by name."""
+    loss, scalars = kept
+    return {"": loss} | (scalars or {})
+
+
+def _kept_of(row: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+    """The reverse."""
+    return row.pop(""), row or None
 
 
 def call_all(recorders: list[Any]) -> Any:

@@ -17,6 +17,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
 from trainwright.optim import schedules as configured
 from trainwright.optim.fused import fused_arguments
+from trainwright.parallel.precision import make_grad_scaler
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -46,7 +47,7 @@ def autocast_for(config: "TrainingConfig", device: torch.device) -> Autocast | N
 
 def grad_scaler_for(config: "TrainingConfig", device: torch.device) -> torch.amp.GradScaler | None:
     """The gradient scaler for float16, with ``torch.amp``'s defaults; None for any other precision."""
-    return torch.amp.GradScaler(device.type) if config.mixed_precision == "fp16" else None
+    return make_grad_scaler(device) if config.mixed_precision == "fp16" else None
 
 
 def build_criterion(config: "TrainingConfig", device: torch.device) -> nn.Module | None:

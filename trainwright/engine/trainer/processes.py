@@ -12,12 +12,15 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import Replica
+from trainwright.engine.pipeline_step import StageSync, refuse_own_step
 from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import TrainerShared
+from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.data_parallel import leave_at_exit, setup_dist_util
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.parallelize import parallelize
+from trainwright.parallel.pipeline import Pipeline, pipeline_of
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -31,6 +34,9 @@ LAYOUT_SETTINGS = (
 )
 
 _PRECISIONS = ("no", "bf16", "fp16")
+
+# A pipeline runs the forward and backward passes of an update at once: these would call the model themselves.
+_OWN_STEPS = ("run_step", "train_step", "training_step", "inner_training_loop", "compute_metric", "update_metrics")
 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
@@ -193,7 +199,7 @@ class RankedTrainer(TrainerShared):
     """Several processes. With one process and no Accelerator, none of this is on the path of a batch."""
 
     accelerator: Any = None
-    _replica: Replica | None = None
+    _replica: Replica | StageSync | None = None
 
     def _prepare_model(self, *, wraps: bool) -> None:
         """Choose what a step calls: the model, under autocast and wrapped as the run requires.
@@ -206,13 +212,31 @@ class RankedTrainer(TrainerShared):
         recomputed = parallelize(model, self.device, recompute=recompute, autocast=autocast)
         if recompute:
             log_recomputed(recomputed)
+        self._pipeline = pipeline_of(model)
+        if self._pipeline is not None:
+            self._refuse_with_pipeline(self._pipeline)
         if accelerator is not None:
             prepared = accelerator.prepare_model(model)  # applies autocast, too
         self._step_model = model if prepared is None else prepared
-        if get_world_size() > 1:
+        if self._pipeline is not None:
+            self._replica = StageSync(self._pipeline)
+        elif get_world_size() > 1:
             self._replica = Replica(model, self.device, self._use_wrapped, prepared=prepared, wraps=wraps)
         elif has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
+
+    def _refuse_with_pipeline(self, pipeline: Pipeline) -> None:
+        refuse_own_step(pipeline, type(self).__name__, [name for name in _OWN_STEPS if is_overridden(self, name)])
+        faults = [name for name in ("graph", "evaluate_with_generate") if getattr(self.config, name)]
+        if not getattr(self.model, "is_generative", False):
+            faults = [name for name in faults if name == "graph"]
+        if faults:
+            raise ConfigError(
+                f"TrainingConfig.{faults[0]}: got True with pipeline_parallel_size > 1, whose stages have a part of"
+                " the model. Use tensor parallelism or ZeRO, or set it to False."
+            )
+        if self.accelerator is not None:
+            raise ConfigError("Trainer.accelerator: got one with pipeline_parallel_size > 1; start without it.")
 
     def _warn_unsharded_loader(self) -> None:
         sampler = getattr(self.train_dataloader, "sampler", None)

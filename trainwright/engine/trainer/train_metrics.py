@@ -220,7 +220,7 @@ class MeasuredTrainer(TrainerShared):
         # The storage has no values of single micro-batches; they are needed only if there are callbacks.
         needs_logs = is_overridden(self, "train_step") or (is_accumulating and len(self.callbacks) > 0)
         show = self._run_callbacks.record if needs_logs else None
-        metrics = self._train_metrics
+        metrics = self._train_metrics if self._pipeline is None else None  # on the last stage, with its outputs
         if is_overridden(self, "compute_metric"):
             return self._call_compute_metric
         if is_overridden(self, "update_metrics"):

@@ -1,0 +1,146 @@
+"""Stages that are called one after another compute what the model computes, and hold its names between them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.parallel.test_pipeline import VOCABULARY, build_gpt
+from trainwright.config.errors import ConfigError
+from trainwright.models import BertTextClassification, BertTextClassificationConfig
+from trainwright.parallel.cut import Stage, cut_model
+from trainwright.parallel.layout import Layout
+
+IDS = torch.arange(20).reshape(2, 10)
+MASK = torch.ones_like(IDS)
+MASK[0, 7:] = 0
+
+
+def build_bert() -> nn.Module:
+    torch.manual_seed(0)
+    return BertTextClassification(
+        BertTextClassificationConfig(
+            id2label=["a", "b"], vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+            intermediate_size=16, hidden_dropout_prob=0.0,
+        )
+    )  # fmt: skip
+
+
+def build_transformers(kind: str = "Llama", **settings: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8} | settings
+    model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    return model
+
+
+MODELS = {
+    "gpt": (build_gpt, {"token_ids": IDS, "attention_mask": MASK}),
+    "bert": (build_bert, {"token_ids": IDS, "attention_mask": MASK}),
+    "llama": (build_transformers, {"input_ids": IDS, "attention_mask": MASK, "labels": IDS}),
+    "llama, tied": (lambda: build_transformers(tie_word_embeddings=True), {"input_ids": IDS, "labels": IDS}),
+    "qwen3": (lambda: build_transformers("Qwen3"), {"input_ids": IDS, "attention_mask": MASK, "labels": IDS}),
+}
+
+
+def stages_of(build: Any, number: int) -> list[tuple[nn.Module, Stage]]:
+    """The model of each process, and its stage."""
+    found = []
+    for index in range(number):
+        model = build()
+        (stage,), _ = cut_model(model, number, [index], Layout(pipeline=number).stage_ids)
+        found.append((model, stage))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_compute_what_the_model_computes(name: str) -> None:
+    build, batch = MODELS[name]
+    whole = build().eval()
+    expected = whole(**batch)
+    hidden: Any = torch.zeros(1)
+    for model, stage in stages_of(build, 3):
+        model.eval()
+        stage.begin([batch])
+        hidden = stage(hidden)
+    for key in ("logits", "loss"):
+        if key in expected:
+            torch.testing.assert_close(hidden[key], expected[key], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_name_is_on_one_stage_and_a_tied_one_on_two(name: str) -> None:
+    build, _ = MODELS[name]
+    whole = {key for key, _ in build().named_parameters(remove_duplicate=False)}
+    held = [{key for key, _ in model.named_parameters()} for model, _ in stages_of(build, 2)]
+    assert held[0] | held[1] == whole
+    assert not held[0] & held[1]
+
+
+def test_two_stages_of_one_process_hold_two_copies_of_a_tied_weight() -> None:
+    model = build_gpt(layers=4)
+    stages, (tie,) = cut_model(model, 4, [0, 3], Layout(pipeline=4).stage_ids)
+    assert tie.names == {0: ("token_embedding.weight",), 3: ("head.weight",)}
+    first, last = model.get_parameter("token_embedding.weight"), model.get_parameter("head.weight")
+    assert first is not last
+    torch.testing.assert_close(first, last)
+    assert stages[1].model.get_parameter("head.weight") is last
+    assert [len(list(stage.model.parameters())) > 2 for stage in stages] == [True, True]
+
+
+def test_both_stages_of_one_process_follow_the_mode_of_the_model() -> None:
+    model = build_gpt(layers=4)
+    stages, _ = cut_model(model, 4, [0, 3], Layout(pipeline=4).stage_ids)
+    model.eval()
+    assert not any(module.training for stage in stages for module in stage.model.modules() if module.children() == [])
+    stages[0].begin([{"token_ids": IDS}])
+    stages[0](torch.zeros(1))
+    assert not stages[0].model.training
+
+
+class Swapped(nn.Module):
+    """Uses in its first part a module that it assigns after the layers."""
+
+    pipeline_layers = "layers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+        self.embedding = nn.Linear(2, 2)
+
+    def before_layers(self, x: Tensor) -> Tensor:
+        return self.embedding(x)  # type: ignore[no-any-return]
+
+    def after_layers(self, hidden: Tensor, x: Tensor) -> Tensor:
+        return hidden
+
+    forward = before_layers
+
+
+def test_a_module_of_another_stage_raises_and_names_itself() -> None:
+    (_, stage), _ = stages_of(Swapped, 2)
+    stage.begin([{"x": torch.zeros(1, 2)}])
+    with pytest.raises(ConfigError, match="embedding is on another pipeline stage") as raised:
+        stage(torch.zeros(1))
+    assert "pipeline stage 0" in raised.value.__notes__[0]
+
+
+def test_a_model_that_scales_its_embeddings_is_refused() -> None:
+    model = build_transformers("Granite", embedding_multiplier=2.0)
+    with pytest.raises(ConfigError, match="GraniteForCausalLM cannot be cut"):
+        cut_model(model, 2, [0], Layout(pipeline=2).stage_ids)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: nn.Linear(2, 2), "Linear does not say where it can be cut"),
+        (lambda: build_gpt(layers=1), "has 1 layers.*2 pipeline stages need at least 2"),
+    ],
+    ids=["no cut", "few layers"],
+)
+def test_what_cannot_be_cut_is_refused(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cut_model(build(), 2, [0], Layout(pipeline=2).stage_ids)

@@ -1,0 +1,225 @@
+"""The step of a model that is cut into pipeline stages: a window's micro-batches are those of the pipeline.
+
+The last stage computes outputs and losses with the code of a step without pipeline: there, a call of the model returns
+the outputs that the stages have computed. The logged values of a window are sent to the other stages afterwards.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.accumulation import RankMean
+from trainwright.engine.step import Step
+from trainwright.events.media import wide_dtype
+from trainwright.parallel.pipeline import Pipeline
+
+
+class PipelineStep(Step):
+    """Reads all micro-batches of a window, and trains on them at once.
+
+    Args:
+        pipeline: the stages of this process.
+        to_row, from_row: what is kept of a micro-batch as scalars by name, and the reverse.
+        update_weights: called on all stages with what is kept of the micro-batches; None: ``end_window`` updates.
+
+    Attributes:
+        after_output: called on the last stage with the logs and the batch of each micro-batch; None: not needed.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        pipeline: Pipeline,
+        to_row: Callable[[Any], Mapping[str, Any]],
+        from_row: Callable[[dict[str, Tensor]], Any],
+        update_weights: Callable[[list[Any]], None] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.after_output: Callable[[Any, Any], None] | None = None
+        self._pipeline, self._to_row, self._from_row = pipeline, to_row, from_row
+        self._update_weights = update_weights
+        self._names: tuple[str, ...] | None = None
+        self._is_by_tokens = False
+
+    def run(self) -> None:
+        """One update of the weights."""
+        phases, clock, update = self._phases, time.perf_counter, self.update
+        length = self._begin_window()
+        assert update.begin is not None, "the means of stages are weighted"
+        update.begin(length)
+        mean: Any = update.mean
+        batches: list[Any] = []
+        start = clock()
+        for left in range(length - 1, -1, -1):
+            update.is_window_end = left == 0
+            batches.append(next(self._batches))
+            mean.read(batches[-1])
+        data_time = clock() - start
+        phases.data += data_time
+
+        start = clock()
+        rows: list[dict[str, Any]] = []
+        try:
+            self._pipeline.run(batches, partial(self._finish, rows))
+        except Exception as error:
+            self._explain(error, batches[-1])
+            raise
+        kept = [self._from_row(row) for row in self._share(rows, length)]
+        update.batch = batches[-1]
+        phases.forward += clock() - start
+        if self.after_batch is not None:
+            for logs, batch in zip(kept, batches, strict=True):
+                self.after_batch({"step_loss": logs[0]}, batch)
+        if self._update_weights is not None:
+            self._update_weights(kept)
+        self._end_window(kept, data_time)
+
+    def _finish(self, rows: list[dict[str, Any]], outputs: Any, batch: Any) -> Tensor:
+        """The loss of a micro-batch, on the last stage."""
+        update = self.update
+        update.batch = batch
+        self._pipeline.prepare(outputs, batch)
+        logs = self.train(self.model, batch)
+        rows.append(dict(self._to_row(logs if self._keep is None else self._keep(logs))))
+        if self.after_output is not None:
+            self.after_output(logs, batch)
+        differentiate: Any = update.differentiate
+        loss: Tensor = differentiate.take()
+        return loss
+
+    def _share(self, rows: list[dict[str, Any]], length: int) -> list[dict[str, Tensor]]:
+        """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
+        pipeline, mean = self._pipeline, self.update.mean
+        device = pipeline.device
+        if self._names is None:
+            head = (tuple(rows[0]), mean.is_by_tokens) if rows else None
+            self._names, self._is_by_tokens = pipeline.broadcast_object(head)
+        values = torch.zeros(length, 1 + len(self._names), dtype=wide_dtype(device), device=device)
+        if pipeline.is_last:
+            for row in rows:
+                if tuple(row) != self._names or mean.is_by_tokens != self._is_by_tokens:
+                    raise ConfigError(
+                        f"The model returned {', '.join(row)} after {', '.join(self._names)}. With a pipeline it must"
+                        " return scalars of the same names for every batch."
+                    )
+            by = mean.weights if self._is_by_tokens else [1] * length
+            columns = [by, *([row[name] for row in rows] for name in self._names)]
+            values = torch.stack([_column(column, device) for column in columns], dim=1).to(values.dtype)
+        pipeline.broadcast(values)
+        if not pipeline.is_last:
+            mean.receive(values[:, 0] if self._is_by_tokens else None)
+        return [dict(zip(self._names, row[1:].unbind(), strict=True)) for row in values]
+
+
+class StageMean(RankMean):
+    """:class:`RankMean` where all batches of a window are read before the first loss is known, on the last stage."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._read: deque[int] = deque()
+        self._count_now, self._count = self._count, self._next_count
+        self.latest_count = 0  # the samples of the micro-batch whose loss was computed latest
+
+    def begin(self, length: int) -> None:
+        super().begin(length)
+        self._read.clear()
+
+    def read(self, batch: Any) -> None:
+        """Count a batch that is weighed later."""
+        self._read.append(self._count_now(batch))
+
+    def _next_count(self, batch: Any) -> int:
+        self.latest_count = self._read.popleft()
+        return self.latest_count
+
+    def backward(self, loss: Tensor, batch: Any) -> None:
+        tokens, self._num_tokens = self._num_tokens, None
+        self._differentiate(self.share(loss, batch, tokens))
+
+    def receive(self, tokens: Tensor | None) -> None:
+        """The weights of the window's micro-batches, on a stage without the loss; None: their samples."""
+        self._is_by_tokens = tokens is not None or not self._total
+        self.weights = [*self._read] if tokens is None else [*tokens.unbind()]
+
+    @property
+    def is_by_tokens(self) -> bool:
+        """Whether the gradients are still to be divided by the number of tokens."""
+        return self._is_by_tokens
+
+
+class Captured:
+    """Keeps what is to be differentiated: the schedule of the pipeline does it."""
+
+    def __init__(self, grad_scaler: torch.amp.GradScaler | None, device: torch.device) -> None:
+        self._scaler, self._loss = grad_scaler, None
+        if grad_scaler is not None:
+            grad_scaler.scale(torch.zeros((), device=device))  # stages without a loss need its scale, too
+
+    def __call__(self, loss: Tensor, **options: Any) -> None:
+        self._loss = loss if self._scaler is None else self._scaler.scale(loss)  # type: ignore[assignment]
+
+    def take(self) -> Tensor:
+        """What to differentiate for the latest micro-batch."""
+        loss, self._loss = self._loss, None
+        if loss is None:
+            raise ConfigError("The step of a pipeline must compute the loss of each batch with one call of the model.")
+        return loss
+
+
+class StageSync:
+    """Gradient synchronization of stages, in place of a :class:`~trainwright.engine.gradient_sync.Replica`.
+
+    Data ranks are averaged by what shards the stages.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.finish = pipeline.sum_tied_gradients
+
+    def before_batch(self, *, is_last: bool) -> None:
+        """Nothing: all batches of an update are read before the first forward pass."""
+
+    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
+        return iter(batches)
+
+    def average_after_backward(self) -> None:
+        raise ConfigError(
+            "A model that is cut into pipeline stages trains with the trainer's own step: forward and backward passes"
+            " of all micro-batches run at once."
+        )
+
+
+def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
+    """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
+    return {
+        "replica": StageSync(pipeline),
+        "differentiate": Captured(grad_scaler, pipeline.device),
+        "mean_class": StageMean,
+    }
+
+
+def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]) -> None:
+    """Raise if a user's own step cannot run on pipeline stages.
+
+    Raises:
+        ConfigError: one of the methods is overridden.
+    """
+    found = [*methods]
+    if pipeline is not None and found:
+        raise ConfigError(
+            f"{name}.{found[0]} is overridden: with pipeline_parallel_size > 1 the trainer's own step is needed, since"
+            " forward and backward passes of all micro-batches of an update run at once. compute_loss of the model, or"
+            " of a Trainer, may be overridden. Or use tensor parallelism or ZeRO, which run any step."
+        )
+
+
+def _column(values: Iterable[Any], device: torch.device) -> Tensor:
+    wide = wide_dtype(device)
+    scalars = [value.full_tensor() if hasattr(value, "full_tensor") else value for value in values]
+    return torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in scalars])
