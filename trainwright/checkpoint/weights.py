@@ -143,7 +143,7 @@ def load_weights(
     for name, value in own.items():
         if isinstance(value, Tensor):
             check_tensor(value, f"model.{name}")
-    weights = _without_wrapper_prefix(weights, own)
+    weights = converted(model, _without_wrapper_prefix(weights, own))
     missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
     if only is not None:
         missing = [name for name in missing if name in only]
@@ -166,6 +166,16 @@ def load_weights(
     for line in _listed("in the file, not in the model", unexpected):
         logger.info("%s: %s", source, line)
     _copy(model, fitting, own)
+
+
+def converted(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """``weights`` of an earlier version with today's names: modules that had others have ``convert_old_weights``."""
+    weights = dict(weights)
+    for name, module in model.named_modules():
+        convert = getattr(module, "convert_old_weights", None)
+        if convert is not None:
+            convert(weights, f"{name}." if name else "")
+    return weights
 
 
 def _copy(model: nn.Module, weights: Mapping[str, Any], own: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
 from trainwright.checkpoint.verify import read_unchanged, verify
-from trainwright.checkpoint.weights import group_names, load_weights, read_weights, split_model_state
+from trainwright.checkpoint.weights import converted, group_names, load_weights, read_weights, split_model_state
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_file import read_mapping
 from trainwright.models.config import CONFIG_NAME
@@ -140,6 +140,7 @@ def init_weights(model: nn.Module, path_or_id: str | os.PathLike[str], *, revisi
     prefix = getattr(model, "base_model_prefix", "")
     if prefix and not any(name in own for name in weights):
         weights = {f"{prefix}.{name}": weight for name, weight in weights.items()}
+    weights = converted(model, weights)
     load_weights(model, weights, str(file), strict=False)
     fitting = [name for name, weight in weights.items() if name in own and own[name].shape == weight.shape]
     given = {tensor_key(own[name]) for name in fitting}  # a tensor may have several names

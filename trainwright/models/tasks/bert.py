@@ -90,6 +90,15 @@ class _Bert(Model):
     skip_keys_on_load = ("bert.embeddings.position_ids",)  # 0, 1, 2, ..., part of older files
     has_pooler: ClassVar[bool] = True
     pipeline_layers = "bert.encoder.layer"
+    tensor_plan: ClassVar[dict[str, str]] = {
+        "bert.embeddings.word_embeddings": "embedding_rowwise",
+        "bert.encoder.layer.*.attention.self.query": "colwise",
+        "bert.encoder.layer.*.attention.self.key": "colwise",
+        "bert.encoder.layer.*.attention.self.value": "colwise",
+        "bert.encoder.layer.*.attention.output.dense": "rowwise",
+        "bert.encoder.layer.*.intermediate.dense": "colwise",
+        "bert.encoder.layer.*.output.dense": "rowwise",
+    }
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)

@@ -5,7 +5,7 @@ B batch, L tokens (padded), D hidden_size, N heads, H features of a head, V toke
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +80,17 @@ class GPTTextGeneration(Model):
     is_generative = True
     preprocessor_kind = "tokenizer"
     pipeline_layers = "blocks"
+    tensor_plan: ClassVar[dict[str, str]] = {
+        "token_embedding": "embedding_rowwise",
+        "dropout": "sequence_begin",
+        "blocks.*.norm[12]": "norm",
+        "blocks.*.[qkv]": "colwise",
+        "blocks.*.projection": "rowwise",
+        "blocks.*.up": "colwise",
+        "blocks.*.down": "rowwise",
+        "norm": "norm",
+        "head": "colwise_loss",
+    }
 
     def __init__(self, config: GPTTextGenerationConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -229,19 +240,36 @@ class _Block(nn.Module):
         super().__init__()
         size, inner = config.hidden_size, config.intermediate_size or 0
         self.norm1, self.norm2 = nn.LayerNorm(size), nn.LayerNorm(size)
-        self.qkv, self.projection = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.q, self.k, self.v = (nn.Linear(size, size) for _ in range(3))
+        self.projection = nn.Linear(size, size)
         self.up, self.down = nn.Linear(size, inner), nn.Linear(inner, size)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self._num_heads = config.num_attention_heads
+        self.num_heads = config.num_attention_heads
+        self._head_size = size // self.num_heads
+        self.register_load_state_dict_pre_hook(_convert)
 
     def forward(self, x_BLD: Tensor, mask: Tensor | None) -> Tensor:
-        heads = self.qkv(self.norm1(x_BLD)).unflatten(-1, (3, self._num_heads, -1))
-        q, k, v = (part.transpose(1, 2) for part in heads.unbind(dim=2))
+        y_BLD = self.norm1(x_BLD)
+        # -1 heads: a tensor-parallel process has some of them.
+        heads = (part(y_BLD).unflatten(-1, (-1, self._head_size)) for part in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in heads)
         dropout = self.dropout.p if self.training else 0.0
         y_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None)
         x_BLD = x_BLD + self.dropout(self.projection(y_BNLH.transpose(1, 2).flatten(2)))
-        y_BLD: Tensor = x_BLD + self.dropout(self.down(F.gelu(self.up(self.norm2(x_BLD)))))
-        return y_BLD
+        z_BLD: Tensor = x_BLD + self.dropout(self.down(F.gelu(self.up(self.norm2(x_BLD)))))
+        return z_BLD
+
+    def convert_old_weights(self, weights: dict[str, Any], prefix: str) -> None:
+        """Split the weights of earlier versions, which had q, k and v in one layer, in place."""
+        for kind in ("weight", "bias"):
+            fused = weights.pop(f"{prefix}qkv.{kind}", None)
+            if fused is not None:
+                parts = zip("qkv", fused.chunk(3), strict=True)
+                weights.update({f"{prefix}{name}.{kind}": part.contiguous() for name, part in parts})
+
+
+def _convert(block: _Block, weights: dict[str, Any], prefix: str, *_: Any) -> None:
+    block.convert_old_weights(weights, prefix)
 
 
 def _mask_of(attention_mask_BL: Tensor) -> Tensor:

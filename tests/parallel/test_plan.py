@@ -1,0 +1,117 @@
+"""Plans of tensor parallel: where they come from, and which are refused before any process waits for another."""
+
+from typing import Any, ClassVar
+
+import pytest
+from torch import nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
+from trainwright.parallel.plan import PlanError, check_plan, tensor_plan
+
+
+def gpt(**settings: Any) -> GPTTextGeneration:
+    sizes = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 6}
+    return GPTTextGeneration(GPTTextGenerationConfig(**{**sizes, **settings}))
+
+
+class Fused(nn.Module):
+    """Attention whose q, k and v are one layer."""
+
+    tensor_plan: ClassVar[dict[str, str]] = {"qkv": "colwise", "out": "rowwise"}
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+
+def faults(model: nn.Module, size: int, plan: dict[str, str] | None = None, **settings: Any) -> str:
+    with pytest.raises(PlanError) as raised:
+        check_plan(model, tensor_plan(model) if plan is None else plan, size, **settings)
+    assert isinstance(raised.value, ConfigError)
+    return str(raised.value)
+
+
+def test_the_plan_of_a_model_covers_its_layers_and_the_tied_head() -> None:
+    model = gpt()
+    words = check_plan(model, tensor_plan(model), 3)
+    assert words["blocks.1.q"] == words["blocks.0.up"] == "colwise"
+    assert words["token_embedding"] == "embedding_rowwise"
+    assert words["head"] == "colwise_loss"
+
+
+def test_a_part_of_a_model_may_have_the_plan() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.language, self.vision = gpt(), nn.Linear(2, 2)
+
+    assert tensor_plan(Net())["language.blocks.*.[qkv]"] == "colwise"
+
+
+def test_a_model_without_a_plan_is_refused_by_name() -> None:
+    with pytest.raises(PlanError, match="Sequential has no plan") as raised:
+        tensor_plan(nn.Sequential(nn.Linear(2, 2)))
+    assert "tensor_plan = {" in str(raised.value)
+    assert "ZeRO" in str(raised.value)
+
+
+def test_all_faults_are_in_one_message() -> None:
+    plan = {"blocks.*.qq": "colwise", "blocks.*.up": "colwize", "blok.*.up": "colwise", "norm": "colwise"}
+    message = faults(gpt(), 2, plan)
+    assert "'blocks.*.qq' matches no module. blocks.0 has no 'qq'. Did you mean 'q'?" in message
+    assert "no such word 'colwize'. Did you mean 'colwise'?" in message
+    assert "The model has no 'blok'. Did you mean 'blocks'?" in message
+    assert "norm is a LayerNorm; 'colwise' cuts an nn.Linear" in message
+
+
+def test_sizes_and_heads_that_do_not_divide_are_refused_with_the_arithmetic() -> None:
+    assert "blocks.*.[qkv] (colwise) has 12 outputs, and 12 / 5 is 2.4" in faults(gpt(), 5)
+    assert "_Block has 6 heads (num_heads), which 4 does not divide" in faults(gpt(), 4)
+
+
+def test_fused_projections_are_refused_unless_their_outputs_are_ordered_by_head() -> None:
+    assert "qkv (colwise) has 24 outputs of 8 inputs" in faults(Fused(), 2)
+    plan = {"qkv": "colwise_by_head", "out": "rowwise"}
+    assert check_plan(Fused(), plan, 2) == plan
+
+
+def test_tied_weights_must_be_cut_alike() -> None:
+    plan = {"token_embedding": "embedding_colwise", "head": "colwise_loss"}
+    message = faults(gpt(), 2, plan)
+    assert "token_embedding (embedding_colwise), head (colwise_loss) have one tied weight" in message
+    assert check_plan(gpt(), {"head": "colwise_loss"}, 2)["token_embedding"] == "embedding_rowwise"
+    assert check_plan(gpt(), {"token_embedding": "embedding_rowwise"}, 2)["head"] == "colwise_gather_output"
+
+
+def test_sequence_parallel_needs_its_words() -> None:
+    check_plan(gpt(), tensor_plan(gpt()), 2, sequence_parallel=True)
+    plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    assert 'words "sequence_begin" and "norm"' in faults(gpt(), 2, plan, sequence_parallel=True)
+
+
+def llama(**settings: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**{**sizes, **heads, **settings})
+    model: nn.Module = transformers.LlamaForCausalLM(config)
+    return model
+
+
+def test_a_model_of_transformers_has_its_own_plan() -> None:
+    model = llama(tie_word_embeddings=True)
+    words = check_plan(model, tensor_plan(model), 2)
+    assert words["model.layers.0.self_attn.o_proj"] == "rowwise"
+    assert words["lm_head"] == "colwise_gather_output"
+    assert words["model.embed_tokens"] == "embedding_rowwise"
+    assert "LlamaAttention has 2 heads (num_key_value_heads), which 4 does not divide" in faults(model, 4)
+
+
+def test_experts_of_transformers_are_refused_by_name() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
+    with pytest.raises(PlanError, match=r"MixtralForCausalLM cuts 'model\.layers\.0\.mlp\.experts"):
+        tensor_plan(model)

@@ -1,0 +1,221 @@
+"""Which part of a model each tensor-parallel process holds: a plan with a word for the modules of a pattern.
+
+A model declares it as ``tensor_plan``; models of transformers have theirs (``tp_plan``). Modules without a word are
+computed by every process. In a pattern ``*`` stands for any name between two dots.
+
+>>> plan = {
+...     "token_embedding": "embedding_rowwise",
+...     "blocks.*.norm1": "norm",
+...     "blocks.*.q": "colwise",
+...     "blocks.*.projection": "rowwise",
+... }
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from trainwright.config.errors import ConfigError, did_you_mean
+
+logger = logging.getLogger("trainwright.parallel")
+
+# The dimension of a weight that a word cuts, of nn.Linear and of nn.Embedding; None: the module cannot have the word.
+CUTS: dict[str, tuple[int | None, int | None]] = {
+    "colwise": (0, None),  # a part of the outputs, which stay apart: the input of a "rowwise" module
+    "colwise_by_head": (0, None),  # the same, of fused projections whose outputs are ordered by head
+    "colwise_gather_output": (0, None),  # the whole output on every process
+    "colwise_loss": (0, None),  # scores that stay apart in training: cross-entropy adds up the parts
+    "rowwise": (1, None),  # of the parts of a "colwise" module: the whole output on every process
+    "rowwise_split_input": (1, None),  # of a whole input
+    "embedding_rowwise": (None, 0),  # a part of the vocabulary
+    "embedding_colwise": (None, 1),  # a part of the features
+}
+WHOLE = {
+    "replicated": "every process computes the module",
+    "norm": "the same; its output is the input of several colwise modules, and their gradients are summed once",
+    "head_norm": "a norm of each head's features, between colwise and rowwise modules",
+    "sequence_begin": "with sequence parallel, from its output on each process has a part of the tokens, up to a norm",
+}
+# The words of transformers that are other words here.
+TRANSFORMERS_WORDS = {
+    "colwise_rep": "colwise_gather_output",
+    "rowwise_rep": "rowwise_split_input",
+    "replicate": "replicated",
+    "replicated_with_grad_allreduce": "head_norm",
+}
+_FUSED = re.compile(r"(^|_)(w?qkv|kqv|c_attn|in_proj|query_key_value|gate_up)(_|$)", re.IGNORECASE)
+_HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "nhead")
+
+
+class PlanError(ConfigError):
+    """The model has no plan for tensor parallelism, or one that does not fit."""
+
+
+def tensor_plan(model: nn.Module) -> dict[str, str]:
+    """The plan of the model: its ``tensor_plan``, or the ``tp_plan`` of a transformers model; also of a part of it.
+
+    Raises:
+        PlanError: there is none.
+    """
+    plan = dict(_declared(model, ""))
+    if not plan:
+        raise PlanError(
+            f"tensor parallel: {type(model).__name__} has no plan that says how its layers are cut. Declare it in the"
+            ' class, for example tensor_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}; or use ZeRO'
+            " (stage 1, 2 or 3), which works for every module."
+        )
+    return plan
+
+
+def check_plan(
+    model: nn.Module, plan: Mapping[str, str], size: int, *, sequence_parallel: bool = False
+) -> dict[str, str]:
+    """The word of each module with one, by its name. Modules tied to one of them get the word that cuts them alike.
+
+    Raises:
+        PlanError: the plan does not fit the model, or its sizes do not divide by ``size``; lists all faults.
+    """
+    modules, faults = dict(model.named_modules()), list[str]()
+    words: dict[str, str] = {}
+    patterns: dict[str, str] = {}
+    for pattern, word in plan.items():
+        found = [name for name in modules if _matches(name, pattern)]
+        if word not in CUTS and word not in WHOLE:
+            faults.append(f"{pattern!r}: no such word {word!r}. {did_you_mean(word, [*CUTS, *WHOLE])}")
+        elif not found:
+            faults.append(f"{pattern!r} matches no module. {_near(pattern, modules)}")
+        else:
+            words.update(dict.fromkeys(found, word))
+            patterns.update(dict.fromkeys(found, pattern))
+    is_own = not _is_transformers(model)
+    for name, word in words.items():
+        faults += _module_faults(patterns[name], modules[name], word, size, is_own=is_own)
+    faults += chain(_head_faults(modules, words, size), _complete_ties(model, modules, words))
+    if sequence_parallel and not {"sequence_begin", "norm"} <= {*words.values()}:
+        faults.append(
+            'sequence parallel needs modules with the words "sequence_begin" and "norm", which this plan has not.'
+            " Set sequence_parallel=False."
+        )
+    if faults:
+        where = f"tensor parallel over {size} processes: the plan of {type(model).__name__} does not fit"
+        raise PlanError("\n  ".join([f"{where}:", *dict.fromkeys(faults)]))
+    return words
+
+
+def _declared(module: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
+    plan: Any = getattr(module, "tensor_plan", None)
+    if isinstance(plan, Mapping):
+        yield from ((prefix + pattern, word) for pattern, word in plan.items())
+    elif _is_transformers(module) and (plan := getattr(module, "tp_plan", None)):
+        yield from _translated(module, plan, prefix)
+    else:
+        for name, child in module.named_children():
+            yield from _declared(child, f"{prefix}{name}.")
+
+
+def _translated(module: nn.Module, plan: Mapping[str, str], prefix: str) -> Iterator[tuple[str, str]]:
+    """The plan of transformers in our words; without patterns for parts that this model does not have."""
+    names = [name for name, _ in chain(module.named_modules(), module.named_parameters())]
+    for pattern, foreign in plan.items():
+        word = TRANSFORMERS_WORDS.get(foreign, foreign)
+        found = next((name for name in names if _matches(name, pattern)), None)
+        if found is None:
+            logger.debug("%s: no module matches %r of its tp_plan.", type(module).__name__, pattern)
+        elif word not in CUTS and word not in WHOLE:
+            raise PlanError(
+                f"tensor parallel: {type(module).__name__} cuts {found!r} by {foreign!r} (experts or packed weights),"
+                " which is not supported. Use ZeRO, or pipeline parallel."
+            )
+        else:
+            yield prefix + pattern, word
+
+
+def _is_transformers(module: nn.Module) -> bool:
+    return any(kind.__module__.startswith("transformers.") for kind in type(module).__mro__)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _near(pattern: str, modules: Mapping[str, nn.Module]) -> str:
+    """What there is where the pattern stops to match."""
+    wanted = pattern.split(".")
+    for length in range(len(wanted) - 1, -1, -1):
+        parents = [name for name in modules if _matches(name, ".".join(wanted[:length]))] if length else [""]
+        if parents:
+            children = [name for name, _ in modules[parents[0]].named_children()]
+            return f"{parents[0] or 'The model'} has no {wanted[length]!r}. {did_you_mean(wanted[length], children)}"
+    return ""
+
+
+def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own: bool) -> Iterator[str]:
+    if word in WHOLE:
+        return
+    dim = CUTS[word][isinstance(module, nn.Embedding)]
+    if not isinstance(module, nn.Linear | nn.Embedding) or dim is None:
+        kind = "nn.Embedding" if word.startswith("embedding") else "nn.Linear"
+        yield f"{name} is a {type(module).__name__}; {word!r} cuts an {kind}."
+        return
+    length = module.weight.shape[dim]
+    if length % size and word not in _MAY_BE_UNEVEN:
+        what = "outputs" if dim == 0 else "inputs"
+        yield f"{name} ({word}) has {length} {what}, and {length} / {size} is {length / size:g}, not a whole number."
+    if is_own and word == "colwise" and isinstance(module, nn.Linear):
+        is_triple = module.out_features == 3 * module.in_features
+        if _FUSED.search(name.rpartition(".")[2]) or is_triple:
+            yield (
+                f"{name} (colwise) has {module.out_features} outputs of {module.in_features} inputs, as fused q, k and"
+                " v have: a part of them would mix q, k and v of different heads. Make them separate modules; or, if"
+                " its outputs are ordered by head, give it the word 'colwise_by_head'."
+            )
+
+
+_MAY_BE_UNEVEN = {"colwise_gather_output", "colwise_loss", "embedding_rowwise"}  # a vocabulary
+
+
+def _head_faults(modules: Mapping[str, nn.Module], words: Mapping[str, str], size: int) -> Iterator[str]:
+    """Numbers of heads that do not divide, of the modules that hold the cut ones and of their configs."""
+    parents = dict.fromkeys(name.rpartition(".")[0] for name, word in words.items() if word == "colwise")
+    for parent in parents:
+        module: Any = modules[parent]
+        is_attention = "att" in f"{parent}{type(module).__name__}".lower()
+        for owner in (module, getattr(module, "config", None) if is_attention else None):
+            for attribute in _HEADS:
+                heads = getattr(owner, attribute, None)
+                if isinstance(heads, int) and heads % size:
+                    yield f"{type(module).__name__} has {heads} heads ({attribute}), which {size} does not divide."
+
+
+def _complete_ties(model: nn.Module, modules: Mapping[str, nn.Module], words: dict[str, str]) -> Iterator[str]:
+    """Give modules without a word the one that cuts a tied weight alike."""
+    for names in tied_names(model):
+        owners = [name.rpartition(".")[0] for name in names]
+        cuts = {owner: _cut_of(modules[owner], words.get(owner)) for owner in owners}
+        dims = {cut for owner, cut in cuts.items() if owner in words}
+        for owner in owners:
+            if owner not in words and dims == {0}:
+                is_embedding = isinstance(modules[owner], nn.Embedding)
+                words[owner] = "embedding_rowwise" if is_embedding else "colwise_gather_output"
+                cuts[owner] = _cut_of(modules[owner], words[owner])
+        if len({*cuts.values()}) > 1:
+            by = ", ".join(f"{owner} ({words.get(owner, 'replicated')})" for owner in owners)
+            yield f"{by} have one tied weight, which these words cut differently."
+
+
+def _cut_of(module: nn.Module, word: str | None) -> int | None:
+    return CUTS[word][isinstance(module, nn.Embedding)] if word in CUTS else None
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [several for several in names.values() if len(several) > 1]

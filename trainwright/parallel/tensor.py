@@ -1,0 +1,247 @@
+"""Tensor parallel: each process holds a part of each layer, as a plan says, by torch's tensor-parallel styles.
+
+All parameters become DTensors, also those that every process holds: gradient norms and optimizers take no mixture.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.plan import check_plan, tied_names
+
+_PART_OF_TOKENS = Shard(1)  # of (B, L, D)
+
+
+def shard_tensors(
+    model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str], *, sequence_parallel: bool = False
+) -> bool:
+    """Keep this process's part of the model, in place; the values of its parameters are those before.
+
+    Args:
+        mesh: the dimension of the tensor-parallel processes.
+        plan: the words of modules, see :func:`~trainwright.parallel.plan.tensor_plan`.
+        sequence_parallel: between the layers each process has a part of the tokens.
+
+    Returns whether scores stay apart in training, so that cross-entropy needs :class:`LossParallel`.
+
+    Raises:
+        PlanError: the plan does not fit. No process waits for another.
+    """
+    words = check_plan(model, plan, mesh.size(), sequence_parallel=sequence_parallel)
+    ties = tied_names(model)
+    for name, word in words.items():
+        parallelize_module(model.get_submodule(name), mesh, _style(word, sequence_parallel), src_data_rank=None)
+    for module in model.modules():
+        if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
+            parallelize_module(module, mesh, Replicated(), src_data_rank=None)
+    for first, *others in ties:
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    if "colwise_loss" in words.values():
+        model.register_forward_hook(_with_local_losses)
+    return "colwise_loss" in words.values()
+
+
+def _style(word: str, sequence_parallel: bool) -> ParallelStyle:
+    tokens: Placement = _PART_OF_TOKENS if sequence_parallel else Replicate()
+    make: dict[str, Callable[[], ParallelStyle]] = {
+        "colwise": partial(_Colwise, is_whole=not sequence_parallel),
+        "colwise_by_head": partial(_Colwise, is_whole=not sequence_parallel),
+        "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+        "colwise_loss": _Scores,
+        "rowwise": partial(RowwiseParallel, output_layouts=tokens),
+        "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
+        "embedding_rowwise": partial(RowwiseParallel, input_layouts=Replicate()),
+        "embedding_colwise": partial(ColwiseParallel, output_layouts=Replicate()),
+        "replicated": Replicated,
+        "norm": partial(Replicated, output=tokens, sums_gradients=sequence_parallel),
+        "head_norm": partial(Replicated, sums_gradients=True),
+        "sequence_begin": Split if sequence_parallel else Replicated,
+    }
+    return make[word]()
+
+
+class Replicated(ParallelStyle):
+    """Every process computes the module with the same parameters.
+
+    They are DTensors; the module computes with their local values, so it may do anything with them.
+
+    Args:
+        output: the layout of the output, which then is gathered and a DTensor for all that use it; None: it stays as
+            it is.
+        sums_gradients: the processes have different inputs, so that each has a part of the gradients.
+    """
+
+    def __init__(self, *, output: Placement | None = None, sums_gradients: bool = False) -> None:
+        self._output, self._sums = output, sums_gradients
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:  # torch's name for what a style does
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        for name in names:
+            whole = module.get_parameter(name)
+            value = distribute_tensor(whole.detach(), device_mesh, [Replicate()], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(value, requires_grad=whole.requires_grad))
+
+        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            for name in names:
+                # In front of the parameter of this name, until the end of the forward pass.
+                vars(module)[name] = self._local_value(module.get_parameter(name))
+            return tuple(value.to_local() if isinstance(value, DTensor) else value for value in inputs)
+
+        def end(module: nn.Module, inputs: Any, output: Any) -> Any:
+            for name in names:
+                vars(module).pop(name, None)
+            if self._output is None or not isinstance(output, Tensor):
+                return output
+            parts = DTensor.from_local(output, device_mesh, [self._output], run_check=False)
+            return parts if self._output == Replicate() else parts.redistribute(placements=[Replicate()])
+
+        module.register_forward_pre_hook(begin)
+        module.register_forward_hook(end, always_call=True)  # also after an error
+        return module
+
+    def _local_value(self, parameter: Any) -> Tensor:
+        if not self._sums:
+            return parameter.to_local()  # type: ignore[no-any-return]
+        # The gradient of a redistributed tensor is summed at once, and has the layout of the parameter.
+        return parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])  # type: ignore[no-any-return]
+
+
+class Split(ParallelStyle):
+    """From the output of the module on, each process has a part of the tokens."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        size = device_mesh.size()
+
+        def split(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            if output.shape[1] % size:  # torch would end the process
+                raise ConfigError(
+                    f"sequence parallel: a batch has {output.shape[1]} tokens, which {size} (tensor_parallel_size) does"
+                    f" not divide. Pad texts to a multiple of {size}, or set sequence_parallel=False."
+                )
+            whole = DTensor.from_local(output, device_mesh, [Replicate()], run_check=False)
+            part: Tensor = whole.redistribute(placements=[_PART_OF_TOKENS]).to_local()
+            return part
+
+        module.register_forward_hook(split)
+        return module
+
+
+class _Colwise(ColwiseParallel):
+    """Torch's style, which refuses the tokens of one process where all are needed."""
+
+    def __init__(self, *, is_whole: bool) -> None:
+        super().__init__()
+        self._is_whole = is_whole
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if not self._is_whole:
+            module.register_forward_pre_hook(_refuse_part)
+        return super()._apply(module, device_mesh)
+
+
+class _Scores(ColwiseParallel):
+    """The scores of classes: they stay apart in training, and are gathered in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(use_local_output=False)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        module.register_forward_hook(lambda module, _, scores: scores if module.training else scores.full_tensor())
+        return module
+
+
+def _refuse_part(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    if not isinstance(inputs[0], DTensor):
+        raise ConfigError(
+            f"sequence parallel: the input of a colwise {module} does not come from a module with the word 'norm',"
+            " which gathers the tokens of all processes. Give the word to the module before it."
+        )
+
+
+class LossParallel:
+    """Cross-entropy of scores that stay apart, while it is entered, in this process. May be entered again."""
+
+    def __init__(self) -> None:
+        self._context: Any = None
+
+    def enter(self) -> None:
+        """Cross-entropy of a DTensor adds up what the processes have."""
+        if self._context is None:
+            self._context = loss_parallel()
+            self._context.__enter__()
+
+    def exit(self) -> None:
+        """As before ``enter``."""
+        context, self._context = self._context, None
+        if context is not None:
+            context.__exit__(None, None, None)
+
+
+def local_loss(loss: Any) -> Any:
+    """The value of a loss that is a DTensor, as a tensor of this process."""
+    return loss.full_tensor() if isinstance(loss, DTensor) and not loss.dim() else loss
+
+
+def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Compare the gradients of the parameters that every process holds; each must have computed the same ones.
+
+    They differ if the processes draw different random numbers, or if a module sees a part of the features or tokens and
+    its word does not say so: then the parameters would drift apart. Every process of ``mesh`` must call this.
+
+    Raises:
+        ConfigError: some differ by more than rounding.
+    """
+    names, parts = [], []
+    for name, parameter in model.named_parameters():
+        if _is_whole(parameter, mesh) and parameter.grad is not None:
+            gradient = parameter.grad.to_local().double()  # type: ignore[attr-defined]
+            names.append(name)
+            parts.append(torch.stack([gradient.sum(), gradient.abs().sum()]))
+    if not parts:
+        return
+    own = torch.stack(parts)
+    first = own.clone()
+    group = mesh.get_group()
+    torch.distributed.broadcast(first, torch.distributed.get_global_rank(group, 0), group)
+    differs = ((own - first).abs() > 1e-3 * first[:, 1:]).any(dim=1).float()
+    torch.distributed.all_reduce(differs, group=group)
+    found = [name for name, count in zip(names, differs.tolist(), strict=True) if count]
+    if found:
+        raise ConfigError(
+            f"tensor parallel: every process holds {', '.join(found[:5])} ({len(found)} parameters), but the gradients"
+            " differ between the processes, so that the copies would. A module between colwise and rowwise"
+            " modules needs the word 'head_norm' in the plan, one that has a part of the tokens (sequence parallel) the"
+            " word 'norm'. Random numbers must be the same on these processes: seed with the data rank, not the rank."
+        )
+
+
+def _is_whole(parameter: Any, mesh: DeviceMesh) -> bool:
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or ()
+    assert mesh.mesh_dim_names is not None, "a dimension of the mesh of a layout"
+    return parameter.placements[names.index(mesh.mesh_dim_names[0])] == Replicate()
+
+
+def _with_local_losses(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    if isinstance(outputs, dict):
+        return {name: local_loss(value) for name, value in outputs.items()} if type(outputs) is dict else outputs
+    if isinstance(outputs, tuple) and type(outputs) is tuple:
+        return tuple(map(local_loss, outputs))
+    return local_loss(outputs)
