@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from tests.parallel.test_pipeline import VOCABULARY, build_gpt
 from tests.ranks import on_ranks
-from trainwright import Trainer, TrainingConfig
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
 
 
 def samples(number: int = 22, length: int = 10) -> list[dict[str, torch.Tensor]]:
@@ -47,3 +51,108 @@ def test_objects_train_as_one_process(tmp_path: Path) -> None:
         assert rank["norms"] == pytest.approx(alone["norms"], abs=1e-5)
         assert rank["results"] == pytest.approx(alone["results"], abs=1e-5)
         torch.testing.assert_close(rank["predictions"], alone["predictions"], atol=1e-4, rtol=0)
+
+
+class Tower(nn.Module):
+    """Classifies rows of tokens; returns its loss and the number of tokens, as config files need."""
+
+    pipeline_layers = "layers"
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norm, self.head = nn.BatchNorm1d(8), nn.Linear(8, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+        self.fails_at, self.calls = fails_at, 0
+
+    def before_layers(self, token_ids: Tensor, labels: Tensor) -> Tensor:
+        return self.embedding(token_ids)  # type: ignore[no-any-return]
+
+    def after_layers(self, hidden: Tensor, token_ids: Tensor, labels: Tensor) -> dict[str, Any]:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise ValueError("planted")
+        scores = self.head(self.norm(hidden.relu().mean(dim=1)))
+        if not self.training:
+            return {"prediction_scores": scores}
+        labels = labels.masked_fill(labels < 10, -100)  # a different number of labels in each batch
+        loss = F.cross_entropy(scores, labels, ignore_index=-100)
+        return {"loss": loss, "num_tokens": (labels >= 0).sum()}
+
+    def forward(self, token_ids: Tensor, labels: Tensor) -> dict[str, Any]:
+        hidden = self.before_layers(token_ids, labels)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.after_layers(hidden, token_ids, labels)
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    def __init__(self, number: int) -> None:
+        self.rows = samples(number)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index]["token_ids"]
+        return {"token_ids": row, "labels": row[0]}
+
+
+class Order(DatasetEvaluator):
+    """Sees all batches, in their order, in one process."""
+
+    def reset(self) -> None:
+        self.seen: list[float] = []
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        self.seen += outputs["prediction_scores"].sum(dim=1).tolist()
+
+    def evaluate(self) -> dict[str, Any]:
+        return {"order": sum(place * value for place, value in enumerate(self.seen)), "number": len(self.seen)}
+
+
+def train_by_config(folder: Path, *, fails_at: int | None = None, **settings: Any) -> dict[str, Any]:
+    cfg = get_config("common/defaults.py")
+    cfg.model = LazyCall(Tower)(fails_at=fails_at)
+    cfg.dataloader = {
+        "train": LazyCall(build_image_train_loader)(dataset=LazyCall(Rows)(number=30), num_workers=0),
+        "test": [LazyCall(build_image_test_loader)(dataset=LazyCall(Rows)(number=7), num_workers=0)],
+    }
+    cfg.optim.lr = 0.01
+    cfg.train.update({"output_dir": str(folder), "train_iter": 6, "train_micro_batch_size": 2, "log_period": 1})
+    cfg.train.update({"num_accumulation_steps": 4, "test_micro_batch_size": 2, **settings})
+    cfg.train.evaluation.update({"eval_period": 3, "eval_metric": "Acc@1"})
+    cfg.train.evaluation.evaluator = LazyCall(DatasetEvaluators)(
+        evaluators=[LazyCall(ClsEvaluator)(topk=(1, 5)), LazyCall(Order)()]
+    )
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    storage = trainer.storage
+    names = ("total_loss", "grad_norm", "num_tokens", "Acc@1", "Acc@5", "order", "number")
+    return {name: [value for value, _ in storage.history(name).values()] for name in names} | {
+        "weights": {name: value.detach() for name, value in trainer.model.named_parameters()},
+        "statistics": dict(trainer.model.named_buffers()),
+    }
+
+
+def train_stages_by_config(folder: Path, schedule: str, fails_at: int | None = None) -> dict[str, Any]:
+    dist = {"pipeline_parallel_size": 2, "pipeline_schedule": schedule}
+    return train_by_config(folder, fails_at=fails_at, dist=dist)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule: str) -> None:
+    alone = train_by_config(tmp_path / "alone")
+    ranks = on_ranks(train_stages_by_config, tmp_path / "stages", schedule)
+    for rank in ranks:
+        weights, statistics = rank.pop("weights"), rank.pop("statistics")
+        assert rank == {name: pytest.approx(alone[name], rel=1e-4, abs=1e-5) for name in rank}
+        for name, value in {**weights, **statistics}.items():
+            torch.testing.assert_close(
+                value,
+                {**alone["weights"], **alone["statistics"]}[name.replace("head.", "embedding.")],
+                atol=1e-5,
+                rtol=0,
+            )

@@ -86,7 +86,10 @@ class Stage(nn.Module):
 
     Attributes:
         error: raised by the latest micro-batch.
+        copies_output: whether what it passes on is a copy, never a view of another tensor.
     """
+
+    copies_output = False
 
     def __init__(self, model: nn.Module, run: Any, index: int, number: int, layers: Sequence[str]) -> None:
         super().__init__()
@@ -115,7 +118,9 @@ class Stage(nn.Module):
         batch = self._batches[position]
         try:
             result = self._run(self.model, self, hidden, batch)
-            return self._finish(result, batch) if self.is_last and self._finish is not None else result
+            if self.is_last:
+                return result if self._finish is None else self._finish(result, batch)
+            return result.clone() if self.copies_output else result
         except Exception as error:
             error.add_note(f"In {self}, micro-batch {position + 1} of {len(self._batches)}.")
             self.error = error

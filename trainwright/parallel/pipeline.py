@@ -60,6 +60,8 @@ class Pipeline:
         self.stages, self.ties = cut_model(
             model, number, own, lambda layers: stages.stage_ids(layers, custom_stage_ids)
         )
+        for stage in self.stages:  # schedules with zero bubbles detach outputs in place, which views do not allow
+            stage.copies_output = layout.schedule.endswith("ZeroBubble")
         self.is_last, self.last_rank = self.stages[-1].is_last, self._rank_of[-1]
         self.device = device
         self._mesh, self._group = mesh, mesh.pipeline_group
