@@ -8,11 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
+from trainwright.config.errors import ConfigError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.optim.clip import clip_by_norm
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
-from trainwright.parallel.pipeline import Pipeline
+from trainwright.parallel.pipeline import Pipeline, schedule_for
+from trainwright.parallel.precision import make_grad_scaler
 
 VOCABULARY, LENGTH, STEPS = 32, 12, 6
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
@@ -95,15 +97,115 @@ def all_schedules() -> list[Any]:
     return [train_stages(build_gpt(), Layout(pipeline=2, schedule=name), windows()) for name in SCHEDULES]
 
 
-@pytest.fixture(scope="module")
-def alone() -> tuple[list[float], list[float]]:
-    return train_alone(build_gpt(), windows())
+def same_as_alone(ranks: Any, data: Any, norm_type: float = 2.0, layers: int = 4) -> None:
+    """Losses where the last stage is, and norms everywhere, are those of one process."""
+    losses, norms = train_alone(build_gpt(layers=layers), data, norm_type)
+    assert next(own for own, _ in ranks if own[0] >= 0) == pytest.approx(losses, abs=1e-5)
+    for _, own in ranks:
+        assert own == pytest.approx(norms, abs=1e-5)
 
 
-def test_every_schedule_computes_the_losses_and_norms_of_one_process(alone: tuple[list[float], list[float]]) -> None:
-    ranks = on_ranks(all_schedules)
-    for schedule, runs in zip(SCHEDULES, zip(*ranks, strict=True), strict=True):
-        losses = next(losses for losses, _ in runs if losses[0] >= 0)
-        assert losses == pytest.approx(alone[0], abs=1e-5), schedule
-        for _, norms in runs:
-            assert norms == pytest.approx(alone[1], abs=1e-5), schedule
+def test_every_schedule_computes_the_losses_and_norms_of_one_process() -> None:
+    for runs in zip(*on_ranks(all_schedules), strict=True):
+        same_as_alone(runs, windows())
+
+
+def of_four(layout: Layout) -> Any:
+    return train_stages(build_gpt(layers=8), layout, windows()), train_stages(build_gpt(layers=8), layout, windows())
+
+
+def test_four_stages_and_the_same_run_twice() -> None:
+    ranks = on_ranks(of_four, Layout(pipeline=4), world_size=4)
+    for runs in zip(*ranks, strict=True):
+        same_as_alone(runs, windows(), layers=8)
+    assert [first for first, _ in ranks] == [second for _, second in ranks]  # bitwise
+
+
+def ragged() -> list[list[dict[str, Tensor]]]:
+    """Windows of other lengths, with batches of other shapes."""
+    data = windows(5)
+    data[1] = data[1][:1]  # fewer micro-batches than stages
+    data[2] = [{"token_ids": batch["token_ids"][:, :9]} for batch in data[2]]
+    data[3][1] = {"token_ids": data[3][1]["token_ids"][:, :7]}  # in the middle of a window
+    data[4][-1] = {"token_ids": data[4][-1]["token_ids"][:1]}
+    return data
+
+
+def with_ragged_batches(norm_type: float) -> list[Any]:
+    return [
+        train_stages(build_gpt(), Layout(pipeline=2, schedule=name), ragged(), norm_type)
+        for name in ("1F1B", "Interleaved1F1B")
+    ]
+
+
+@pytest.mark.parametrize("norm_type", [1.0, float("inf")])
+def test_batches_of_changing_shapes(norm_type: float) -> None:
+    """torch's schedules hang, or compute with the wrong values, if a shape changes."""
+    for runs in zip(*on_ranks(with_ragged_batches, norm_type), strict=True):
+        same_as_alone(runs, ragged(), norm_type)
+
+
+def faults_of_stages() -> dict[str, str]:
+    """The messages of what stages find when they compare themselves."""
+    found = {}
+    mesh = use_layout(Layout(pipeline=2), "cpu")
+    assert mesh is not None
+
+    def attempt(name: str, act: Any) -> None:
+        try:
+            act()
+        except ConfigError as error:
+            found[name] = str(error)
+
+    pipeline = Pipeline(build_gpt(), mesh, CPU)
+    decay = float(mesh.pipeline_rank)
+    groups = [{"params": [*pipeline.stages[0].parameters()], "lr": 0.1, "weight_decay": decay}]
+    attempt("settings", lambda: pipeline.check_tied_settings(groups))
+    batch = {"token_ids": torch.full((2, LENGTH), mesh.pipeline_rank)}
+    attempt("batches", lambda: pipeline.run([batch, batch], loss_of))
+    return found
+
+
+def test_stages_compare_their_batches_and_the_settings_of_tied_weights() -> None:
+    first, last = on_ranks(faults_of_stages)
+    for found in (first, last):
+        assert "groups differ in weight_decay" in found["settings"]
+        assert "token_embedding.weight and head.weight" in found["settings"]
+        assert "'token_ids' differ" in found["batches"]
+
+
+def infinite_gradients() -> tuple[bool, float]:
+    """Whether weights have changed in an update with an infinite gradient on the last stage, and the scale after it."""
+    mesh = use_layout(Layout(pipeline=2), "cpu")
+    assert mesh is not None
+    model = build_gpt()
+    pipeline = Pipeline(model, mesh, CPU)
+    scaler = make_grad_scaler(CPU)
+    scaler.scale(torch.zeros(()))
+    optimizer = adamw(model)
+    (window,) = windows(1)
+    pipeline.run(window, lambda outputs, batch: scaler.scale(loss_of(outputs, batch)))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    if pipeline.is_last:
+        next(model.parameters()).grad.view(-1)[0] = float("inf")  # type: ignore[union-attr]
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    changed = any(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    return changed, scaler.get_scale()
+
+
+def test_all_stages_skip_an_update_with_infinite_gradients_on_one() -> None:
+    """A scaler of torch's would step on the first stage, and scale differently from then on."""
+    assert on_ranks(infinite_gradients) == [(False, 32768.0)] * 2
+
+
+CHOICES = [
+    *[("1F1B", 4, "1F1B"), ("1F1B", 3, "GPipe"), ("Interleaved1F1B", 10, "Interleaved1F1B")],
+    *[("Interleaved1F1B", 9, "LoopedBFS"), ("ZBVZeroBubble", 1, "ZBVZeroBubble")],
+]
+
+
+@pytest.mark.parametrize(("schedule", "length", "used"), CHOICES)
+def test_a_number_of_micro_batches_that_a_schedule_does_not_take(schedule: str, length: int, used: str) -> None:
+    assert schedule_for(schedule, 4, length) == used

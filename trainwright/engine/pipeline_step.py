@@ -195,8 +195,9 @@ class StageSync:
         )
 
 
-def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
+def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None, optimizer: Any) -> dict[str, Any]:
     """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
+    pipeline.check_tied_settings(optimizer.param_groups)
     return {
         "replica": StageSync(pipeline),
         "differentiate": Captured(grad_scaler, pipeline.device),

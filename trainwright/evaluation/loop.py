@@ -75,7 +75,9 @@ def run_evaluation(
     progress = _Progress(num_batches)
     _share_buffers(model)
     with evaluation_mode(model), preserve_rng(device):
-        with raised_on_all_ranks(), around_batches or nullcontext(), EvaluationStorage():
+        # Stages of a pipeline wait for each other within a batch: an error ends a process, and so the others.
+        together = raised_on_all_ranks() if pipeline is None else nullcontext()
+        with together, around_batches or nullcontext(), EvaluationStorage():
             for batch in read_batches():
                 try:
                     step(batch)

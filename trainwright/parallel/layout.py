@@ -12,6 +12,8 @@ from trainwright.config.errors import ConfigError, did_you_mean
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble")
 
+STAGES_PER_PROCESS = {"Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2}  # 1 otherwise
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -25,6 +27,7 @@ class Layout:
         zero_stage: what the ranks of one copy share: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
         sequence_parallel: tensor ranks also share the activations between their layers.
         schedule: of the pipeline, one of ``SCHEDULES``.
+        custom_stage_ids: the stage of each layer, if the user chose them.
     """
 
     data: int = 1
@@ -34,6 +37,7 @@ class Layout:
     zero_stage: int = 0
     sequence_parallel: bool = False
     schedule: str = "1F1B"
+    custom_stage_ids: tuple[int, ...] | None = None
 
     @property
     def world_size(self) -> int:
@@ -104,15 +108,20 @@ class Layout:
         if faults:
             raise ConfigError("\n".join(faults))
         copies = data if zero_stage == 0 else replicate or 1
-        return cls(data, tensor, pipeline, copies, zero_stage, bool(asked.get("sequence_parallel")), schedule)
+        custom = asked.get("custom_pipeline_stage_id") if pipeline > 1 else None
+        return cls(
+            data, tensor, pipeline, copies, zero_stage, bool(asked.get("sequence_parallel")), schedule,
+            None if custom is None else tuple(custom),
+        )  # fmt: skip
 
     def stage_ids(self, num_layers: int, custom: Sequence[int] | None = None) -> list[int]:
         """The stage of each layer, in ascending order.
 
-        Without ``custom`` all stages get equally many layers, the later ones one more where they do not divide; of 4
-        or more stages with 2 or more layers each that divide, the last one gets fewer, so that the middle ones have
-        more (LiBai's rule).
+        Without ``custom`` or ``custom_stage_ids`` all stages get equally many layers, the later ones one more where
+        they do not divide; of 4 or more stages with 2 or more layers each that divide, the last one gets fewer, so that
+        the middle ones have more (LiBai's rule).
         """
+        custom = self.custom_stage_ids if custom is None else custom
         if custom is not None:
             return list(custom)
         stages, placed = self.pipeline, num_layers
@@ -130,6 +139,10 @@ def _stage_faults(asked: Mapping[str, Any], stages: int, name: Callable[[str], s
         faults.append(f"{name('pipeline_num_layers')}: got {layers}; {stages} stages need at least {stages} layers.")
     if custom is None:
         return faults
+    schedule = asked.get("pipeline_schedule") or Layout.schedule
+    if schedule in STAGES_PER_PROCESS:
+        text = f"{schedule} has {STAGES_PER_PROCESS[schedule]} stages on each process; 1F1B and GPipe have one."
+        faults.append(f"{name('custom_pipeline_stage_id')}: {text} Use one of these, or remove it.")
     where = f"{name('custom_pipeline_stage_id')}: got {list(custom)}"
     if layers is not None and len(custom) != layers:
         faults.append(f"{where}, {len(custom)} numbers for {layers} layers ({name('pipeline_num_layers')}).")

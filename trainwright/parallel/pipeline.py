@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.cut import Stage, Tie, cut_model
-from trainwright.parallel.dist import TIED_COPY
+from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline
+from trainwright.parallel.layout import STAGES_PER_PROCESS
 from trainwright.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -26,9 +27,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.parallel")
 
+_NO_SETTINGS = ("params", "param_names", "name")  # of an optimizer's group
+
 MAX_SCHEDULES = 16  # of different shapes; each has buffers for the hidden states of its micro-batches
 
-_STAGES_PER_PROCESS = {"Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2}
+
+class _EarlierStageError(RuntimeError):
+    """A stage before this one has failed."""
 
 
 class Pipeline:
@@ -41,25 +46,16 @@ class Pipeline:
         ties: the parameters that several stages hold.
     """
 
-    def __init__(
-        self, model: nn.Module, mesh: Mesh, device: torch.device, *, custom_stage_ids: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, mesh: Mesh, device: torch.device) -> None:
         """Cut ``model``, in place. Every process calls this with the same model."""
         layout = mesh.layout
-        per_process = _STAGES_PER_PROCESS.get(layout.schedule, 1)
-        if per_process > 1 and custom_stage_ids is not None:
-            raise ConfigError(
-                f"custom_pipeline_stage_id: {layout.schedule} has {per_process} stages on each process, whose layers it"
-                " chooses itself. Use 1F1B or GPipe, or remove custom_pipeline_stage_id."
-            )
+        per_process = STAGES_PER_PROCESS.get(layout.schedule, 1)
         self._number = number = layout.pipeline * per_process
         self._rank_of = [_rank_of(stage, layout.pipeline, layout.schedule) for stage in range(number)]
         own = [stage for stage, rank in enumerate(self._rank_of) if rank == mesh.pipeline_rank]
         stages = replace(layout, pipeline=number)
         self._model = model
-        self.stages, self.ties = cut_model(
-            model, number, own, lambda layers: stages.stage_ids(layers, custom_stage_ids)
-        )
+        self.stages, self.ties = cut_model(model, number, own, stages.stage_ids)
         for stage in self.stages:  # schedules with zero bubbles detach outputs in place, which views do not allow
             stage.copies_output = layout.schedule.endswith("ZeroBubble")
         self.is_last, self.last_rank = self.stages[-1].is_last, self._rank_of[-1]
@@ -87,6 +83,7 @@ class Pipeline:
             finish: called on the last stage with the outputs for each batch, and the batch; returns what is
                 differentiated.
         """
+        self._reshard()
         for key, group in groupby(batches, key=shapes_of):
             same = [*group]
             self._run_schedule(self._shapes_for(key, same[0]), key, same, finish)
@@ -148,14 +145,25 @@ class Pipeline:
     def _probe(self, batch: Any) -> list[tuple[Tensor | None, Any]]:
         """Run one batch without gradients, in evaluation mode: no random number is drawn, no statistics change."""
         modes = [(module, module.training) for stage in self.stages for module in stage.modules()]
+        failure, found = None, []
         try:
             for stage in self.stages:
                 stage.eval()
             with torch.no_grad():
-                return self._forward(batch, check=_fingerprint(batch))
+                found = self._forward(batch, check=_fingerprint(batch))
+        except Exception as error:
+            failure = error
         finally:
             for module, is_training in modes:
                 module.training = is_training
+        is_first_cause = failure is not None and not isinstance(failure, _EarlierStageError)
+        texts = gather_over_pipeline(f"{type(failure).__name__}: {failure}" if is_first_cause else None)
+        if is_first_cause and failure is not None:
+            raise failure
+        others = [text for text in texts if text is not None]
+        if others:
+            raise ConfigError(f"Another pipeline stage has failed with {others[0]}")
+        return found
 
     def prepare(self, outputs: Any, batch: Any) -> None:
         """The next call of the model, which must be for ``batch``, returns these outputs. On the last stage."""
@@ -200,6 +208,7 @@ class Pipeline:
         A call of the model in it returns the outputs of all stages. ``skip`` is called on the other processes.
         """
         is_here = self.is_last and self._mesh.tensor_rank == 0
+        self._reshard()
 
         def evaluate(batch: Any) -> object:
             outputs = self.evaluate(batch)
@@ -221,40 +230,59 @@ class Pipeline:
 
     def _forward(self, batch: Any, check: Any = None) -> list[tuple[Tensor | None, Any]]:
         """The input and the result of each stage of this process."""
-        here, passed, results = self._mesh.pipeline_rank, None, []
+        here, passed, results, failure = self._mesh.pipeline_rank, None, [], None
         for stage in self.stages:
             hidden = passed
-            if not stage.is_first and self._rank_of[stage.index - 1] != here:
-                hidden = self._receive(self._rank_of[stage.index - 1], stage, check)
-            stage.begin([batch])
-            passed = stage(hidden)
-            results.append((hidden, passed))
+            try:
+                if not stage.is_first and self._rank_of[stage.index - 1] != here:
+                    hidden = self._receive(self._rank_of[stage.index - 1], stage, check)
+                if failure is None:
+                    stage.begin([batch])
+                    passed = stage(hidden)
+                    results.append((hidden, passed))
+            except Exception as error:
+                failure = failure or error
             if not stage.is_last and self._rank_of[stage.index + 1] != here:
-                self._send(passed, self._rank_of[stage.index + 1], check)
+                self._send(passed if failure is None else None, self._rank_of[stage.index + 1], check)
+        if failure is not None:
+            raise failure
         return results
 
-    def _send(self, hidden: Tensor, rank: int, check: Any) -> None:
+    def _send(self, hidden: Tensor | None, rank: int, check: Any) -> None:
+        """Send hidden states; None: this stage or one before it has failed."""
         dist: Any = torch.distributed
         to = dist.get_global_rank(self._group, rank)
-        dist.send_object_list([(hidden.shape, hidden.dtype, check)], to, group=self._group)
+        head = None if hidden is None else (hidden.shape, hidden.dtype, check)
+        dist.send_object_list([head], to, group=self._group)
         if self._sent is not None:
             self._sent[0].wait()
-        hidden = hidden.contiguous()
-        self._sent = dist.isend(hidden, to, group=self._group), hidden  # kept until it has arrived
+            self._sent = None
+        if hidden is not None:
+            hidden = hidden.contiguous()
+            self._sent = dist.isend(hidden, to, group=self._group), hidden  # kept until it has arrived
 
     def _receive(self, rank: int, stage: Stage, check: Any) -> Tensor:
         dist: Any = torch.distributed
         source, head = dist.get_global_rank(self._group, rank), [None]
         dist.recv_object_list(head, source, group=self._group)
-        shape, dtype, other = head[0]  # type: ignore[misc]
+        if head[0] is None:
+            raise _EarlierStageError(f"{stage}: a stage before it has failed.")
+        shape, dtype, other = head[0]
+        hidden = torch.empty(shape, dtype=dtype, device=self.device)
+        dist.recv(hidden, source, group=self._group)
         if other != check:
             raise ConfigError(
                 f"{stage} has read another batch than the stage before it: {_difference(other, check)}. All stages of a"
                 " pipeline must read the same batches: a loader must not draw from random generators of its process."
             )
-        hidden = torch.empty(shape, dtype=dtype, device=self.device)
-        dist.recv(hidden, source, group=self._group)
         return hidden
+
+    def _reshard(self) -> None:
+        """Parameters that an earlier forward pass has gathered may have been changed since, as averages do."""
+        for stage in self.stages:
+            for module in stage.modules():
+                if hasattr(module, "reshard"):  # of torch's FSDPModule
+                    module.reshard()
 
     # Parameters that several stages hold.
 
@@ -295,6 +323,35 @@ class Pipeline:
         """Mark the parameters of this process whose gradients another stage counts in the norm; after sharding."""
         self._copies = None
         self._tied_copies()
+
+    def check_tied_settings(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Check that an optimizer updates all copies of a parameter alike. Every process must call this.
+
+        Raises:
+            ConfigError: its groups have different settings for them.
+        """
+        dist: Any = torch.distributed
+        settings = {
+            id(parameter): {key: value for key, value in group.items() if key not in _NO_SETTINGS}
+            for group in groups
+            for parameter in group["params"]
+        }
+        for tie, copies, group in zip(self.ties, self._tied_copies(), self._tie_groups, strict=True):
+            if not copies:
+                continue
+            found: list[Any] = [[settings.get(id(copied)) for copied in copies]]
+            if group is not None:
+                found *= dist.get_world_size(group)
+                dist.all_gather_object(found, found[0], group=group)
+            first, *others = [one for values in found for one in values]
+            for other in others:
+                if other != first:
+                    names = " and ".join(names[0] for names in tie.names.values())
+                    different = [key for key in first or {} if other is None or first[key] != other.get(key)]
+                    raise ConfigError(
+                        f"{names} are one weight on several pipeline stages; the optimizer must update its copies"
+                        f" alike, but their groups differ in {', '.join(different) or 'whether they train it'}."
+                    )
 
     def _group_of(self, tie: Tie) -> "ProcessGroup | None":
         """The processes that hold the parameter; None: it is only one. Every process must call this."""

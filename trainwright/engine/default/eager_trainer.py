@@ -79,7 +79,7 @@ class EagerTrainer(TrainerBase):
         # Everything that depends on the configuration is decided here, not in the step.
         self._replica = None
         self._pipeline = pipeline_of(self._plain_model)
-        stages = {} if self._pipeline is None else pipeline_settings(self._pipeline, grad_scaler)
+        stages = {} if self._pipeline is None else pipeline_settings(self._pipeline, grad_scaler, optimizer)
         if self._pipeline is None and get_world_size() > 1:
             self._replica = Replica(
                 self._plain_model,
