@@ -14,6 +14,11 @@ def test_help_is_printed_and_is_no_error(run_python, tmp_path: Path) -> None:
         assert "--resume" in done.stdout
 
 
+def test_the_package_runs_the_command_line(run_python, tmp_path: Path) -> None:
+    done = run_python("-m", "trainwright", "train", cwd=tmp_path, code=2)
+    assert "No configuration file" in done.stderr
+
+
 def test_the_help_of_train_names_every_flag(train, tmp_path: Path) -> None:
     said = train("--help", cwd=tmp_path).stdout
     for flag in ("--config-file", "--resume", "--eval-only", "--fast-dev-run", "--allow-module", "--traceback"):
@@ -30,6 +35,7 @@ def test_the_version_is_printed(run_python, tmp_path: Path) -> None:
     ("arguments", "facts"),
     [
         (["trian", "config.py"], ["'trian'", "Did you mean 'train'?"]),
+        (["lunch", "train"], ["'lunch'", "Did you mean 'launch'?"]),
         (["train"], ["No configuration file", "trainwright train"]),
         (["train", "config.py", "--resum"], ["--resum", "--resume"]),
     ],

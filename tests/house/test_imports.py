@@ -87,7 +87,9 @@ class TestNames:
 
 
 class TestCommandLine:
-    @pytest.mark.parametrize("arguments", ["'--help'", "'--version'", "'train', '--help'", "'checkpoint', '--help'"])
+    @pytest.mark.parametrize(
+        "arguments", ["'--help'", "'--version'", "'train', '--help'", "'checkpoint', '--help'", "'launch', '--help'"]
+    )
     def test_help_loads_no_torch(self, arguments: str) -> None:
         code = f"from trainwright.cli.main import main\ntry:\n    main([{arguments}])\nexcept SystemExit:\n    pass"
         assert not {"torch", "numpy", "pydantic"} & loaded_after(code)

@@ -1,5 +1,6 @@
 """The command ``trainwright``. Its help does not load torch."""
 
+import importlib
 import sys
 from collections.abc import Sequence
 
@@ -8,10 +9,18 @@ usage: trainwright COMMAND ...
 
   trainwright train CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]
         train from a configuration file; see `trainwright train --help`
+  trainwright launch [--nproc-per-node N] [--nnodes A:B] COMMAND|SCRIPT ...
+        run a command or a script in several processes, or write the job file of a cluster
   trainwright checkpoint list|show|verify PATH
         list, show or verify the checkpoints of a run
   trainwright --version
 """
+
+COMMANDS = {
+    "train": "trainwright.cli.train",
+    "launch": "trainwright.cli.launch",
+    "checkpoint": "trainwright.cli.checkpoint",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,18 +34,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"trainwright {__version__}")
         return 0
-    if arguments[0] == "train":
-        from trainwright.cli.train import main as train
-
-        return train(arguments[1:], prog="trainwright train")
-    if arguments[0] == "checkpoint":
-        from trainwright.cli.checkpoint import main as checkpoint
-
-        return checkpoint(arguments[1:])
+    if arguments[0] in COMMANDS:
+        command = importlib.import_module(COMMANDS[arguments[0]]).main
+        prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}
+        return int(command(arguments[1:], **prog))
     from trainwright.config.errors import did_you_mean
 
-    hint = did_you_mean(arguments[0], ["train", "checkpoint"])
-    print(f"trainwright: no command {arguments[0]!r}. {hint}", file=sys.stderr)
+    print(f"trainwright: no command {arguments[0]!r}. {did_you_mean(arguments[0], COMMANDS)}", file=sys.stderr)
     return 2
 
 

@@ -21,10 +21,11 @@ class TrainingArgumentParser(argparse.ArgumentParser):
         given = list(sys.argv[1:] if args is None else args)
         known, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:
-            self._refuse(unknown[0])
+            self.refuse(unknown[0])
         return known
 
-    def _refuse(self, argument: str) -> NoReturn:
+    def refuse(self, argument: str) -> NoReturn:
+        """Exit with the nearest flag."""
         flags = [option for option in self._option_string_actions if option.startswith("--")]
         name = argument.partition("=")[0]
         nearest = key_hint(name) or did_you_mean(name, flags)

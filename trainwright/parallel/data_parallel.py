@@ -17,10 +17,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
+from trainwright.parallel.slurm import step_variables
 
 _wrapped: WeakSet[DistributedDataParallel] = WeakSet()
 
@@ -65,18 +67,34 @@ def pick_device(device_type: str | None = None) -> torch.device:
     """This process's device: the accelerator if there is one, else the CPU; or the type that is asked for.
 
     An accelerator that is asked for and not there is one warning and the CPU.
+
+    Raises:
+        ConfigError: there are more processes on this machine than devices.
     """
     device = find_device(device_type)
     if device.type == "cpu":
         return device
     if device_type is None or torch.device(device_type).index is None:
-        device = torch.device(device.type, get_local_rank())
+        local_rank, devices = get_local_rank(), torch.accelerator.device_count()
+        if local_rank >= devices:
+            raise ConfigError(
+                f"{os.environ.get('LOCAL_WORLD_SIZE', local_rank + 1)} processes were started on this machine, which"
+                f" has {devices} {device.type} devices: start at most {devices} (--nproc-per-node), or set"
+                " CUDA_VISIBLE_DEVICES= (empty) to train on the CPU."
+            )
+        device = torch.device(device.type, local_rank)
     assert device.index is not None, "found with its index, or given one here"
     torch.accelerator.set_device_index(device.index)
     return device
 
 
 logger = logging.getLogger("trainwright.parallel")
+
+
+def num_launched() -> int:
+    """The number of processes that a launcher started: torchrun, ``accelerate launch`` or Slurm's ``srun``."""
+    os.environ.update(step_variables(os.environ))
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def setup_dist_util(
@@ -94,7 +112,7 @@ def setup_dist_util(
         ConfigError: the layout does not fit the number of processes. Raised before any process waits for another.
     """
     sizes = sizes or {}
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    num_processes = num_launched()
     if dist.is_initialized():
         num_processes = dist.get_world_size()
     layout = Layout.of(sizes, num_processes, name)
@@ -102,7 +120,7 @@ def setup_dist_util(
     device = pick_device(None if device_type is None else str(device_type))
     if num_processes > 1 and not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **_store_of_attempt())
         leave_at_exit()
     use_layout(layout, device.type)
     if num_processes == 1:
@@ -122,6 +140,22 @@ def _warn_of_one_process(sizes: Mapping[str, Any], name: Callable[[str], str]) -
     if asked:
         text = ", ".join(f"{name(key)}={sizes[key]}" for key in asked)
         logger.warning("%s has no effect: there is only one process. torchrun starts several.", text)
+
+
+def _store_of_attempt() -> dict[str, Any]:
+    """The store where the processes meet, if torchrun has restarted them.
+
+    torchrun keeps one store for all attempts (torch 2.13), and a process may find there where another one listened in
+    the attempt before. `trainwright launch` has torchrun make a new one, which also covers several hosts: only on one
+    host do all processes know the number of the attempt.
+    """
+    get = os.environ.get
+    attempt = get("TORCHELASTIC_RESTART_COUNT", "0")
+    if attempt == "0" or get("GROUP_WORLD_SIZE") != "1" or get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return {"store": dist.PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
 
 
 def leave_at_exit() -> None:

@@ -17,7 +17,7 @@ from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.hooks.method_overrides import is_overridden
-from trainwright.parallel.data_parallel import leave_at_exit, setup_dist_util
+from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
@@ -54,9 +54,9 @@ def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingCo
         leave_at_exit()
         return config, torch.device(accelerator.device)
     asked = config.device_str
-    if asked is not None and ":" in asked and not asked.startswith("cpu") and _num_launched() > 1:
+    if asked is not None and ":" in asked and not asked.startswith("cpu") and num_launched() > 1:
         raise ConfigError(
-            f"TrainingConfig.device_str: got {asked!r}, one device, for {_num_launched()} processes; use"
+            f"TrainingConfig.device_str: got {asked!r}, one device, for {num_launched()} processes; use"
             f" {asked.partition(':')[0]!r}, of which each process uses one, or None."
         )
     sizes = {name: getattr(config, name) for name in LAYOUT_SETTINGS}
@@ -72,10 +72,6 @@ def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:
         )
     if accelerator is None:
         _warn_unused(config)
-
-
-def _num_launched() -> int:
-    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _warn_unused(config: "TrainingConfig") -> None:
@@ -146,8 +142,7 @@ def _contradiction(name: str, ours: object, its: object, *, theirs: str = "") ->
 
 def has_all_gpus(device_str: str | None) -> bool:
     """Whether a run on this device uses several GPUs in one process."""
-    launched = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    return device_str == "cuda" and not launched and torch.cuda.is_available() and torch.cuda.device_count() > 1
+    return device_str == "cuda" and num_launched() == 1 and torch.cuda.is_available() and torch.cuda.device_count() > 1
 
 
 class AllGPUs(nn.DataParallel[Any]):

@@ -1,0 +1,111 @@
+"""Processes under ``trainwright launch``: arguments, exit codes, and a command in several processes."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainwright.cli.launch import main
+
+SCRIPT = """
+import os, sys
+from trainwright.parallel import get_rank, get_world_size, setup_dist_util
+from trainwright.parallel.dist import synchronize
+
+setup_dist_util({"device_type": "cpu"})
+how, *arguments = sys.argv[1:]
+print(f"rank {get_rank()} of {get_world_size()}: {arguments}", flush=True)
+synchronize()
+if get_rank() == 1 and how == "kill":
+    os.kill(os.getpid(), 9)
+if get_rank() == 1 and how == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(1)
+"""
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def launch(run_python: Callable, tmp_path: Path) -> Launch:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return lambda *arguments, **how: run_python("-m", "trainwright", "launch", *arguments, cwd=tmp_path, **how)
+
+
+def test_a_script_runs_in_several_processes_and_again_after_a_failure(launch: Launch) -> None:
+    done = launch("-n", 2, "--max-restarts", 1, "script.py", "once", "--to", "-n=7")
+    for rank in (0, 1):
+        assert done.stdout.count(f"rank {rank} of 2: ['--to', '-n=7']") == 2
+
+
+def test_a_killed_process_is_named(launch: Launch) -> None:
+    done = launch("-n", 2, "script.py", "kill", code=128 + 9)
+    last = done.stderr.splitlines()[-1]
+    assert all(fact in last for fact in ("rank 1", "SIGKILL", "out of memory")), done.stderr
+    assert "ChildFailedError" not in done.stderr
+
+
+def test_the_exit_code_is_that_of_the_process_that_failed(launch: Launch, config: Path) -> None:
+    done = launch("-n", 2, "train", config, "train.precison=1", code=2)
+    assert "exit code 2; its messages are above" in done.stderr
+
+
+def test_a_training_that_may_restart_resumes(launch: Launch, config: Path, tmp_path: Path) -> None:
+    arguments = (
+        "train.train_epoch=0",
+        "train.train_iter=4",
+        "train.output_dir=output",
+        "dataloader.train.num_workers=0",
+    )
+    done = launch("-n", 2, "--max-restarts", 1, "train", config, *arguments)
+    assert "adds --resume" in done.stderr
+    assert (tmp_path / "output" / "model_final").is_dir()
+
+
+WRONG = [
+    ([], ["nothing to run", "trainwright launch -n 2 train config.py"]),
+    (["-n", "2", "trian", "config.py"], ["'trian'", "Did you mean 'train'?"]),
+    (["-n", "2", "launch", "train"], ["cannot run itself"]),
+    (["-n", "2", "missing.py"], ["missing.py: no such file"]),
+    (["-n", "0", "train"], ["--nproc-per-node", "'0'", ">= 1"]),
+    (["--nnodes", "3:2", "train"], ["--nnodes", "'3:2'", "A <= B"]),
+    (["--nnodes", "2", "train"], ["--nnodes 2 needs --rdzv-endpoint HOST:PORT", ":29500"]),
+    (["--nnodes", "2", "--master-addr", "a", "train"], ["--node-rank"]),
+    (["--max-restarts", "-1", "train"], ["--max-restarts got -1", "at least 0"]),
+    (["--to", "slrum", "-n", "2", "train"], ["'slrum'", "Did you mean 'slurm'?"]),
+]
+
+
+@pytest.mark.parametrize(("arguments", "facts"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_wrong_arguments(arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert all(fact in message for fact in facts), message
+
+
+def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--nproc-per-nodes", "2", "train"])
+    assert "Did you mean '--nproc-per-node'?" in capsys.readouterr().err
+
+
+def test_more_processes_than_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert main(["-n", "4", "train", "config.py"]) == 2
+    message = capsys.readouterr().err
+    assert "--nproc-per-node: got 4, but this machine has 2 GPUs" in message
+    assert "CUDA_VISIBLE_DEVICES=" in message
+
+
+def test_torchrun_knows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that are passed on, which the help lists before `-m`."""
+    from torch.distributed.run import get_args_parser
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    listed = re.findall(r"^  (--[a-z-]+) ", capsys.readouterr().out.partition("--module")[0], re.MULTILINE)
+    ours = {"--rejoin"}
+    assert {"--nnodes", "--rdzv-endpoint", "--tee"} <= {*listed}
+    assert {*listed} - ours <= {*get_args_parser()._option_string_actions}

@@ -1,0 +1,286 @@
+"""Job files of clusters for the arguments of ``trainwright launch``: Slurm, Kubernetes, SkyPilot, Ray.
+
+Each host runs ``trainwright launch`` once; the job file gives it the address of the first host, and starts again what
+a failure has ended: Slurm queues the job again, Kubernetes replaces the pod, SkyPilot recovers the job, Ray retries.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.config.errors import ConfigError, did_you_mean
+
+GRACE_S = 120  # from SIGTERM to SIGKILL: time for the last checkpoint
+REJOINS = ("--rejoin", "10")
+_SAVED, _LOST = 143, 75  # exit codes: stopped by SIGTERM after a save; the connection was lost
+
+_USED_BY = {
+    "time": ("slurm",),
+    "image": ("kubernetes", "skypilot"),
+    "volume": ("kubernetes", "skypilot"),
+    "accelerator": ("skypilot",),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job file says.
+
+    Attributes:
+        options: of ``trainwright launch``, without the hosts.
+        command: what it runs.
+        gpus: GPUs on each host.
+        volume: name and path of the shared volume, or None.
+    """
+
+    name: str
+    min_nodes: int
+    max_nodes: int
+    options: Sequence[str]
+    command: Sequence[str]
+    processes: int
+    gpus: int
+    port: int
+    accelerator: str | None = None
+    image: str | None = None
+    volume: tuple[str, str] | None = None
+    time: str | None = None
+
+    @property
+    def nodes(self) -> str:
+        """As ``--nnodes`` takes it."""
+        several = self.min_nodes < self.max_nodes
+        return f"{self.min_nodes}:{self.max_nodes}" if several else str(self.max_nodes)
+
+
+def job_of(args: argparse.Namespace, options: Sequence[str], command: Sequence[str]) -> Job:
+    """The job of parsed arguments.
+
+    Raises:
+        ConfigError: the cluster needs an argument that is missing, or an argument is wrong.
+    """
+    faults = []
+    if args.to not in CLUSTERS:
+        raise ConfigError(f"launch: --to: got {args.to!r}. {did_you_mean(args.to, CLUSTERS)}")
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", args.name):
+        faults.append(f"--name: got {args.name!r}; it must have lower-case letters, digits and '-', at most 52.")
+    volume = None
+    if args.volume is not None:
+        name, _, path = args.volume.partition(":")
+        volume = (name, path)
+        if not name or not path.startswith("/"):
+            faults.append(f"--volume: got {args.volume!r}; it must be NAME:PATH, such as checkpoints:/output")
+    gpus = int(args.nproc_per_node) if args.gpus_per_node is None else args.gpus_per_node
+    if args.to == "kubernetes" and not args.image:
+        faults.append("--to kubernetes: needs --image, a container image with trainwright and your project.")
+    if args.to == "skypilot" and gpus and not args.accelerator:
+        faults.append("--to skypilot: needs --accelerator, the type of the GPUs, such as H100 (or --gpus-per-node 0).")
+    if args.to in ("kubernetes", "skypilot") and args.max_nodes > 1 and volume is None:
+        faults.append(f"--to {args.to}: several hosts need --volume NAME:PATH, a shared volume for the output folder.")
+    for name, clusters in _USED_BY.items():
+        if getattr(args, name) is not None and args.to not in clusters:
+            print(f"trainwright launch: --{name} has no effect with --to {args.to}.", file=sys.stderr)
+    if faults:
+        raise ConfigError("\n".join(f"launch: {fault}" for fault in faults))
+    return Job(
+        name=args.name, min_nodes=args.min_nodes, max_nodes=args.max_nodes, options=options, command=command,
+        processes=int(args.nproc_per_node), gpus=gpus, port=args.port, accelerator=args.accelerator,
+        image=args.image, volume=volume, time=args.time,
+    )  # fmt: skip
+
+
+def write_job_file(args: argparse.Namespace, options: Sequence[str], command: Sequence[str]) -> None:
+    """Write or print the job file of ``args.to``."""
+    job = job_of(args, options, command)
+    render, default_name, submit = CLUSTERS[args.to]
+    text = render(job)
+    if args.print:
+        print(text, end="")
+        return
+    path = Path(args.job_file or default_name)
+    if path.exists():
+        raise ConfigError(f"launch: {path} exists: remove it, or choose another name with --job-file.")
+    path.write_text(text, encoding="utf-8")
+    print(f"{path}: submit it with `{submit.format(path=path)}`")
+
+
+def slurm(job: Job) -> str:
+    """A batch script."""
+    elastic = job.min_nodes < job.max_nodes
+    settings = {
+        "job-name": job.name,
+        "nodes": job.nodes.replace(":", "-"),
+        "ntasks-per-node": 1,  # each starts its processes itself
+        "gpus-per-node" if job.gpus else "cpus-per-task": job.gpus or job.processes,
+        "time": job.time,
+        "output": "%x-%j.log",
+        "open-mode": "append",
+        "signal": f"TERM@{GRACE_S}",
+    }
+    lines = [f"#SBATCH --{name}={value}" for name, value in settings.items() if value is not None]
+    lines += ["#SBATCH --requeue", *(["#SBATCH --no-kill"] if elastic else [])]
+    nodes = f'{job.min_nodes}:"$SLURM_NNODES"' if elastic else '"$SLURM_NNODES"'
+    hosts = f'--nnodes {nodes} --rdzv-endpoint "$head:{job.port}" --rdzv-id "$SLURM_JOB_ID"'
+    settings_of_srun = "--kill-on-bad-exit=0" + (" --no-kill" if elastic else "")
+    return f"""\
+#!/bin/bash
+{chr(10).join(lines)}
+
+# Put here what activates your environment, for example: source .venv/bin/activate
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun {settings_of_srun} trainwright launch {hosts} \\
+    {shlex.join([*_options(job), *job.command])}
+code=$?
+
+# Stopped before the time limit, after a save: continue in a new place of the queue.
+if [ "$code" -eq {_SAVED} ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def kubernetes(job: Job) -> str:
+    """An indexed Job with a headless Service, which gives the pods their names; needs no operator."""
+    first = f"{job.name}-0.{job.name}"
+    hosts = ["--nnodes", job.nodes, "--rdzv-endpoint", f"{first}:{job.port}", "--rdzv-id", job.name]
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if job.volume:
+        mounts.append({"name": "output", "mountPath": job.volume[1]})
+        volumes.append({"name": "output", "persistentVolumeClaim": {"claimName": job.volume[0]}})
+    container = {
+        "name": "trainwright",
+        "image": job.image,
+        "command": ["trainwright", "launch", *hosts, "--local-addr", "$(POD_IP)", *job.options, *job.command],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "resources": {"limits": {"nvidia.com/gpu": job.gpus} if job.gpus else {"cpu": job.processes}},
+        "volumeMounts": mounts,
+    }
+    pod = {
+        "subdomain": job.name,
+        "restartPolicy": "Never",  # the Job replaces a pod that failed
+        "terminationGracePeriodSeconds": GRACE_S,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    wrong_arguments = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
+    disruption = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    spec = {
+        "completionMode": "Indexed",
+        "completions": job.max_nodes,
+        "parallelism": job.max_nodes,
+        "backoffLimit": 10 * job.max_nodes,
+        "podFailurePolicy": {"rules": [wrong_arguments, disruption]},
+        "template": {"metadata": {"labels": {"app": job.name}}, "spec": pod},
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": job.name},
+        "spec": {"clusterIP": "None", "selector": {"app": job.name}, "publishNotReadyAddresses": True},
+    }
+    return (
+        _yaml(service)
+        + "---\n"
+        + _yaml({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job.name}, "spec": spec})
+    )
+
+
+def skypilot(job: Job) -> str:
+    """A task, for ``sky jobs launch``, which starts it again after a preemption."""
+    hosts = f'--nnodes {job.nodes} --rdzv-endpoint "$head:{job.port}" --rdzv-id {job.name}'
+    run = f"""\
+head=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
+trainwright launch {hosts} \\
+  {shlex.join([*_options(job), *job.command])}
+"""
+    resources: dict[str, Any] = {
+        "accelerators" if job.gpus else "cpus": f"{job.accelerator}:{job.gpus}" if job.gpus else f"{job.processes}+",
+        "job_recovery": {"max_restarts_on_errors": 10, "recover_on_exit_codes": [_LOST, _SAVED]},
+    }
+    task: dict[str, Any] = {"name": job.name, "num_nodes": job.max_nodes, "resources": resources, "workdir": "."}
+    if job.image:
+        resources["image_id"] = f"docker:{job.image}"
+    else:
+        task["setup"] = "pip install trainwright\n"
+    if job.volume:
+        task["volumes"] = {job.volume[1]: job.volume[0]}
+    return _yaml(task | {"run": run})
+
+
+def ray(job: Job) -> str:
+    """A program for ``ray job submit``: one task on each host runs ``trainwright launch``."""
+    arguments = [*_options(job), *job.command]
+    bundle = {"CPU": job.processes, **({"GPU": job.gpus} if job.gpus else {})}
+    return f'''\
+"""Runs `trainwright launch` on each of {job.max_nodes} hosts of a Ray cluster."""
+
+import subprocess
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+NODES = {job.max_nodes}
+BUNDLE = {bundle!r}  # of each host
+ARGUMENTS = {arguments!r}
+
+ray.init()
+group = placement_group([BUNDLE] * NODES, strategy="STRICT_SPREAD")
+ray.get(group.ready())
+
+
+def on_host(index):
+    place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+    return {{"num_cpus": BUNDLE["CPU"], "num_gpus": BUNDLE.get("GPU", 0), "scheduling_strategy": place}}
+
+
+@ray.remote
+def address():
+    return ray.util.get_node_ip_address()
+
+
+@ray.remote(max_retries=10, retry_exceptions=True)  # a host that comes back joins the others again
+def launch(head):
+    hosts = ["--nnodes", "{job.nodes}", "--rdzv-endpoint", f"{{head}}:{job.port}", "--rdzv-id", "{job.name}"]
+    hosts += ["--local-addr", ray.util.get_node_ip_address()]
+    subprocess.run(["trainwright", "launch", *hosts, *ARGUMENTS], check=True)
+
+
+head = ray.get(address.options(**on_host(0)).remote())
+ray.get([launch.options(**on_host(index)).remote(head) for index in range(NODES)])
+'''
+
+
+def _options(job: Job) -> list[str]:
+    return [*(REJOINS if job.max_nodes > 1 and "--rejoin" not in job.options else ()), *job.options]
+
+
+def _yaml(value: dict[str, Any]) -> str:
+    import yaml
+
+    class Readable(yaml.SafeDumper):
+        pass
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Readable.add_representer(str, text)
+    rendered: str = yaml.dump(value, Dumper=Readable, sort_keys=False, width=120)
+    return rendered
+
+
+# How the file is written, its default name, and how it is submitted.
+CLUSTERS: dict[str, tuple[Callable[[Job], str], str, str]] = {
+    "slurm": (slurm, "job.sbatch", "sbatch {path}"),
+    "kubernetes": (kubernetes, "job.yaml", "kubectl apply -f {path}"),
+    "skypilot": (skypilot, "job.yaml", "sky jobs launch {path}"),
+    "ray": (ray, "job.py", "ray job submit --working-dir . -- python {path}"),
+}

@@ -1,0 +1,283 @@
+"""Run a command or a script in several processes: ``trainwright launch``. torchrun starts and watches them."""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainwright.cli.main import COMMANDS
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError, MissingFileError, UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+USAGE_ERROR = 2
+TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the connection to the other hosts was lost
+_REJOIN_AFTER_S = 5
+
+_EPILOG = """\
+examples:
+  trainwright launch -n 2 train config.py optim.lr=1e-3
+  trainwright launch -n 8 script.py --its --own=arguments
+  trainwright launch -n 8 --nnodes 2 --rdzv-endpoint host0:29500 train config.py    (the same on both hosts)
+  trainwright launch -n 8 --nnodes 2 --to slurm --print train config.py             (write a job file)
+
+exit code: that of the process that failed first (128 + n: ended by signal n), 2 wrong arguments,
+           75 the connection to the other hosts was lost (--rejoin N: try again)
+"""
+
+# Options of torchrun that are passed on.
+_TORCHRUN = {
+    "--rdzv-endpoint": ("HOST:PORT", "address of one of the hosts, the same on all of them"),
+    "--rdzv-id": ("ID", "name of this run; hosts with the same name meet"),
+    "--rdzv-backend": ("NAME", "how the hosts meet (default: c10d)"),
+    "--rdzv-conf": ("K=V,...", "timeouts of the meeting, such as last_call_timeout=30"),
+    "--local-addr": ("ADDRESS", "the address of this host that the others can reach"),
+    "--node-rank": ("N", "number of this host, with --master-addr instead of --rdzv-endpoint"),
+    "--master-addr": ("HOST", "address of host 0"),
+    "--master-port": ("PORT", "port on host 0"),
+    "--monitor-interval": ("S", "seconds between two looks at the processes"),
+    "--shutdown-timeout": ("S", "seconds that the processes have to end after SIGTERM (default: 30)"),
+    "--log-dir": ("FOLDER", "folder of the log files of --redirects and --tee"),
+    "--redirects": ("SPEC", "write the output of the processes into files: 3 all, 0:1,1:2 by process"),
+    "--tee": ("SPEC", "as --redirects, and show it too"),
+    "--local-ranks-filter": ("RANKS", "show the output of these processes only, such as 0,1"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the processes of this host, or write a job file; return the exit code."""
+    try:
+        args = _parse(argv)
+        if args.to:
+            _write_job_file(args)
+            return 0
+        arguments = [*_torchrun_options(args), *_program(args)]
+    except UserError as error:
+        print(f"trainwright: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    code = _run(arguments)
+    if code == TRY_AGAIN and args.rejoin > 0:
+        print(f"trainwright launch: joins the other hosts again in {_REJOIN_AFTER_S} s.", file=sys.stderr, flush=True)
+        time.sleep(_REJOIN_AFTER_S)
+        at = len(argv) - len(args.command)
+        again = [*argv[:at], "--rejoin", str(args.rejoin - 1), *argv[at:]]  # the last one counts
+        os.execv(sys.executable, [sys.executable, "-m", "trainwright", "launch", *again])
+    return code
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = TrainingArgumentParser(
+        prog="trainwright launch",
+        usage="trainwright launch [-n N] [--nnodes A:B] [--max-restarts N] [options] COMMAND|SCRIPT|-m MODULE ...",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        *_names("--nproc-per-node", "-n"),
+        metavar="N",
+        help="processes on each host (default: one for each GPU); also auto, cpu, gpu as in torchrun",
+    )
+    parser.add_argument("--nnodes", default="1", metavar="A:B", help="hosts, or the least and the most (default: 1)")
+    parser.add_argument(
+        *_names("--max-restarts"), type=int, default=0, metavar="N", help="restarts after a failure (default: 0)"
+    )
+    parser.add_argument(
+        "--rejoin",
+        type=int,
+        default=0,
+        metavar="N",
+        help="join the other hosts again if the connection was lost, N times",
+    )
+    for name, (metavar, text) in _TORCHRUN.items():
+        parser.add_argument(*_names(name), metavar=metavar, help=text)
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module, as in python -m")
+    jobs = parser.add_argument_group("job files")
+    jobs.add_argument("--to", metavar="CLUSTER", help="write a job file: slurm, kubernetes, skypilot or ray")
+    jobs.add_argument("--print", action="store_true", help="print it instead")
+    jobs.add_argument("--job-file", metavar="FILE", help="its name (default: by the cluster, such as job.sbatch)")
+    jobs.add_argument("--name", default="trainwright", help="name of the job")
+    jobs.add_argument("--gpus-per-node", type=int, metavar="N", help="default: --nproc-per-node; 0: train on CPUs")
+    jobs.add_argument("--accelerator", metavar="TYPE", help="skypilot: type of the GPUs, such as H100")
+    jobs.add_argument("--image", help="kubernetes, skypilot: container image with the environment and the code")
+    jobs.add_argument("--volume", metavar="NAME:PATH", help="kubernetes, skypilot: shared volume of the output folder")
+    jobs.add_argument("--time", metavar="TIME", help="slurm: time limit, such as 24:00:00")
+    jobs.add_argument("--port", type=int, default=29500, help="port where the hosts meet (default: 29500)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND|SCRIPT ...", help=argparse.SUPPRESS)
+    known, unknown = parser.parse_known_args(list(argv))
+    if unknown:
+        parser.refuse(unknown[0])
+    args: argparse.Namespace = known
+    args.min_nodes, args.max_nodes = _nodes(args.nnodes)
+    for name in ("max_restarts", "rejoin"):
+        if getattr(args, name) < 0:
+            raise ConfigError(f"launch: {' got '.join(_pair(args, name))}; it must be at least 0.")
+    number = args.nproc_per_node
+    if number is not None and number not in ("auto", "cpu", "gpu", "xpu") and not (number.isdecimal() and int(number)):
+        raise ConfigError(
+            f"launch: --nproc-per-node: got {number!r}; it must be a whole number >= 1, auto, cpu or gpu."
+        )
+    _check_command(args)
+    return args
+
+
+def _names(name: str, *others: str) -> list[str]:
+    """Both spellings that torchrun accepts."""
+    return [*others, *dict.fromkeys((name, "--" + name[2:].replace("-", "_")))]
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    least, _, most = text.partition(":")
+    most = most or least
+    if not (least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        raise ConfigError(
+            f"launch: --nnodes: got {text!r}; it must be a number of hosts such as 2, or A:B with A <= B."
+        )
+    return int(least), int(most)
+
+
+def _check_command(args: argparse.Namespace) -> None:
+    if not args.command:
+        raise ConfigError("launch: nothing to run. For example: trainwright launch -n 2 train config.py")
+    name = args.command[0]
+    commands = [command for command in COMMANDS if command != "launch"]
+    if args.module or name in commands:
+        return
+    if name == "launch":
+        raise ConfigError("launch: cannot run itself; options come before the command.")
+    if name.endswith(".py") or os.sep in name:
+        if not args.to and not Path(name).is_file():
+            raise MissingFileError(f"launch: {name}: no such file.")
+        return
+    raise ConfigError(f"launch: no command and no script {name!r}. {did_you_mean(name, commands)}")
+
+
+def _program(args: argparse.Namespace) -> list[str]:
+    """The arguments of torchrun that follow its options."""
+    if args.module:
+        return ["-m", *args.command]
+    if args.command[0] not in COMMANDS:
+        return list(args.command)
+    return ["-m", "trainwright", *_with_resume(args)]
+
+
+def _with_resume(args: argparse.Namespace) -> list[str]:
+    """The command; a training that may be restarted continues from its latest checkpoint."""
+    command = list(args.command)
+    may_restart = args.max_restarts > 0 or args.min_nodes < args.max_nodes or bool(args.to)
+    if command[0] != "train" or not may_restart or {"--resume", "--eval-only", "--fast-dev-run"} & {*command}:
+        return command
+    if not args.to:
+        print("trainwright launch: adds --resume, so that a restart continues the run.", file=sys.stderr)
+    return [*command, "--resume"]
+
+
+def _write_job_file(args: argparse.Namespace) -> None:
+    from trainwright.cli.job_files import write_job_file
+
+    if args.nproc_per_node is None or not args.nproc_per_node.isdecimal():
+        raise ConfigError(f"launch: --to {args.to}: set --nproc-per-node to the number of processes on each host.")
+    about_hosts = ("--rdzv-endpoint", "--rdzv-id", "--local-addr", "--node-rank", "--master-addr", "--master-port")
+    given = [name for name in about_hosts if _value(args, name) is not None]
+    if given:
+        raise ConfigError(f"launch: {given[0]}: the job file of --to {args.to} sets it; remove it.")
+    options = ["--nproc-per-node", args.nproc_per_node]
+    options += [text for name in ("max_restarts", "rejoin") if getattr(args, name) for text in _pair(args, name)]
+    options += [*_passed_on(args), *(["-m"] if args.module else [])]
+    is_command = not args.module and args.command[0] in COMMANDS
+    write_job_file(args, options, _with_resume(args) if is_command else args.command)
+
+
+def _pair(args: argparse.Namespace, name: str) -> tuple[str, str]:
+    return "--" + name.replace("_", "-"), str(getattr(args, name))
+
+
+def _passed_on(args: argparse.Namespace) -> list[str]:
+    """The options of torchrun that are set."""
+    values = ((name, _value(args, name)) for name in _TORCHRUN)
+    return [text for name, value in values if value is not None for text in (name, value)]
+
+
+def _value(args: argparse.Namespace, name: str) -> str | None:
+    value: str | None = getattr(args, name[2:].replace("-", "_"))
+    return value
+
+
+def _torchrun_options(args: argparse.Namespace) -> list[str]:
+    number = _num_processes(args.nproc_per_node)
+    if number.isdecimal():  # torchrun sets 1, and warns
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(number))))
+    options = ["--nproc-per-node", number, "--nnodes", args.nnodes, *_pair(args, "max_restarts"), *_passed_on(args)]
+    if args.rdzv_endpoint:
+        return options if args.rdzv_backend else [*options, "--rdzv-backend", "c10d"]
+    if args.master_addr:
+        if args.max_nodes > 1 and args.node_rank is None:
+            raise ConfigError("launch: --master-addr also needs --node-rank, a number of its own on each host.")
+        return options
+    if args.max_nodes > 1:
+        raise ConfigError(
+            f"launch: --nnodes {args.nnodes} needs --rdzv-endpoint HOST:PORT, the address of one of the hosts, the same"
+            f" on all of them; for example, if this is that host, --rdzv-endpoint {platform.node()}:{args.port}"
+        )
+    return [*options, "--standalone"]
+
+
+def _num_processes(asked: str | None) -> str:
+    import torch
+
+    devices = torch.accelerator.device_count()
+    if asked is None:
+        return str(max(1, devices))
+    if asked.isdecimal() and 0 < devices < int(asked):
+        raise ConfigError(
+            f"launch: --nproc-per-node: got {asked}, but this machine has {devices} GPU{'s' * (devices > 1)}. Start at"
+            f" most {devices}, or set CUDA_VISIBLE_DEVICES= (empty) to use the CPU."
+        )
+    return asked
+
+
+def _run(arguments: list[str]) -> int:
+    """torchrun with these arguments, as its command line runs it."""
+    from torch.distributed import DistNetworkError, DistStoreError
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
+    from torch.distributed.run import main as torchrun
+
+    # A store for each attempt: in one for all, a process that restarts finds the addresses of the attempt before.
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    try:
+        torchrun(arguments)
+    except ChildFailedError as error:
+        return _report(error)
+    except SignalException as signal:
+        return 128 + int(signal.sigval)
+    except (RendezvousConnectionError, RendezvousTimeoutError, DistNetworkError, DistStoreError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        print(f"trainwright launch: no connection to the other hosts: {reason}", file=sys.stderr)
+        print("  --rejoin 10 joins them again.", file=sys.stderr)
+        return TRY_AGAIN
+    return 0
+
+
+def _report(error: "ChildFailedError") -> int:
+    """Name the process that failed first; its own messages are above."""
+    rank, failure = error.get_first_failure()
+    code = int(failure.exitcode)
+    how = f"ended with exit code {code}; its messages are above" if code >= 0 else f"was ended by {_signal_name(-code)}"
+    where = f"{platform.node()}, process {failure.pid}"
+    print(f"trainwright launch: rank {rank} ({where}) {how}.", file=sys.stderr)
+    return code if code >= 0 else 128 - code
+
+
+def _signal_name(number: int) -> str:
+    import signal
+
+    name = signal.Signals(number).name
+    return name + (", often the system's, out of memory (see `dmesg`)" if name == "SIGKILL" else "")
