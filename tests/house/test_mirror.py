@@ -11,6 +11,11 @@ PACKAGE = Path(trainwright.__file__).parent
 TESTS = Path(__file__).parents[1]
 # Modules whose tests are elsewhere, and why.
 ELSEWHERE = {
+    "_torch_compat/tensor_chunks.py": (
+        "distributed/test_sharded_checkpoints.py",
+        "parts need several processes",
+    ),
+    "checkpoint/share.py": ("distributed/test_sharded_checkpoints.py", "shares need several processes"),
     "engine/trainer/base.py": ("engine/trainer/test_trainer.py", "declares the attributes of the trainer, no more"),
     "engine/training_loop.py": ("examples/test_recipes_own_loop.py", "its recipe is compared with a plain loop"),
     "hooks/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),

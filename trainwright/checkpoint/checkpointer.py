@@ -9,22 +9,28 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.optimizer_state import numbered
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
+from trainwright.checkpoint.shard_index import state_of
+from trainwright.checkpoint.sharded_saving import Ranks, check_is_shared, verify_together, write_share
+from trainwright.checkpoint.shards import PIPELINE, Grid
+from trainwright.checkpoint.share import Share, is_of_model, make_share, own_part
 from trainwright.checkpoint.state_files import (
     EXTRA,
+    MODEL,
     MODEL_FILES,
     RESERVED_NAMES,
     Stateful,
@@ -34,12 +40,16 @@ from trainwright.checkpoint.state_files import (
     read_state,
     serialize,
     state_names,
+    stored_state,
 )
 from trainwright.checkpoint.verify import identity, read_unchanged, verify
 from trainwright.checkpoint.weights import load_weights, read_weights, unwrap
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.parallel import dist
 from trainwright.parallel.dist import raised_together
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger("trainwright.checkpoint")
 
@@ -51,7 +61,9 @@ class Checkpointer:
 
     Args:
         save_dir: the folder of the checkpoints; "" if nothing will be saved.
-        save_to_disk: with False, `save` collects the state and writes nothing.
+        save_to_disk: with False, `save` collects the state and writes nothing. Rank 0's value counts.
+        mesh: torch's mesh of all processes, if the model is sharded over them: then each saves its share. Stages of a
+            pipeline differ along its dimension "pp". The trainers need no argument.
         attachments: returns additional files by name, such as a ``README.md``, to store in each checkpoint.
         weights: returns the module whose weights are saved as the model's, if it is not ``model``, such as a
             copy with averaged weights. Weights are always loaded into ``model``.
@@ -70,6 +82,7 @@ class Checkpointer:
         save_dir: PathLike = "",
         *,
         save_to_disk: bool = True,
+        mesh: "DeviceMesh | None" = None,
         asynchronous: bool = True,
         attachments: Callable[[], Mapping[str, bytes]] | None = None,
         weights: Callable[[], nn.Module] | None = None,
@@ -81,6 +94,8 @@ class Checkpointer:
         self.model = model
         self.save_dir = str(save_dir)
         self.save_to_disk = save_to_disk
+        self.mesh = mesh
+        self._sharing: _Sharing | None = None
         self.asynchronous = asynchronous
         self.attachments = attachments
         self.only = only
@@ -154,8 +169,10 @@ class Checkpointer:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
             OSError: the disk is full or read-only, for example. Earlier checkpoints are unchanged.
         """
-        write: Callable[[], None] | None = None
         self.loaded_from = None
+        write: Callable[[], None] | None = None
+        share: Share | None = None
+        sharing = self._sharing_now()
         with raised_together():
             check_name(name)
             if not self.save_dir:
@@ -164,22 +181,30 @@ class Checkpointer:
             if type(iteration) is not int or iteration < 0:
                 got = f"{iteration!r} ({type(iteration)})"
                 raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
+            iteration = extra.get("iteration")
+            commit: dict[str, Any] = {"tag_last": tag_last and name != "model_best", "on_commit": on_commit}
             attached = self.attachments() if self.attachments is not None and self._is_writer else {}
-            files: Mapping[str, Writer] = serialize(
-                self._saved_model(), self.checkpointables, extra, attached, self.only
-            )
-            if self._is_writer:
-                iteration = extra.get("iteration")
+            if sharing is not None:
+                share = self._share(sharing, extra, attached)
                 if keep_trained:
-                    # Not an optimizer's JSON file: its learning rates may have changed after the last step.
-                    trained = [name for name, item in self.checkpointables.items() if isinstance(item, Optimizer)]
-                    names = [*MODEL_FILES, *(f"{name}.safetensors" for name in trained)]
-                    files = self._writer.with_last(files, iteration, names)
-                if self.asynchronous:
-                    files = self._writer.stage(files, iteration)
-                tag_last = tag_last and name != "model_best"
-                write = partial(self._writer.write, name, files, iteration, tag_last=tag_last, on_commit=on_commit)
+                    share = replace(share, files=self._with_trained(share.files, iteration))
+            else:
+                files: Mapping[str, Writer] = serialize(
+                    self._saved_model(), self.checkpointables, extra, attached, self.only
+                )
+                if self._is_writer:
+                    if keep_trained:
+                        files = self._with_trained(files, iteration)
+                    if self.asynchronous:
+                        files = self._writer.stage(files, iteration)
+                    write = partial(self._writer.write, name, files, iteration, **commit)
         # Nothing is written unless every rank has collected its state.
+        if sharing is not None and share is not None and dist.broadcast_object(self.save_to_disk):
+            if self.asynchronous:
+                share = replace(share, files=self._staged_together(share.files, iteration))
+            together = partial(write_share, sharing.ranks, share)
+            layout = sharing.grid.sizes
+            write = partial(self._writer.write_together, name, together, iteration, layout=layout, **commit)
         if self.asynchronous:
             if write is not None:
                 self._writer.submit(write)
@@ -303,10 +328,55 @@ class Checkpointer:
         Raises:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
         """
+        sharing = self._sharing_now()
+        if sharing is not None and self.save_dir:
+            check_is_shared(Path(self.save_dir))
         with raised_together():
-            files = serialize(self._saved_model(), self.checkpointables, {}, only=self.only)
-            if reserve and self.asynchronous and self._is_writer:
+            files: Mapping[str, Writer]
+            if sharing is not None:
+                files = self._share(sharing, {}, {}).files
+            else:
+                files = serialize(self._saved_model(), self.checkpointables, {}, only=self.only)
+            if reserve and self.asynchronous and (self._is_writer or sharing is not None):
                 self._writer.reserve(files)
+
+    def _mesh(self) -> "DeviceMesh | None":
+        return self.mesh if self.mesh is not None else getattr(dist.mesh_in_use(), "device_mesh", None)
+
+    def _sharing_now(self) -> "_Sharing | None":
+        """How the processes save together; None where rank 0 saves everything. Every process must call it."""
+        mesh = self._mesh()
+        if mesh is None or self._sharing is None or self._sharing.mesh is not mesh:
+            self._sharing = None if mesh is None else _Sharing.of(mesh, unwrap(self.model).state_dict())
+        return self._sharing
+
+    def _share(self, sharing: "_Sharing", extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
+        return make_share(
+            self._saved_model(),
+            self.checkpointables,
+            extra,
+            attached,
+            self.only,
+            grid=sharing.grid,
+            held_before=sharing.held_before,
+            names_from=self.model,
+        )
+
+    def _with_trained(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer]:
+        """``files`` with the tensors of model and optimizers from the last checkpoint."""
+        # Not an optimizer's JSON file: its learning rates may have changed after the last step.
+        states = {MODEL, *(name for name, item in self.checkpointables.items() if isinstance(item, Optimizer))}
+        names = [name for name in files if state_of(name) in states]
+        return self._writer.with_last(files, iteration, [*MODEL_FILES, *names])
+
+    def _staged_together(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer]:
+        """A copy of this rank's files; all ranks wait for a save in flight, or none does."""
+        alike = self._writer.staged_alike(files, iteration)
+        is_alike = all(dist.all_gather_object(alike is not None))
+        if alike is not None and is_alike:
+            return alike
+        with raised_together():
+            return self._writer.stage(files, iteration)
 
     def _saved_model(self) -> nn.Module:
         return self.model if self._weights is None else self._weights()
@@ -325,17 +395,30 @@ class Checkpointer:
 
     def _read_once(self, folder: Path, wanted: list[str]) -> "_Contents":
         with raised_together():
-            verified = verify(folder) if dist.is_main_process() else None
-        manifest = dist.broadcast_object(verified)
+            own = unwrap(self.model).state_dict()
+            is_shared = self._mesh() is not None or any(map(is_dtensor, own.values()))
+            verified = verify(folder) if dist.is_main_process() and not is_shared else None
+        manifest = verify_together(folder) if is_shared else dist.broadcast_object(verified)
         assert manifest is not None, "rank 0 has verified it, or every rank has raised"
         with raised_together():
             held = state_names(manifest)
             extra: dict[str, Any] = read_state(folder, manifest, EXTRA)
-            weights = read_model_state(folder, manifest)
-            states = {name: read_state(folder, manifest, name) for name in wanted if name in held}
-            for name, state in states.items():
-                check_state(state, self.checkpointables[name], str(folder / f"{name}.json"))
+            weights = read_model_state(folder, manifest, own if is_shared else None)
+            states = {}
+            for name in (name for name in wanted if name in held):
+                target = self.checkpointables[name]
+                read = stored_state if is_shared and is_of_model(target) else read_state
+                states[name] = read(folder, manifest, name)
+                check_state(states[name], target, str(folder / f"{name}.json"))
+        if is_shared:
+            weights = self._weights_of_stage(weights, own)
         return _Contents(held, extra, weights, states)
+
+    def _weights_of_stage(self, weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """``weights`` without those that another stage of a pipeline has."""
+        names = dist.all_gather_object([*own])
+        elsewhere = {name for held in names for name in held} - own.keys()
+        return {name: value for name, value in weights.items() if name not in elsewhere}
 
     def _load_contents(self, path: Path, contents: "_Contents", wanted: list[str], *, strict: bool) -> dict[str, Any]:
         held, weights, states = contents.held, contents.weights, contents.states
@@ -366,8 +449,9 @@ class Checkpointer:
     def _load_state(self, path: Path, name: str, state: Any) -> None:
         try:
             target = self.checkpointables[name]
-            if isinstance(target, Optimizer):
-                state = numbered(state, target, self.model)
+            mesh = self._mesh()
+            is_part = mesh is not None and PIPELINE in (mesh.mesh_dim_names or ())
+            state = own_part(state, target, self.model, is_part=is_part)
             with without_compiler():
                 target.load_state_dict(state)
             if isinstance(target, Optimizer):
@@ -375,6 +459,24 @@ class Checkpointer:
         except Exception as error:
             error.add_note(f"While loading {name!r} from {path}.")
             raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """What the processes of a mesh need to save together."""
+
+    mesh: "DeviceMesh"
+    grid: Grid
+    held_before: frozenset[str]  # names of weights that an earlier stage of a pipeline has too
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, mesh: "DeviceMesh", names: Iterable[str]) -> "_Sharing":
+        """``names``: those of the model's weights in this process. Every process must call this."""
+        grid = Grid(mesh)
+        all_names = dist.all_gather_object((grid.stage, [*names])) if grid.stages > 1 else []
+        held_before = frozenset(name for stage, held in all_names if stage < grid.stage for name in held)
+        return cls(mesh, grid, held_before, Ranks())
 
 
 class _Contents(NamedTuple):

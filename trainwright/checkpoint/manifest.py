@@ -15,6 +15,7 @@ from trainwright.checkpoint.files import Writer, read_regular
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
+SHARDED_FORMAT_VERSION = 2  # each process has written its parts of the tensors
 _CHECKSUM_KEY = "manifest_xxh3_128"
 
 
@@ -38,11 +39,15 @@ class Manifest:
     sequence: int = 0  # one more than the largest in the folder at the time of saving; 0 in older versions
     previous: str | None = None  # the name in ``last_checkpoint`` at the time of saving
     tag_last: bool = True  # saved as the checkpoint to resume from
+    layout: Mapping[str, int] | None = None  # of a sharded checkpoint: the processes along each dimension of the mesh
 
     def to_bytes(self) -> bytes:
         """The text of ``manifest.json``."""
         entries = {name: {"bytes": e.bytes, "xxh3_128": e.xxh3_128} for name, e in sorted(self.files.items())}
-        content = {"format": FORMAT_VERSION, **asdict(self), "files": entries}
+        version = FORMAT_VERSION if self.layout is None else SHARDED_FORMAT_VERSION
+        content = {"format": version, **asdict(self), "files": entries}
+        if self.layout is None:
+            del content["layout"]  # as older versions have it
         return _dump({**content, _CHECKSUM_KEY: _checksum(content)})
 
 
@@ -86,10 +91,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(text)
         found = content.pop(_CHECKSUM_KEY)
-        if content["format"] != FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path}: format {content['format']!r}; this version of the library reads {FORMAT_VERSION}."
-            )
+        if content["format"] not in (FORMAT_VERSION, SHARDED_FORMAT_VERSION):
+            allowed = f"{FORMAT_VERSION} and {SHARDED_FORMAT_VERSION}"
+            raise CheckpointError(f"{path}: format {content['format']!r}; this version of the library reads {allowed}.")
         if found != _checksum(content) or text != _dump({**content, _CHECKSUM_KEY: found}):
             raise CheckpointError(f"{path}: its content does not match its own checksum (damaged?).")
         return _manifest(content, path)
@@ -114,12 +118,21 @@ def _manifest(content: Mapping[str, Any], path: Path) -> Manifest:
     files = {name: FileEntry(entry["bytes"], entry["xxh3_128"]) for name, entry in content["files"].items()}
     if not all(is_inside(name) for name in files):
         raise CheckpointError(f"{path}: lists files outside its own folder.")
-    order = {key: content[key] for key in ("sequence", "previous", "tag_last") if key in content}
+    order = {key: content[key] for key in ("sequence", "previous", "tag_last", "layout") if key in content}
     manifest = Manifest(files, content["iteration"], content["world_size"], content["saved_at"], **order)
     datetime.fromisoformat(manifest.saved_at)
     if not isinstance(manifest.previous, str | None) or type(manifest.tag_last) is not bool:
         raise ValueError("previous or tag_last of another type")
-    counts = [manifest.world_size, manifest.sequence, *([] if manifest.iteration is None else [manifest.iteration])]
+    layout = manifest.layout
+    if (content["format"] == SHARDED_FORMAT_VERSION) != isinstance(layout, dict) or not isinstance(layout, dict | None):
+        raise ValueError("a layout that does not fit the format")
+    sizes = [] if layout is None else layout.values()
+    counts = [
+        manifest.world_size,
+        manifest.sequence,
+        *sizes,
+        *([] if manifest.iteration is None else [manifest.iteration]),
+    ]
     if not all(type(count) is int for count in [*counts, *(entry.bytes for entry in files.values())]):
         raise ValueError("a count that is no whole number")
     return manifest

@@ -48,7 +48,7 @@ def numbered(
     model: nn.Module,
     *,
     is_part: bool = False,
-    read: Callable[[Any, Any], Any] = lambda value, parameter: value,
+    read: Callable[[Any, Any], Any] | None = None,
 ) -> Any:
     """The state that ``optimizer.load_state_dict`` takes, from one of :func:`with_names` or :func:`by_name`.
 
@@ -66,7 +66,7 @@ def numbered(
     is_by_name = saved is None and any(isinstance(name, str) for name in _numbers(state))
     is_same_order = saved == names or (saved is None and not is_by_name)
     has_other_number = saved is not None and len(saved) != len(names)  # the optimizer's own load says which group
-    if is_same_order or (has_other_number and not is_part):
+    if read is None and (is_same_order or (has_other_number and not is_part)):
         return {key: value for key, value in state.items() if key not in (NAMES, TIED)}
     named = state if is_by_name else by_name(state)
     return _Renumbered(named, names, tied, is_part).state(optimizer, read)
@@ -96,7 +96,7 @@ class _Renumbered:
             lines += [f"not in the optimizer: {', '.join(group_names(unused))}"] if unused and not is_part else []
             raise CheckpointError("\n  ".join(["the parameters of the optimizer are not those of the run.", *lines]))
 
-    def state(self, optimizer: Optimizer, read: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    def state(self, optimizer: Optimizer, read: Callable[[Any, Any], Any] | None) -> dict[str, Any]:
         """As a numbered state of the optimizer."""
         groups, states, start = [], dict[int, dict[str, Any]](), 0
         for place, group in enumerate(optimizer.param_groups):
@@ -106,7 +106,9 @@ class _Renumbered:
             for number, (name, parameter) in enumerate(zip(found, group["params"], strict=True), start):
                 if name in self._state["state"]:
                     values = self._state["state"][name]
-                    states[number] = {key: read(value, parameter) for key, value in values.items()}
+                    states[number] = {
+                        key: value if read is None else read(value, parameter) for key, value in values.items()
+                    }
             start = end
         others = {key: value for key, value in self._state.items() if key != TIED}
         return {**others, "state": states, "param_groups": groups}

@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.safetensors_header import read_header
 
@@ -38,6 +39,7 @@ _DTYPE_NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
 
 def check_tensor(tensor: Tensor, where: str) -> None:
@@ -45,7 +47,7 @@ def check_tensor(tensor: Tensor, where: str) -> None:
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or is_lazy(tensor):
         raise CheckpointTypeError(
             f"{where}: got a {type(tensor).__name__}, which does not store its data as a plain tensor; "
-            "a checkpoint holds plain tensors (for a sharded tensor, use its full_tensor())."
+            "a checkpoint holds plain tensors; for the DTensors of a sharded model pass mesh= to the Checkpointer."
         )
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}, dtype {tensor.dtype}"
@@ -55,8 +57,15 @@ def check_tensor(tensor: Tensor, where: str) -> None:
         raise CheckpointTypeError(f"{where}: got a tensor of dtype {tensor.dtype}; allowed: {allowed}.")
 
 
+def local_of(tensor: Tensor) -> Tensor:
+    """The values of a tensor in this process: those of a DTensor's own part."""
+    local: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    return local
+
+
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
     """Equal for two tensors with the same memory, dtype and layout. Both must be alive when compared."""
+    tensor = local_of(tensor)
     if tensor.numel() == 0:
         return (id(tensor),)
     return (
@@ -122,6 +131,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with _utf8_name(path) as name_of_file, safe_open(name_of_file, framework="pt") as file:
             names = file.keys()
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
+
+
+def open_tensors(path: Path) -> Any:  # a safe_open, which has no annotations
+    """The file, to read single tensors by ``get_tensor(name)``."""
+    try:
+        with _utf8_name(path) as name_of_file:
+            return safe_open(name_of_file, framework="pt")
     except SafetensorError as error:
         raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
 

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -94,23 +94,28 @@ class CheckpointWriter:
         Raises:
             OSError: the save in flight has failed (or another error that it raised).
         """
-        if self._background.is_busy() and iteration is not None and iteration == self._staged_iteration:
-            alike = self._staging.staged_alike(files)
-            if alike is not None:
-                return alike
+        alike = self.staged_alike(files, iteration)
+        if alike is not None:
+            return alike
         self.finish()
         self._staged_iteration = None
         staged = self._staging.stage(files, beside=self._background.submit)
         self._staged_iteration = iteration
         return staged
 
+    def staged_alike(self, files: Mapping[str, Writer], iteration: int | None) -> Mapping[str, Writer] | None:
+        """``files`` from the staging memory, if a save of them is in flight; None if a tensor has changed since."""
+        if self._background.is_busy() and iteration is not None and iteration == self._staged_iteration:
+            return self._staging.staged_alike(files)
+        return None
+
     def with_last(
         self, files: Mapping[str, Writer], iteration: int | None, names: Collection[str]
     ) -> dict[str, Writer]:
         """``files``, with the files in ``names`` taken from the last checkpoint if it has the same iteration."""
         self.finish()
-        last = self._last_committed
-        if last is None or iteration is None or last.manifest.iteration != iteration:
+        last = self._last_of(iteration)
+        if last is None:
             return dict(files)
         kept = {name for name in files if name in names and name in last.manifest.files}
         return {name: CommittedFile(last, name) if name in kept else write for name, write in files.items()}
@@ -164,31 +169,73 @@ class CheckpointWriter:
         on_commit: Callable[[], object] | None,
     ) -> None:
         """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``."""
-        from trainwright.events.writers.writer_thread import sync_files  # imported only by processes that write
-
-        sync_files()  # the checkpoint records which metrics are written
-        folder = self._folder
-        before = self._last_committed
-        if before and (iteration is None or before.manifest.iteration != iteration):
-            before = None
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.remove_stale()
-            manifest = _new_manifest(folder, iteration, tag_last=tag_last)
+        folder, before = self._folder, self._last_of(iteration)
+        with self._errors_of(name):
+            manifest = self._begin(iteration, tag_last)
             self._last_committed = write_checkpoint(folder / name, files, manifest, before=before)
             if tag_last:
                 write_pointer(folder, name)
+        self._call(on_commit, name)
+
+    def write_together(
+        self,
+        name: str,
+        write: "WriteTogether",
+        iteration: int | None,
+        *,
+        layout: Mapping[str, int],
+        tag_last: bool,
+        on_commit: Callable[[], object] | None,
+    ) -> None:
+        """Commit a checkpoint with all other ranks by ``write``; each calls this in its background thread."""
+
+        def finish() -> None:
+            if tag_last:
+                write_pointer(self._folder, name)
+            self._call(on_commit, name)
+
+        with self._errors_of(name):
+            self._last_committed = write(
+                self._folder / name,
+                lambda: replace(self._begin(iteration, tag_last), layout=layout),
+                self._last_of(iteration),
+                finish,
+            )
+
+    def _last_of(self, iteration: int | None) -> "Committed | None":
+        """The last checkpoint, if it is of the same iteration."""
+        last = self._last_committed
+        return None if last is None or iteration is None or last.manifest.iteration != iteration else last
+
+    def _begin(self, iteration: int | None, tag_last: bool) -> Manifest:
+        """Prepare the folder for a new checkpoint; returns its manifest without its files."""
+        from trainwright.events.writers.writer_thread import sync_files  # imported only by processes that write
+
+        sync_files()  # the checkpoint records which metrics are written
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.remove_stale()
+        return _new_manifest(self._folder, iteration, tag_last=tag_last)
+
+    @contextlib.contextmanager
+    def _errors_of(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            known = named(error, folder / name)
-            known.add_note(f"Saving {name!r} failed; earlier checkpoints are unchanged.")
+            known = named(error, self._folder / name)
+            notes = [] if known is error else getattr(error, "__notes__", [])
+            for note in (*notes, f"Saving {name!r} failed; earlier checkpoints are unchanged."):
+                known.add_note(note)
             raise known from error
         finally:
-            remove_unlinked(folder)
+            if dist.is_main_process():
+                remove_unlinked(self._folder)
+
+    def _call(self, on_commit: Callable[[], object] | None, name: str) -> None:
         if on_commit is not None:
             try:
                 on_commit()
             except Exception as error:
-                error.add_note(f"{folder / name} is saved; on_commit, which is called after that, failed.")
+                error.add_note(f"{self._folder / name} is saved; on_commit, which is called after that, failed.")
                 raise
 
     def remove_stale(self) -> None:
@@ -240,6 +287,11 @@ class CommittedFile:
                 file.write(block)
 
 
+# Called with the path, a function that returns the manifest without its files, the last checkpoint if it is of the same
+# iteration, and what rank 0 calls at the end.
+WriteTogether = Callable[[Path, Callable[[], Manifest], Committed | None, Callable[[], object]], Committed]
+
+
 def write_checkpoint(
     path: Path, writers: Mapping[str, Writer], manifest: Manifest, *, before: Committed | None
 ) -> Committed:
@@ -249,25 +301,45 @@ def write_checkpoint(
         manifest: the values of the manifest except for its files.
         before: a checkpoint of the same iteration; files equal to its files become hard links to them.
     """
-    if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
-        raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
+    check_replaceable(path)
     entries: dict[str, FileEntry] = {}
     for name, writer in writers.items() if before else ():
         if isinstance(writer, CommittedFile):
             entries[name] = writer.source.manifest.files[writer.name]
         else:
             entries[name] = measure(writer)
-    if before and entries == before.manifest.files and is_checkpoint(before.folder):
+    if before and (same := committed_alike(path, replace(manifest, files=entries), before)) is not None:
+        return same
+    with placed(path, manifest.iteration) as folder:
+        manifest = _commit(folder, writers, manifest, entries, before)
+    return Committed(real_path(path), manifest)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise unless ``path`` is free, or a checkpoint that a new one may replace."""
+    if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
+        raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
+
+
+def committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:
+    """``before`` under the name ``path``, if it has the same files; None if ``path`` needs a folder of its own."""
+    if manifest.files == before.manifest.files and is_checkpoint(before.folder):
         if real_path(path) == before.folder:
             return before
         if _is_link_name(path) and before.manifest.tag_last >= manifest.tag_last:
             replace_link(path, before.folder)
             return before
+    return None
+
+
+@contextlib.contextmanager
+def placed(path: Path, iteration: int | None) -> Iterator[Path]:
+    """The folder to commit a new checkpoint to; after the block, ``path`` names it."""
     is_real_folder = path.is_dir() and not path.is_symlink()
     as_link = _is_link_name(path) and not is_real_folder
-    folder = _hidden_sibling(path, manifest.iteration) if as_link or is_real_folder else path
+    folder = _hidden_sibling(path, iteration) if as_link or is_real_folder else path
     try:
-        manifest = _commit(folder, writers, manifest, entries, before)
+        yield folder
         if as_link:
             replace_link(path, folder)
         elif is_real_folder:
@@ -279,7 +351,6 @@ def write_checkpoint(
         if folder != path:
             remove_unlinked(path.parent)
         raise
-    return Committed(real_path(folder if as_link else path), manifest)
 
 
 def remove_unlinked(save_dir: Path) -> None:
@@ -313,7 +384,7 @@ def _commit(
                 if "/" in name:
                     (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 is_same = before is not None and entries[name] == before.manifest.files.get(name)
-                if before is not None and is_same and _link(before.folder, temporary, name):
+                if before is not None and is_same and link_file(before.folder, temporary, name):
                     written[name] = entries[name]
                     continue
                 with open(temporary / name, "xb") as file:
@@ -328,7 +399,7 @@ def _commit(
     return manifest
 
 
-def _link(source: Path, target: Path, name: str) -> bool:
+def link_file(source: Path, target: Path, name: str) -> bool:
     """Hard-link a file of a committed checkpoint into a new one. Returns False if the filesystem cannot."""
     try:
         os.link(source / name, target / name)

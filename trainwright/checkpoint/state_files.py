@@ -30,14 +30,17 @@ from trainwright.checkpoint.files import Writer, read_regular
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
 from trainwright.checkpoint.optimizer_state import with_names
-from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, read_tensors, tensor_key
+from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, local_of, read_tensors, tensor_key
+from trainwright.checkpoint.shard_index import tensor_files
+from trainwright.checkpoint.shards import ShardReader, StoredTensor
 from trainwright.checkpoint.weights import read_weights, split_model_state
 
+MODEL = "model"  # the state of the module itself
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
-_MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
-MODEL_FILES = (WEIGHTS_NAME, f"{_MODEL_EXTRA}.json", f"{_MODEL_EXTRA}.safetensors")
+MODEL_EXTRA = "model_extra"  # what modules return from get_extra_state, unless it is a tensor
+MODEL_FILES = (WEIGHTS_NAME, f"{MODEL_EXTRA}.json", f"{MODEL_EXTRA}.safetensors")
 NOT_OURS = ("config.json",)  # of transformers, which reads it next to the weights
-RESERVED_NAMES = ("model", Path(MANIFEST_NAME).stem, EXTRA, _MODEL_EXTRA, *(Path(name).stem for name in NOT_OURS))
+RESERVED_NAMES = (MODEL, Path(MANIFEST_NAME).stem, EXTRA, MODEL_EXTRA, *(Path(name).stem for name in NOT_OURS))
 ALLOWED = (
     "dict, OrderedDict, Counter, list, tuple, None, bool, int, float, str, bytes, NumPy scalars and arrays, "
     "and dense torch tensors"
@@ -71,16 +74,16 @@ def serialize(
         CheckpointTypeError: a state holds a value that a checkpoint cannot store.
     """
     weights, metadata, model_extra = split_model_state(model, only)
-    states: dict[str, Any] = {EXTRA: dict(extra), **({_MODEL_EXTRA: model_extra} if model_extra else {})}
+    states: dict[str, Any] = {EXTRA: dict(extra), **({MODEL_EXTRA: model_extra} if model_extra else {})}
     with without_compiler():
         states |= {name: _state_of(checkpointable, model) for name, checkpointable in checkpointables.items()}
     files: dict[str, Writer] = {WEIGHTS_NAME: TensorFile(weights, metadata)}
     for name, state in states.items():
         text, tensors = encode_state(state, name)
-        files[f"{name}.json"] = _bytes_writer(text)
+        files[f"{name}.json"] = bytes_writer(text)
         if tensors:
             files[f"{name}.safetensors"] = TensorFile(tensors)
-    return files | {name: _bytes_writer(content) for name, content in (attached or {}).items()}
+    return files | {name: bytes_writer(content) for name, content in (attached or {}).items()}
 
 
 def _state_of(checkpointable: Stateful, model: nn.Module) -> Any:  # Any: each class has its own state
@@ -108,17 +111,45 @@ def state_names(manifest: Manifest) -> list[str]:
 def read_state(folder: Path, manifest: Manifest, name: str) -> Any:  # Any: what was saved
     """The state saved as ``name``; its tensors are copies."""
     tensors_name = f"{name}.safetensors"
+    if tensor_files(manifest, name) not in ([], [tensors_name]):
+        return completed(stored_state(folder, manifest, name))
     tensors = read_tensors(folder / tensors_name)[0] if tensors_name in manifest.files else {}
     return decode_state(read_regular(folder / f"{name}.json"), tensors, str(folder / f"{name}.json"))
 
 
-def read_model_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """The weights, and the modules' ``get_extra_state`` values. Tensors may be memory-mapped."""
-    extra = read_state(folder, manifest, _MODEL_EXTRA) if f"{_MODEL_EXTRA}.json" in manifest.files else {}
-    return {**read_weights(folder / WEIGHTS_NAME), **extra}
+def stored_state(folder: Path, manifest: Manifest, name: str) -> Any:  # Any: what was saved
+    """The state saved as ``name`` with a `StoredTensor` for each tensor, to read only a part of them."""
+    tensors = ShardReader(folder, tensor_files(manifest, name)).stored()
+    return decode_state(read_regular(folder / f"{name}.json"), tensors, str(folder / f"{name}.json"))
 
 
-def _bytes_writer(content: bytes) -> Writer:
+def completed(state: Any) -> Any:
+    """``state`` with the values of each `StoredTensor`."""
+    if isinstance(state, StoredTensor):
+        return state.whole()
+    if isinstance(state, dict):
+        return type(state)({key: completed(value) for key, value in state.items()})
+    return type(state)(completed(item) for item in state) if isinstance(state, list | tuple) else state
+
+
+def read_model_state(folder: Path, manifest: Manifest, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The weights, and the modules' ``get_extra_state`` values. Tensors may be memory-mapped.
+
+    ``own``: the state of the module that loads them; of its DTensors only the parts of this process are read, and of
+    tensors that it does not have or has in another shape only shape and dtype.
+    """
+    extra = read_state(folder, manifest, MODEL_EXTRA) if f"{MODEL_EXTRA}.json" in manifest.files else {}
+    files = tensor_files(manifest, MODEL)
+    if own is None and files == [WEIGHTS_NAME]:
+        return {**read_weights(folder / WEIGHTS_NAME), **extra}
+    stored = ShardReader(folder, files).stored()
+    if own is None:
+        return {**completed(stored), **extra}
+    has_shape = {name: getattr(own.get(name), "shape", None) == tensor.shape for name, tensor in stored.items()}
+    return {**{name: t.like(own[name]) if has_shape[name] else t.meta() for name, t in stored.items()}, **extra}
+
+
+def bytes_writer(content: bytes) -> Writer:
     return lambda file: file.write(content)
 
 
@@ -141,12 +172,13 @@ def lay_out_as_parameters(optimizer: Optimizer) -> None:
                     state[name] = laid_out.copy_(value)
 
 
-def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
+def encode_state(state: object, name: str, *, is_sharded: bool = False) -> tuple[bytes, dict[str, Tensor]]:
     """``state`` as JSON text, and the tensors that the text refers to.
 
-    The tensors are those of the state itself, not copies; one that occurs twice is listed once.
+    The tensors are those of the state itself, not copies; one that occurs twice is listed once. ``is_sharded``: there
+    may be DTensors.
     """
-    encoder = _Encoder()
+    encoder = _Encoder(is_sharded=is_sharded)
     try:
         tree = encoder.encode(state, (name,))
         text = json.dumps(tree, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
@@ -155,8 +187,8 @@ def encode_state(state: object, name: str) -> tuple[bytes, dict[str, Tensor]]:
     return text.encode(), encoder.tensors
 
 
-def decode_state(text: bytes, tensors: Mapping[str, Tensor], source: str) -> Any:  # the type is the saved state's
-    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient."""
+def decode_state(text: bytes, tensors: Mapping[str, Any], source: str) -> Any:  # the type is the saved state's
+    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient; each `StoredTensor` is itself."""
     try:
         return _Decoder(tensors).decode(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -164,7 +196,8 @@ def decode_state(text: bytes, tensors: Mapping[str, Tensor], source: str) -> Any
 
 
 class _Encoder:
-    def __init__(self) -> None:
+    def __init__(self, *, is_sharded: bool = False) -> None:
+        self._is_sharded = is_sharded
         self.tensors: dict[str, Tensor] = {}
         self._names: dict[tuple[object, ...], str] = {}  # tensor_key -> name, so that shared memory is written once
         self._open: set[int] = set()  # ids of the containers around the current value
@@ -205,10 +238,11 @@ class _Encoder:
         return {tag: [[_encode_key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]}
 
     def _encode_tensor(self, tensor: Tensor, path: tuple[str, ...]) -> dict[str, str]:
-        check_tensor(tensor, _shown(path))
-        if type(tensor) not in (Tensor, Parameter):
+        local = local_of(tensor) if self._is_sharded else tensor
+        check_tensor(local, _shown(path))
+        if type(local) not in (Tensor, Parameter):
             raise CheckpointTypeError(
-                f"{_shown(path)}: got a {type(tensor).__name__}, which would load as a plain Tensor; "
+                f"{_shown(path)}: got a {type(local).__name__}, which would load as a plain Tensor; "
                 "use value.as_subclass(torch.Tensor)."
             )
         return {"$tensor": self._store(tensor, path)}
@@ -256,9 +290,9 @@ def _encode_key(key: Any, path: tuple[str, ...]) -> Any:
 
 
 class _Decoder:
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._tensors = tensors
-        self._copies: dict[str, Tensor] = {}
+        self._copies: dict[str, Any] = {}
         self._tags: dict[str, Callable[[Any], Any]] = {
             "$tuple": lambda items: tuple(self.decode(item) for item in items),
             "$float": _decode_float,
@@ -287,7 +321,7 @@ class _Decoder:
     def _pairs(self, pairs: list[list[Any]]) -> list[tuple[Any, Any]]:
         return [(self.decode(key), self.decode(item)) for key, item in pairs]
 
-    def _decode_tensor(self, name: str) -> Tensor:
+    def _decode_tensor(self, name: str) -> Any:
         if name not in self._copies:  # references to one tensor stay references to one tensor
             self._copies[name] = self._tensors[name].clone()
         return self._copies[name]

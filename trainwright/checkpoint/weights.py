@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
-from trainwright.checkpoint.safetensors_file import check_tensor, read_tensors, tensor_key
+from trainwright.checkpoint.safetensors_file import check_tensor, local_of, read_tensors, tensor_key
 from trainwright.checkpoint.safetensors_header import RENAMED, TIED, names_in
 
 logger = logging.getLogger("trainwright.checkpoint")
@@ -33,11 +33,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def split_model_state(
-    model: nn.Module, only: Collection[str] | None = None
+    model: nn.Module, only: Collection[str] | None = None, *, is_sharded: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, object]]:
     """A model's state as (tensors, metadata of their file, the modules' ``get_extra_state`` values).
 
-    Tied tensors are listed once; the metadata holds their other names. ``only``: the names to list.
+    Tied tensors are listed once; the metadata holds their other names. ``only``: the names to list. ``is_sharded``:
+    there may be DTensors.
 
     Raises:
         CheckpointTypeError: a parameter or buffer has no dense data.
@@ -52,7 +53,7 @@ def split_model_state(
         if not isinstance(value, Tensor):
             extra_state[name] = value
             continue
-        check_tensor(value, f"model.{name}")
+        check_tensor(local_of(value) if is_sharded else value, f"model.{name}")
         first = names.setdefault(tensor_key(value), name)
         if first == name:
             tensors[name] = value
@@ -142,7 +143,7 @@ def load_weights(
     own = model.state_dict()
     for name, value in own.items():
         if isinstance(value, Tensor):
-            check_tensor(value, f"model.{name}")
+            check_tensor(local_of(value), f"model.{name}")
     weights = converted(model, _without_wrapper_prefix(weights, own))
     missing, unexpected = _missing_names(own, weights), [name for name in weights if name not in own]
     if only is not None:

@@ -67,7 +67,7 @@ class TrainingLoop(TrainerBase):
         self.samples_per_iter = size * get_data_parallel_size()
         self._state, self._is_positioned = TrainingState(self), False
         parts = self._state.with_parts(optimizer, states.pop("lr_scheduler", None), states.pop("grad_scaler", None))
-        self.checkpointer = Checkpointer(self.model, output_dir, save_to_disk=is_main_process(), **parts, **states)
+        self.checkpointer = Checkpointer(self.model, output_dir, **parts, **states)
         self.checkpointer.resume_or_load("", resume=True)
         self.register_hooks([IterationTimer(), *hooks])
         self.register_hooks([PeriodicCheckpointer(self.checkpointer, save_period, max_to_keep=max_to_keep)])

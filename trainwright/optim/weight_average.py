@@ -44,6 +44,8 @@ class WeightAverage:
     1.5
     """
 
+    model_tensors = "weights"  # the key of the state whose tensors have the names of the model's weights
+
     def __init__(
         self,
         model: nn.Module,

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 
 def _torch_dist() -> Any:
@@ -97,12 +98,17 @@ def synchronize() -> None:
         _torch_dist().barrier()
 
 
-def all_gather_object(value: T) -> list[T]:
-    """The value of every rank, by rank."""
+def all_gather_object(value: T, group: Any = None) -> list[T]:
+    """The value of every rank, by rank. ``group``: a process group of all ranks, such as :func:`new_cpu_group`."""
     values: list[Any] = [value] * get_world_size()
     if len(values) > 1:
-        _torch_dist().all_gather_object(values, value)
+        _torch_dist().all_gather_object(values, value, group=group)
     return values
+
+
+def new_cpu_group() -> Any:
+    """A further process group of all ranks, for exchanges in another thread. Every rank must call this."""
+    return _torch_dist().new_group(backend="gloo") if get_world_size() > 1 else None
 
 
 def gather_over_data(value: T) -> list[T]:
@@ -163,7 +169,7 @@ def raised_together() -> Iterator[None]:
     except Exception as raised:
         error = raised
     if get_world_size() > 1:
-        errors = all_gather_object(None if error is None else _portable(error))
+        errors = all_gather_object(None if error is None else portable(error))
         first = next((rank for rank, other in enumerate(errors) if other is not None), None)
         if first is not None and first != get_rank():
             error = errors[first]
@@ -171,7 +177,7 @@ def raised_together() -> Iterator[None]:
         raise error
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: E) -> E | RuntimeError:
     """The error if it can be pickled, otherwise a RuntimeError with the same message."""
     try:
         pickle.loads(pickle.dumps(error))

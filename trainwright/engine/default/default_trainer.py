@@ -154,8 +154,7 @@ class DefaultTrainer(StepMethods):
         states = self._state.with_parts(
             self.optimizer, self.lr_schedulers or self.lr_scheduler, grad_scaler, self._average
         )
-        saving: dict[str, Any] = {"save_to_disk": is_main_process(), "only": only}
-        saving |= {"asynchronous": cfg.train.checkpointer.asynchronous}
+        saving: dict[str, Any] = {"only": only, "asynchronous": cfg.train.checkpointer.asynchronous}
         self._evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
         if self._average is not None:
             saving["weights"], self._evaluated_weights = self._average.saved_model, self._average.applied

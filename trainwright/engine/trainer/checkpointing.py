@@ -189,11 +189,10 @@ class SavingTrainer(TrainerShared):
             self.model,
             path.parent,
             asynchronous=False,
-            save_to_disk=is_main_process(),
             attachments=self._attachments,
             weights=self._saved_model,
             only=self.checkpointer.only,
-            **self.checkpointer.checkpointables,
+            **dict[str, Any](self.checkpointer.checkpointables),
         )
 
     def _saved_model(self) -> nn.Module:

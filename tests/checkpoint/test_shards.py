@@ -1,0 +1,38 @@
+"""Tensors that are read from the parts in several files."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoint.test_shard_index import GRID, WHOLE, put
+from trainwright.checkpoint import CheckpointError
+from trainwright.checkpoint.shards import ShardReader
+
+
+def test_a_tensor_is_put_together_from_its_parts(tmp_path: Path) -> None:
+    stored = ShardReader(tmp_path, put(tmp_path, *GRID)).stored()["w"]
+    assert (stored.shape, stored.dtype, stored.meta().device.type) == (WHOLE.shape, torch.float32, "meta")
+    assert torch.equal(stored.whole(), WHOLE)
+    assert torch.equal(stored.like(torch.zeros(4, 5)), WHOLE)
+    assert stored.clone() is stored
+    assert stored.numpy().tolist() == WHOLE.tolist()
+
+
+def test_only_files_with_a_needed_part_are_read(tmp_path: Path) -> None:
+    names = put(tmp_path, *GRID)
+    stored = ShardReader(tmp_path, names).stored()["w"]
+    stored.shape  # noqa: B018  # the headers are read
+    for name in names[1:]:
+        os.unlink(tmp_path / name)
+    assert torch.equal(stored._block((1, 0), (2, 2)), WHOLE[1:3, :2])
+    with pytest.raises(FileNotFoundError):
+        stored.whole()
+
+
+def test_a_damaged_file_is_a_checkpoint_error(tmp_path: Path) -> None:
+    names = put(tmp_path, *GRID)
+    (tmp_path / names[2]).write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match=f"{names[2]}: not a safetensors file"):
+        ShardReader(tmp_path, names).stored()
