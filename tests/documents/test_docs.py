@@ -102,7 +102,7 @@ def test_the_commands_of_a_page_run(
 ) -> None:
     shutil.copytree(project, tmp_path / "mnist", symlinks=True)
     _, name, *arguments = command.partition("  #")[0].split()
-    if name == "checkpoint":
+    if name in ("checkpoint", "estimate"):
         run_python("-m", "trainwright.cli.main", name, *arguments, cwd=tmp_path / "mnist")
         return
     assert name == "train"

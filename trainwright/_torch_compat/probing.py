@@ -2,19 +2,26 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 T = TypeVar("T")
 F = TypeVar("F")
 logger = logging.getLogger("trainwright.torch")
 
 
+def real_tensors() -> AbstractContextManager[Any]:
+    """A context in which tensors have data, in the simulation of an estimate too."""
+    return _disable_current_modes()
+
+
 def fault_of(probe: Callable[[], object]) -> str | None:
     """The error of ``probe()`` in one line; None if it raises none."""
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with real_tensors(), torch.inference_mode(False), torch.enable_grad():
             probe()
     except Exception as error:  # of any type: the changes of a later release are unknown
         lines = str(error).strip().splitlines()

@@ -11,6 +11,8 @@ usage: trainwright COMMAND ...
         train from a configuration file; see `trainwright train --help`
   trainwright launch [--nproc-per-node N] [--nnodes A:B] COMMAND|SCRIPT ...
         run a command or a script in several processes, or write the job file of a cluster
+  trainwright estimate CONFIG [--world N] [--memory 80GiB] [key=value ...]
+        memory and traffic of a run on N processes, and which layouts fit into a memory
   trainwright checkpoint list|show|verify PATH
         list, show or verify the checkpoints of a run
   trainwright --version
@@ -19,6 +21,7 @@ usage: trainwright COMMAND ...
 COMMANDS = {
     "train": "trainwright.cli.train",
     "launch": "trainwright.cli.launch",
+    "estimate": "trainwright.cli.estimate",
     "checkpoint": "trainwright.cli.checkpoint",
 }
 

@@ -34,7 +34,7 @@ INTERRUPTED = 130  # the shells' code for Ctrl-C
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # not a program's fault
 
 # Raised while a run is built, these come from the configuration or the data, not from a fault in a program.
-_CAUSED_BY_THE_USER = (
+CAUSED_BY_THE_USER = (
     *(UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError),
     OmegaConfBaseException,  # for example a missing value of the configuration
 )
@@ -66,17 +66,17 @@ def main(
 
 def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None") -> int:
     try:
-        cfg = _load(args)
+        cfg = load(args)
     except Exception as error:  # a configuration file is the user's program
-        return _print_error(error, args)
+        return print_error(error, args)
     try:
         start = _prepare(cfg, args, trainer_class)
-    except _CAUSED_BY_THE_USER as error:
-        return _print_error(error, args)
+    except CAUSED_BY_THE_USER as error:
+        return print_error(error, args)
     try:
         start()
     except UserError as error:
-        return _print_error(error, args)
+        return print_error(error, args)
     except KeyboardInterrupt:
         folder = cfg.train.output_dir
         print_line(f"Interrupted. --resume continues from the latest checkpoint in {folder}.", file=sys.stderr)
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None")
         if error.errno not in _OF_THE_DISK:
             print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
         else:
-            _print_error(error, args)
+            print_error(error, args)
         return FAILED
     except Exception:
         print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
@@ -106,7 +106,7 @@ def _prepare(
     return trainer_class(cfg).train
 
 
-def _load(args: argparse.Namespace) -> "DictConfig":
+def load(args: argparse.Namespace) -> "DictConfig":
     if not args.config_file:
         raise ConfigError("No configuration file. For example: trainwright train examples/mnist/configs/config.py")
     regular_file(args.config_file)
@@ -196,7 +196,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 def _wait_for_training(number: int, frame: FrameType | None) -> None: ...
 
 
-def _print_error(error: BaseException, args: argparse.Namespace) -> int:
+def print_error(error: BaseException, args: argparse.Namespace) -> int:
     if args.traceback:
         print_line(redact("".join(traceback.format_exception(error))).rstrip(), file=sys.stderr)
         return getattr(error, "exit_code", USAGE_ERROR)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from trainwright._torch_compat.probing import real_tensors
 from trainwright.parallel import dist
 from trainwright.parallel.layout import Layout
 
@@ -76,8 +77,9 @@ def use_layout(layout: Layout, device_type: str) -> Mesh | None:
         from torch.distributed.device_mesh import init_device_mesh
 
         sizes = (layout.pipeline, layout.replicate, layout.shard, layout.tensor)
-        device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=DIMS)
-        mesh = Mesh(layout, device_mesh, _data_group(device_mesh))
+        with real_tensors():  # of the ranks, in an estimate too
+            device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=DIMS)
+            mesh = Mesh(layout, device_mesh, _data_group(device_mesh))
     dist.use_mesh(mesh)
     return mesh
 

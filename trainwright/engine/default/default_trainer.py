@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig, ListConfig
 from torch import nn
 
+from trainwright._torch_compat.probing import real_tensors
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate
@@ -123,9 +124,10 @@ class DefaultTrainer(StepMethods):
         self._folder.recover()
 
         self.tokenizer = self.build_tokenizer(cfg)
-        self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
-        limit_data(cfg.train, self.train_loader)
-        self.test_loader = self.build_test_loader(cfg, self.tokenizer)
+        with real_tensors():  # in an estimate, too
+            self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
+            limit_data(cfg.train, self.train_loader)
+            self.test_loader = self.build_test_loader(cfg, self.tokenizer)
         if cfg.train.overfit_batches is not None:
             self.test_loader = [overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         self.auto_scale_hyperparams(cfg, self.train_loader)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.foreign_names import ARGUMENTS, TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
@@ -117,14 +118,17 @@ class Trainer(TrainerSetup):
         self.model_card, self._collator, self._fixed_attachments = model_card, data_collator, None
         self.preprocessor = parts.give_preprocessor(preprocessor, model, train_dataset, *loaders.each(eval_dataset))
         self.train_dataloader, self.eval_dataloader = train_dataloader, eval_dataloader
-        if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
-            self.train_dataloader = self.create_train_dataloader(train_dataset)
-        if config.overfit_batches is not None:
-            self.eval_dataloader = loaders.overfit_loader(self.train_dataloader, train_dataset, config, self._collator)
-        elif eval_dataloader is None and eval_dataset is not None:
-            is_iterated = is_stream(eval_dataset)  # not a loader, although it is only iterated
-            build = self.create_eval_dataloader if is_iterated else self._eval_loaders
-            self.eval_dataloader = build(eval_dataset)
+        with real_tensors():  # in an estimate, too
+            if train_dataloader is None:  # not `or`: that calls len(loader), and a loader may have none
+                self.train_dataloader = self.create_train_dataloader(train_dataset)
+            if config.overfit_batches is not None:
+                self.eval_dataloader = loaders.overfit_loader(
+                    self.train_dataloader, train_dataset, config, self._collator
+                )
+            elif eval_dataloader is None and eval_dataset is not None:
+                is_iterated = is_stream(eval_dataset)  # not a loader, although it is only iterated
+                build = self.create_eval_dataloader if is_iterated else self._eval_loaders
+                self.eval_dataloader = build(eval_dataset)
         self._build_plan()
 
         self._autocast = optim.autocast_for(config, self.device)

@@ -1,0 +1,211 @@
+"""An estimate is the memory and the traffic that a run needs, without this memory and without the other processes."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from tests.ranks import on_ranks
+from tests.tensor_peak import measured_peak
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.config.errors import ConfigError
+from trainwright.data import build_image_train_loader
+from trainwright.engine import estimate
+from trainwright.models.tasks.gpt import GPTTextGeneration, GPTTextGenerationConfig
+from trainwright.parallel.dist import get_world_size
+
+LENGTH, VOCABULARY = 64, 512
+
+
+class Texts(Dataset[dict[str, Tensor]]):
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ids = torch.randint(1, VOCABULARY, (24, LENGTH), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {self._name: self._ids[index], "labels": self._ids[index]}
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.norm2(self.second(torch.relu(self.norm1(self.first(x))))))
+
+
+class MLP(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+class ResNet(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 32, 3, 2, 1), Residual(32), Residual(32), nn.Conv2d(32, 64, 3, 2, 1))
+        self.extend([Residual(64), Residual(64), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)])
+
+
+def gpt(dropout: float = 0.1) -> nn.Module:
+    sizes = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+    config = GPTTextGenerationConfig(vocab_size=VOCABULARY, hidden_dropout_prob=dropout, **sizes)
+    return GPTTextGeneration(config)
+
+
+def bert() -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+    return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **sizes))
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 3, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
+
+
+def _pairs(*shape: int) -> TensorDataset:
+    return TensorDataset(torch.randn(24, *shape), torch.arange(24) % 10)
+
+
+MODELS: dict[str, Any] = {
+    "mlp": (MLP, lambda: _pairs(256)),
+    "resnet": (ResNet, lambda: _pairs(3, 32, 32)),
+    "gpt": (gpt, lambda: Texts("token_ids")),
+    "bert": (bert, lambda: Texts("input_ids")),
+    "llama": (llama, lambda: Texts("input_ids")),
+}
+
+
+def run_of(name: str, **settings: Any) -> Any:
+    """The configuration of a run of three updates, and the function that builds its trainer."""
+    make, data = MODELS[name]
+    dataset = data()
+    if name in ("mlp", "resnet"):
+        settings["loss"] = "CrossEntropyLoss"
+    settings = {"batch_size": 4, "num_epochs": 9, "save_enabled": False, "progress_bar": False, **settings}
+    settings["max_steps"] = 3 * settings.get("gradient_accumulation_steps", 1)
+    config = TrainingConfig(output_dir=tempfile.mkdtemp(), device_str="cpu", **settings)
+    return config, lambda config: Trainer(make(), config, train_dataset=dataset)
+
+
+def measured(name: str, settings: dict[str, Any]) -> int:
+    config, build = run_of(name, **settings)
+    return measured_peak(lambda: build(config))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_is_within_ten_percent_of_the_measured_one(name: str) -> None:
+    config, build = run_of(name)
+    found = estimate(build, config).costs[0]
+    assert found.peak == pytest.approx(measured(name, {}), rel=0.1)
+    assert found.peak == found.parameters + found.gradients + found.optimizer + found.activations
+    parameters = sum(p.numel() for p in MODELS[name][0]().parameters())
+    assert found.trainable == 4 * parameters
+    assert found.optimizer == pytest.approx(2 * found.trainable, rel=0.01)  # AdamW
+
+
+@pytest.mark.exhaustive(every=3)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mixed_precision": "bf16", "gradient_accumulation_steps": 2},
+        {"gradient_checkpointing": True, "optimizer": "SGD"},
+        {"optimizer": "RMSprop", "max_grad_norm": 1.0},
+        {"ema": True, "non_finite": "skip"},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_settings_that_change_the_memory(settings: dict[str, Any]) -> None:
+    for name in ("mlp", "gpt"):
+        config, build = run_of(name, **settings)
+        assert estimate(build, config).peak == pytest.approx(measured(name, settings), rel=0.1)
+
+
+def test_data_parallelism_of_two_processes() -> None:
+    real = on_ranks(measured, "resnet", {}, world_size=2, timeout=120)
+    config, build = run_of("resnet")
+    found = estimate(build, config, world_size=2, rank=1)
+    assert found.layout.data == 2
+    assert found.peak == pytest.approx(max(real), rel=0.1)
+    assert found.costs[1].traffic["all-reduce"] == found.costs[1].trainable
+
+
+def described(tmp_path: Path) -> Any:
+    cfg = {name: get_config(f"common/{name}.py")[name] for name in ("train", "optim")}
+    cfg["model"] = LazyCall(Classifier)()
+    cfg["dataloader"] = {"train": LazyCall(build_image_train_loader)(dataset=Digits(), num_workers=0)}
+    cfg["train"].update({"output_dir": str(tmp_path / "run"), "train_micro_batch_size": 8, "train_iter": 3})
+    return cfg
+
+
+class Digits(Dataset[Any]):
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return {"images": torch.zeros(256), "labels": torch.tensor(index % 10)}
+
+
+class Classifier(MLP):
+    def forward(self, images: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        return {"losses": nn.functional.cross_entropy(super().forward(images), labels)}
+
+
+def test_a_configuration_file_is_estimated_with_its_own_trainer(tmp_path: Path) -> None:
+    found = estimate(DefaultTrainer, described(tmp_path))
+    assert found.peak == pytest.approx(measured_peak(lambda: DefaultTrainer(described(tmp_path))), rel=0.1)
+
+
+def test_an_estimate_leaves_nothing_behind(tmp_path: Path) -> None:
+    cfg = described(tmp_path)
+    estimate(DefaultTrainer, cfg, world_size=8)
+    assert not (tmp_path / "run").exists()
+    assert get_world_size() == 1
+    assert float(torch.ones(2).sum()) == 2.0
+    assert cfg["train"].train_micro_batch_size == 8
+
+
+def test_a_step_that_reads_a_value_is_named() -> None:
+    class Reads(MLP):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x)
+            return y if y.sum().item() > 0 else -y
+
+    config, _ = run_of("mlp")
+    with pytest.raises(ConfigError, match=r"test_estimation.py:\d+ uses the value of a tensor"):
+        estimate(lambda config: Trainer(Reads(), config, train_dataset=_pairs(256)), config)
+
+
+def test_an_own_step_is_estimated() -> None:
+    class Twice(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+            both = torch.cat([inputs[0], inputs[0]])
+            return nn.functional.cross_entropy(model(both), inputs[1].repeat(2))
+
+    config, build = run_of("mlp", batch_size=12)
+    own = estimate(lambda config: Twice(MLP(), config, train_dataset=_pairs(256)), config)
+    assert own.costs[0].activations > estimate(build, config).costs[0].activations
+
+
+def test_a_frozen_part_has_no_gradients_and_no_state() -> None:
+    def build(config: Any) -> Trainer:
+        model = MLP()
+        model[2].requires_grad_(False)
+        return Trainer(model, config, train_dataset=_pairs(256))
+
+    config, _ = run_of("mlp")
+    found = estimate(build, config).costs[0]
+    frozen = 4 * (1024 * 1024 + 1024)
+    assert found.parameters - found.trainable == frozen
+    assert found.optimizer == pytest.approx(2 * found.trainable, rel=0.01)

@@ -1,0 +1,82 @@
+"""Tensors are counted as long as they exist, and what processes exchange by its kind."""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainwright.parallel.step_cost import counted_process, measure, size_of
+
+MIB = 2**20
+
+
+def test_tensors_count_until_they_are_freed() -> None:
+    with counted_process() as counted:
+        first = torch.zeros(MIB // 4)
+        view = first[:10]
+        assert counted.now == MIB
+        second = first + 1
+        assert counted.now == counted.peak == 2 * MIB
+        del second
+        assert counted.now == MIB
+        del first
+        assert counted.now == MIB  # of the view
+        del view
+        gc.collect()
+        assert counted.now == 0
+        assert counted.peak == 2 * MIB
+
+
+def test_storages_that_change_their_size() -> None:
+    with counted_process() as counted:
+        tensor = torch.zeros(MIB // 4)
+        tensor.untyped_storage().resize_(0)
+        assert counted.now == 0
+        tensor.untyped_storage().resize_(MIB)
+        assert counted.now == MIB
+
+
+def test_no_memory_is_used() -> None:
+    with counted_process() as counted:
+        model = nn.Linear(1 << 20, 1 << 20)
+        assert counted.now == size_of(model.parameters()) > 4 * 2**40
+
+
+def test_a_shared_parameter_counts_once() -> None:
+    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    assert size_of([first.weight, second.weight, None]) == 256
+
+
+def test_the_parts_of_the_peak() -> None:
+    with counted_process() as counted:
+        model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.ReLU(), nn.Linear(512, 512, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step() -> None:
+            model(torch.zeros(4, 512)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        cost = measure(step, model, [optimizer], counted)
+    assert cost.parameters == cost.trainable == cost.optimizer == 2 * MIB
+    assert cost.gradients == MIB  # the other one is being computed, as the last tensor of the backward pass
+    assert cost.peak == cost.parameters + cost.gradients + cost.optimizer + cost.activations
+    assert cost.traffic == {}
+
+
+def test_traffic_by_kind() -> None:
+    with counted_process(rank=5, world_size=64) as counted:
+        assert (dist.get_rank(), dist.get_world_size()) == (5, 64)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        part, whole = torch.zeros(256), torch.zeros(64 * 256)
+        counted.start()
+        dist.all_reduce(part)
+        dist.all_reduce(part)
+        gather(whole, part)
+        scatter(part, whole)
+        dist.broadcast(part, 0)
+        sizes = {"all-reduce": 2048, "all-gather": 65536, "reduce-scatter": 65536, "broadcast": 1024}
+        assert dict(counted.traffic) == sizes

@@ -1,0 +1,161 @@
+"""One process of many without the others: tensors without data, and a process group that exchanges nothing.
+
+``FakeTensorMode`` and the fake process group are private parts of torch. Everything else is torch's public API, apart
+from the replacements that :func:`simulated_process` makes while it is active, where torch needs the data of tensors.
+"""
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
+
+from trainwright._torch_compat.probing import fault_of, real_tensors
+from trainwright.config.errors import ConfigError
+
+
+@contextmanager
+def simulated_process(rank: int, world_size: int) -> Iterator[None]:
+    """A context in which new tensors have a shape but no data, and this is process ``rank`` of ``world_size``.
+
+    Raises:
+        ConfigError: there is a process group already, or this torch lacks a private part that the simulation needs.
+    """
+    dist = torch.distributed
+    if dist.is_initialized():
+        raise ConfigError("estimate: this process has joined a process group; run it without a launcher.")
+    fault = fault_of(_probe)
+    if fault is not None:
+        raise ConfigError(f"estimate: torch {torch.__version__} cannot simulate a process ({fault}).")
+    from torch._subclasses import fake_tensor
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with ExitStack() as stack:
+        if world_size > 1:
+            dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+            stack.callback(dist.destroy_process_group)
+        for replacement in _replacements():
+            stack.enter_context(replacement)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        try:
+            yield
+        except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException) as error:
+            raise ConfigError(
+                f"estimate: {_place(error)} uses the value of a tensor, but tensors have no values here."
+            ) from error
+
+
+def _place(error: Exception) -> str:
+    """The latest line of a traceback outside of torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = (f for f in reversed(frames) if "/torch/" not in f.filename and f.name != "__torch_dispatch__")
+    own = next(outside, frames[-1])
+    return f"{own.filename}:{own.lineno}"
+
+
+def _probe() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    FakeStore()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        weight = torch.zeros(2, 3, requires_grad=True)
+        torch.autograd.backward((weight @ torch.ones(3)).sum())
+        assert getattr(weight.grad, "shape", None) == (2, 3), "a gradient has no shape"
+
+
+def _replacements() -> list[AbstractContextManager[Any]]:
+    from torch.distributed import device_mesh
+
+    dist, mesh = torch.distributed, device_mesh.DeviceMesh
+    return [
+        mock.patch.object(nn.Module, "_apply", _converted()),
+        mock.patch.object(Tensor, "__deepcopy__", _copied),  # torch's own copies the data
+        # Objects travel as the data of tensors. All processes have the same in a simulation.
+        mock.patch.object(dist, "all_gather_object", _gather_objects),
+        mock.patch.object(dist, "broadcast_object_list"),
+        mock.patch.object(dist, "barrier"),
+        *(mock.patch.object(mesh, name, _with_data(getattr(mesh, name))) for name in _OF_RANKS),
+    ]
+
+
+# Methods of DeviceMesh that compute with a tensor of ranks.
+_OF_RANKS = ("__init__", "_flatten", "_unflatten")
+
+
+class SimulatedReplica(DistributedDataParallel):
+    """DistributedDataParallel without its reducer, which is C++ code that needs data: the same tensors and traffic."""
+
+    def __init__(self, module: nn.Module, *_: Any, gradient_as_bucket_view: bool = False, **options: Any) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+        self.require_backward_grad_sync = True
+        self.find_unused_parameters = bool(options.get("find_unused_parameters"))
+        self._is_view = gradient_as_bucket_view
+        for parameter in module.parameters():
+            if parameter.requires_grad:  # part of a bucket of gradients
+                hook = self._averaged(torch.empty_like(parameter, requires_grad=False))
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if torch.is_grad_enabled() and self.require_backward_grad_sync:
+            for buffer in self.module.buffers():
+                torch.distributed.broadcast(buffer, 0)
+        return self.module(*inputs, **named)
+
+    def _averaged(self, in_bucket: Tensor) -> Callable[[Tensor], None]:
+        def average(parameter: Tensor) -> None:
+            if self.require_backward_grad_sync:
+                torch.distributed.all_reduce(in_bucket)
+            if self._is_view:
+                parameter.grad = in_bucket
+
+        return average
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    if id(tensor) not in memo:
+        memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    copied: Tensor = memo[id(tensor)]
+    return copied
+
+
+def _with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        with real_tensors():
+            return function(*args, **options)
+
+    return call
+
+
+def _gather_objects(objects: list[Any], value: Any, group: Any = None) -> None:
+    objects[:] = [value] * len(objects)
+
+
+def _converted() -> Callable[..., nn.Module]:
+    """``nn.Module._apply`` for parameters without data: torch's own exchanges the contents of two tensors."""
+    results = WeakIdKeyDictionary()  # a shared parameter is converted once
+
+    def apply(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(function)  # type: ignore[no-untyped-call]
+        named: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for tensors in named:
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if tensor not in results:
+                    with torch.no_grad():
+                        result = function(tensor)
+                    is_new_parameter = result is not tensor and isinstance(tensor, nn.Parameter)
+                    results[tensor] = nn.Parameter(result, tensor.requires_grad) if is_new_parameter else result
+                tensors[name] = results[tensor]
+        return module
+
+    return apply

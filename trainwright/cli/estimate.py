@@ -1,0 +1,172 @@
+"""Estimate memory and traffic: ``trainwright estimate CONFIG``. Builds the run on tensors without data."""
+
+import argparse
+import json
+import re
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainwright.engine.estimation import Estimate
+    from trainwright.engine.layout_search import Candidate
+    from trainwright.parallel.layout import Layout
+
+DONE, DOES_NOT_FIT = 0, 1
+
+_EPILOG = """\
+Nothing is trained, and no process is started: the model has no data in it, so that it needs no memory. One batch is
+read from dataloader.train. With --memory, layouts are examined until three fit; exit code 1: none fits.
+Bytes are those of tensors; an accelerator also needs 1 to 2 GiB for its context, and its allocator about 10 % more.
+"""
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def main(argv: Sequence[str], *, prog: str = "trainwright estimate") -> int:
+    """Print the estimate and return the exit code."""
+    parser = _parser(prog)
+    args = parser.parse_args(argv)
+    args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
+    args.opts = [text for text in args.opts if text != args.config_file]
+    from trainwright.cli.train import CAUSED_BY_THE_USER, load, print_error
+
+    try:
+        cfg = load(args)
+        return _run(cfg, args)
+    except CAUSED_BY_THE_USER as error:
+        return print_error(error, args)
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = TrainingArgumentParser(
+        prog=prog, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.usage = f"{prog} CONFIG [--world N] [--memory 80GiB] [--rank R] [--json] [key=value ...]"
+    parser.add_argument("--world", type=int, default=1, metavar="N", help="number of processes (default: 1)")
+    parser.add_argument("--memory", metavar="SIZE", help="of each process, as 80GiB: which layouts fit into it")
+    parser.add_argument("--rank", type=int, metavar="R", help="the process; default: the first and last stage's")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
+    parser.add_argument("opts", nargs="*", metavar="key=value", help="overrides of the configuration")
+    parser.set_defaults(fast_dev_run=False)
+    return parser
+
+
+def _run(cfg: Any, args: argparse.Namespace) -> int:
+    if args.world < 1:
+        raise ConfigError(f"--world: got {args.world}; it must be a whole number >= 1.")
+    if args.rank is not None and not 0 <= args.rank < args.world:
+        raise ConfigError(f"--rank: got {args.rank}; {args.world} processes have the ranks 0 to {args.world - 1}.")
+    memory = None if args.memory is None else num_bytes(args.memory)
+    from trainwright.engine import DefaultTrainer, estimate, fitting_layouts
+
+    if memory is None:
+        found = estimate(DefaultTrainer, cfg, world_size=args.world, rank=args.rank)
+        print(json.dumps(facts(found), indent=1) if args.json else "\n".join(lines_of(found)))
+        return DONE
+    candidates = fitting_layouts(DefaultTrainer, cfg, world_size=args.world, memory=memory)
+    if args.json:
+        print(json.dumps([_candidate_facts(one, memory) for one in candidates], indent=1))
+    else:
+        print("\n".join(table_of(candidates, memory)))
+    return DONE if any(candidate.fits(memory) for candidate in candidates) else DOES_NOT_FIT
+
+
+def num_bytes(text: str) -> int:
+    """
+    >>> num_bytes("80GiB"), num_bytes("80 GB"), num_bytes("512M"), num_bytes("1000")
+    (85899345920, 80000000000, 536870912, 1000)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip().lower())
+    if match is None or not float(match[1]):
+        raise ConfigError(f"--memory: got {text!r}; it must be a size such as 80GiB, 24GB or 512MiB.")
+    base = 1000 if match[3] == "b" else 1024
+    return int(float(match[1]) * base ** _UNITS[match[2]])
+
+
+def in_units(size: float) -> str:
+    """
+    >>> in_units(0), in_units(1536), in_units(85899345920)
+    ('0 B', '1.5 KiB', '80.0 GiB')
+    """
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = 0
+    while size >= 1024 and power < len(units) - 1:
+        size, power = size / 1024, power + 1
+    return f"{size:,.{1 if power else 0}f} {units[power]}"
+
+
+def name_of(layout: "Layout") -> str:
+    """
+    >>> from trainwright.parallel.layout import Layout
+    >>> name_of(Layout(data=8, tensor=4, pipeline=2, zero_stage=3)), name_of(Layout())
+    ('8 data (ZeRO 3) x 4 tensor x 2 pipeline', '1 data')
+    """
+    zero = f" (ZeRO {layout.zero_stage})" if layout.zero_stage else ""
+    copies = f" in {layout.replicate} copies" if layout.zero_stage and layout.replicate > 1 else ""
+    sizes = [f"{layout.data} data{zero}{copies}"]
+    sizes += [f"{layout.tensor} tensor"] if layout.tensor > 1 else []
+    sizes += [f"{layout.pipeline} pipeline"] if layout.pipeline > 1 else []
+    return " x ".join(sizes)
+
+
+def lines_of(found: "Estimate") -> list[str]:
+    """The estimate as text."""
+    from trainwright.cli.checkpoint import table
+
+    size = found.layout.world_size
+    stages = "" if found.layout.pipeline == 1 else " (first stage, last stage)" if len(found.costs) == 2 else ""
+    costs, kinds = found.costs.values(), ("parameters", "gradients", "optimizer", "activations", "peak")
+    rows = [["memory at the peak", *(f"rank {rank}" for rank in found.costs)]]
+    rows += [[kind, *(in_units(getattr(cost, kind)) for cost in costs)] for kind in kinds]
+    traffic = dict.fromkeys(kind for cost in costs for kind in cost.traffic)
+    rows += [["exchanged per update", *("" for _ in costs)]] if traffic else []
+    rows += [[kind, *(in_units(cost.traffic.get(kind, 0)) for cost in costs)] for kind in traffic]
+    processes = "1 process" if size == 1 else f"{size} processes: {name_of(found.layout)}"
+    return [f"{processes}{stages}", *table(rows, right=range(1, len(found.costs) + 1))]
+
+
+def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
+    """The layouts as text, those that fit first."""
+    from trainwright.cli.checkpoint import table
+
+    rows = [["layout", "peak", "of the memory", "exchanged per update", ""]]
+    for candidate in candidates:
+        found = candidate.estimate
+        if found is not None:
+            share, verdict = f"{found.peak / memory:.0%}", "fits" if candidate.fits(memory) else "does not fit"
+            sizes = [in_units(found.peak), share, in_units(found.traffic), verdict]
+        elif candidate.fault:
+            sizes = ["", "", "", candidate.fault]
+        else:
+            needed = candidate.state_bytes
+            sizes = [
+                f"> {in_units(needed)}",
+                f"> {needed / memory:.0%}",
+                "",
+                "does not fit: parameters and states alone",
+            ]
+        rows.append([name_of(candidate.layout), *sizes])
+    world = candidates[0].layout.world_size
+    first = f"{world} {'process' if world == 1 else 'processes'} with {in_units(memory)} each, best layout first"
+    return [first, *table(rows, right={1, 2, 3})]
+
+
+def facts(found: "Estimate") -> dict[str, Any]:
+    """The estimate as JSON values, in bytes."""
+    costs = [{"rank": rank, **asdict(cost), "peak": cost.peak} for rank, cost in found.costs.items()]
+    return {"layout": asdict(found.layout), "peak": found.peak, "ranks": costs}
+
+
+def _candidate_facts(candidate: "Candidate", memory: int) -> dict[str, Any]:
+    found = {"layout": asdict(candidate.layout)} if candidate.estimate is None else facts(candidate.estimate)
+    return {**found, "state_bytes": candidate.state_bytes, "fits": candidate.fits(memory), "fault": candidate.fault}

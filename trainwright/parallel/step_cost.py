@@ -1,0 +1,210 @@
+"""What a step needs: bytes of tensors at its peak, and bytes that the processes exchange.
+
+The operations of the step are run on tensors without data (``simulated_process``), each of which is counted as long as
+it exists.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainwright._torch_compat.simulation import SimulatedReplica, simulated_process
+from trainwright.parallel import data_parallel
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The memory and the traffic of one update on one process, in bytes.
+
+    Attributes:
+        parameters: with the buffers of the model.
+        trainable: those of the parameters that are trained: all gradients together have this size.
+        gradients: those that exist at the peak.
+        optimizer: the state of the optimizers.
+        activations: everything else that exists at the peak: activations, the batch, buffers of data parallelism,
+            averaged weights.
+        traffic: by kind of collective, the size of the exchanged tensors (of an all-gather its result).
+    """
+
+    parameters: int
+    trainable: int
+    gradients: int
+    optimizer: int
+    activations: int
+    traffic: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of tensors that exist at once."""
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+@contextmanager
+def counted_process(rank: int = 0, world_size: int = 1) -> Iterator["TensorBytes"]:
+    """A context in which this is process ``rank`` of ``world_size``, and tensors have no data but are counted."""
+    with (
+        simulated_process(rank, world_size),
+        mock.patch.object(data_parallel, "DistributedDataParallel", SimulatedReplica),
+        TensorBytes() as counted,
+        counted.watching_sizes(),
+    ):
+        yield counted
+
+
+def measure(
+    step: Callable[[], object],
+    model: nn.Module,
+    optimizers: Iterable[Optimizer],
+    counted: "TensorBytes",
+    *,
+    num_warmup: int = 2,
+) -> StepCost:
+    """The cost of ``step()``, one update, however the model was sharded.
+
+    Args:
+        num_warmup: steps before: the first creates the state of the optimizer, and data parallelism averages the
+            gradients of the first one separately.
+    """
+    for _ in range(num_warmup):
+        step()
+    counted.start()
+    step()
+    traffic = dict(counted.traffic)
+    at_peak: dict[str, int] = {}
+
+    def divide() -> None:
+        parameters = [*model.parameters(), *model.buffers()]
+        states = [value for one in optimizers for state in one.state.values() for value in state.values()]
+        at_peak["parameters"] = size_of(parameters)
+        at_peak["gradients"] = size_of(parameter.grad for parameter in parameters if parameter.grad is not None)
+        at_peak["optimizer"] = size_of(states)
+
+    peak = counted.peak
+    counted.start(at_peak=divide)
+    step()
+    trainable = size_of(parameter for parameter in model.parameters() if parameter.requires_grad)
+    activations = peak - sum(at_peak.values())
+    return StepCost(**at_peak, activations=activations, trainable=trainable, traffic=traffic)
+
+
+def size_of(tensors: Iterable[Any]) -> int:
+    """The bytes of the tensors' storages on this process; of a distributed tensor, of its part here."""
+    storages = {
+        id(storage): storage for tensor in tensors if isinstance(tensor, Tensor) for storage in _storages(tensor)
+    }
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
+    if hasattr(tensor, "__tensor_flatten__"):  # a subclass that holds tensors, as DTensor
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages(getattr(tensor, name))
+    else:
+        yield tensor.untyped_storage()
+
+
+class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all tensors that operations return, until they are freed, and of what is exchanged.
+
+    Attributes:
+        now, peak: the bytes that exist, and the most since ``start``.
+        traffic: since ``start``, the bytes of exchanged tensors by kind.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self.traffic: Counter[str] = Counter()
+        self._sizes: dict[int, int] = {}  # by the storage's identity
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._at_peak: Callable[[], None] | None = None
+        self._expected = 0
+
+    def start(self, at_peak: Callable[[], None] | None = None) -> None:
+        """Start the peak and the traffic again. ``at_peak`` is called when the earlier peak is reached again."""
+        self._at_peak, self._expected = at_peak, self.peak
+        self.peak = self.now
+        self.traffic.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # its own operations on the tensors in it come here
+        result = func(*args, **(kwargs or {}))
+        if "c10d" in func.namespace:
+            self._count_traffic(func, args, result)
+        for leaf in [result] if isinstance(result, Tensor) else tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf)
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key not in self._sizes:
+            self._references[key] = weakref.ref(storage, lambda _: self._forget(key))
+            self._set_size(key, storage.nbytes())
+
+    def _forget(self, key: int) -> None:
+        del self._references[key]
+        self.now -= self._sizes.pop(key)
+
+    def _set_size(self, key: int, num_bytes: int) -> None:
+        self.now += num_bytes - self._sizes.get(key, 0)
+        self._sizes[key] = num_bytes
+        if self.now > self.peak:
+            self.peak = self.now
+            if self._at_peak is not None and self.peak >= self._expected:
+                call, self._at_peak = self._at_peak, None
+                call()
+
+    @contextmanager
+    def watching_sizes(self) -> Iterator[None]:
+        """A context in which storages that change their size, as those of ``fully_shard``, are counted too."""
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, num_bytes: int) -> Any:
+            result = resize(storage, num_bytes)
+            if id(storage) in self._sizes:
+                self._set_size(id(storage), num_bytes)
+            return result
+
+        with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+            yield
+
+    def _count_traffic(self, func: Any, args: Any, result: Any) -> None:
+        name = func._schema.name.partition("::")[2].strip("_")
+        kind = next((kind for prefix, kind in _COLLECTIVES.items() if name.startswith(prefix)), None)
+        if kind is not None:
+            self.traffic[kind] += max(_num_bytes(argument) for argument in (*args, result))
+
+
+# Names of torch's operations, as they begin.
+_COLLECTIVES = {
+    "allreduce": "all-reduce",
+    "all_reduce": "all-reduce",
+    "allgather": "all-gather",
+    "all_gather": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "alltoall": "all-to-all",
+    "all_to_all": "all-to-all",
+    "broadcast": "broadcast",
+    "send": "send",
+    "recv": "receive",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+}
+
+
+def _num_bytes(argument: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(argument) if isinstance(leaf, Tensor))
