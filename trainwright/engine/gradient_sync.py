@@ -11,7 +11,15 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
-from trainwright.parallel.dist import all_gather_object, gather_over_data, get_data_parallel_size, reduce_over_data
+from trainwright.parallel.dist import (
+    all_gather_object,
+    gather_over_data,
+    get_data_parallel_size,
+    get_world_size,
+    reduce_over_data,
+)
+from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.sharding import ShardedGradients, is_sharded
 
 
 class SkipTogether:
@@ -150,6 +158,32 @@ class Replica:
             self._is_averaged = bool(self._wrapped.require_backward_grad_sync)
 
 
+GradientSync = Replica | ShardedGradients
+
+
+def gradient_sync(
+    model: nn.Module,
+    device: torch.device,
+    on_wrap: Callable[[Any], None],
+    *,
+    prepared: Any = None,
+    find_unused_parameters: bool = False,
+    wraps: bool = True,
+) -> GradientSync | None:
+    """What averages the gradients of ``model`` over the data ranks of the current layout; None: one process.
+
+    The arguments are those of :class:`Replica`.
+    """
+    mesh = current_mesh()
+    if mesh is not None:
+        return ShardedGradients(model, mesh, is_each_averaged=not wraps, find_unused_parameters=find_unused_parameters)
+    if get_world_size() == 1:
+        return None
+    return Replica(
+        model, device, on_wrap, prepared=prepared, find_unused_parameters=find_unused_parameters, wraps=wraps
+    )
+
+
 def average_before_own_steps(
     optimizer: Optimizer, is_ours: Callable[[], bool], finish_window: Callable[[], None]
 ) -> RemovableHandle:
@@ -167,8 +201,13 @@ def average_before_own_steps(
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Average each gradient over the data ranks; a missing one counts as 0. Returns whether none was missing."""
+    """Average each gradient over the data ranks; a missing one counts as 0. Returns whether none was missing.
+
+    Those of sharded parameters are averages already.
+    """
     parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    if current_mesh() is not None:
+        parameters = [parameter for parameter in parameters if not is_sharded(parameter)]
     there = gather_over_data([parameter.grad is not None for parameter in parameters])
     for parameter, everywhere in zip(parameters, zip(*there, strict=True), strict=True):
         if any(everywhere):

@@ -16,7 +16,7 @@ from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS, AllGroups, RankMean, WindowMean, part_of_mean, weighted_mean
 from trainwright.engine.extra_parameters import synchronized
-from trainwright.engine.gradient_sync import Replica, SkipTogether
+from trainwright.engine.gradient_sync import GradientSync, SkipTogether
 from trainwright.events.media import wide_dtype
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.optim.clip import gradient_clipper, gradient_norm
@@ -76,7 +76,7 @@ class Update:
         grad_scaler: torch.amp.GradScaler | None = None,
         count: Callable[[Any], int] | None = None,
         differentiate: Callable[..., None] | None = None,
-        replica: Replica | None = None,
+        replica: GradientSync | None = None,
         count_all: Callable[[], int] | None = None,
         mean_class: type[RankMean] = RankMean,
     ) -> None:

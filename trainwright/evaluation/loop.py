@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,12 +28,13 @@ from trainwright.evaluation.evaluator import (
     described,
     results_table,
 )
-from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, raised_on_all_ranks
+from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, raised_on_all_ranks
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import all_gather_object, broadcast_over_data, is_main_process
 from trainwright.parallel.pipeline import pipeline_of
+from trainwright.parallel.sharding import computes_together, gathered, reshard
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -54,6 +55,7 @@ def run_evaluation(
     without_batches: str,
     around_batches: AbstractContextManager[object] | None = None,
     skip: Callable[[], object] = bool,
+    pad: Callable[[Any], object] | None = None,
 ) -> T:
     """Call ``step`` with each batch of this rank, then return ``results()``, which combines the ranks.
 
@@ -68,28 +70,44 @@ def run_evaluation(
         num_batches: the number of rounds, if known. For the log.
         without_batches: the error message if no rank has a batch.
         skip: called instead of ``step`` on the stages of a pipeline without the model's outputs.
+        pad: where ranks compute forward passes together: called instead of ``step`` with a padding batch, for a
+            forward pass that counts nothing. None: there may be any number of forward passes in a step, so each rank
+            gets all parameters for the time of the evaluation.
     """
-    pipeline = pipeline_of(model)
-    if pipeline is not None:
-        step = pipeline.evaluated(step, skip)
+    step, pad = _on_stages(model, step, pad, skip)
     progress = _Progress(num_batches)
     _share_buffers(model)
-    with evaluation_mode(model), preserve_rng(device):
-        # Stages of a pipeline wait for each other within a batch: an error ends a process, and so the others.
-        together = raised_on_all_ranks() if pipeline is None else nullcontext()
+    is_joint = computes_together(model)
+    weights = gathered(model) if is_joint and pad is None else nullcontext()
+    is_joint = is_joint and pad is not None
+    with evaluation_mode(model), preserve_rng(device), weights:
+        # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
+        together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
         with together, around_batches or nullcontext(), EvaluationStorage():
-            for batch in read_batches():
+            for batch, is_counted in even_rounds(read_batches()) if is_joint else zip(read_batches(), repeat(True)):
                 try:
-                    step(batch)
+                    (step if is_counted else pad)(batch)
                 except Exception as error:
                     add_batch_note(error, batch)
                     raise
-                progress.update(num_samples(batch))
+                if is_counted:
+                    progress.update(num_samples(batch))
+        reshard(model)
         if not any(all_gather_object(progress.num_done > 0)):
             raise ConfigError(without_batches)
         found = results()
     progress.close()
     return found
+
+
+def _on_stages(
+    model: nn.Module, step: Callable[[Any], object], pad: Callable[[Any], object] | None, skip: Callable[[], object]
+) -> tuple[Callable[[Any], object], Callable[[Any], object] | None]:
+    """``step`` and ``pad`` for a model that is cut into pipeline stages; unchanged for others."""
+    pipeline = pipeline_of(model)
+    if pipeline is None:
+        return step, pad
+    return pipeline.evaluated(step, skip), lambda batch: (pipeline.evaluate(batch), skip())
 
 
 def evaluate_loaders(
@@ -164,7 +182,7 @@ def inference_on_dataset(
     model = unwrap_model(model)  # its forward may wait for the other ranks, of which one may have run out
     device = torch.device(input_placement_device)
     with raised_on_all_ranks():
-        evaluators = EvaluatorOnRanks(_as_one(evaluator))
+        evaluators = EvaluatorOnRanks(_as_one(evaluator), is_joint=computes_together(model))
         length = _num_batches(data_loader)
         if eval_iter < 1:
             raise ConfigError(f"evaluation.eval_iter: got {eval_iter}; it must be a whole number >= 1.")
@@ -191,6 +209,7 @@ def inference_on_dataset(
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
         around_batches=evaluators,
         skip=evaluators.skip,
+        pad=lambda inputs: (model(**inputs), evaluators.skip()),
     )
 
 

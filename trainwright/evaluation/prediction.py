@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import add_batch_note, count_samples
 from trainwright.evaluation.loop import preserve_rng, rng_states, run_evaluation, set_rng_states
-from trainwright.evaluation.rank_exchange import gather_values, in_order
+from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
-from trainwright.parallel.dist import get_data_parallel_size, get_world_size
+from trainwright.parallel.dist import get_data_parallel_size, get_tensor_parallel_rank, get_world_size
 from trainwright.parallel.pipeline import pipeline_of
+from trainwright.parallel.sharding import computes_together, gathered, reshard
 
 
 def predict(
@@ -24,15 +26,19 @@ def predict(
     *,
     device: torch.device,
     num_batches: int | None,
+    is_single_pass: bool = True,
 ) -> Any:
     """The outputs of ``step`` for the batches of all ranks, joined, on every rank.
 
     ``read_batches`` returns the batches of this rank: every n-th batch of the data on n ranks. The model is in
-    evaluation mode, as in :func:`~trainwright.evaluation.loop.run_evaluation`.
+    evaluation mode, as in :func:`~trainwright.evaluation.loop.run_evaluation`. ``is_single_pass``: ``step`` calls the
+    model once.
     """
     outputs: list[Any] = []
 
     def joined() -> Any:
+        if get_tensor_parallel_rank() > 0:
+            outputs.clear()  # the first of these ranks has the same
         ranks = gather_values(outputs, to_all=True) if get_world_size() > 1 else [outputs]
         return join(in_order(ranks or []))
 
@@ -45,6 +51,7 @@ def predict(
         num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
         num_batches=num_batches,
         without_batches="predict: the data yielded no batch. Pass data with at least one sample.",
+        pad=step if is_single_pass else None,
     )
 
 
@@ -55,13 +62,15 @@ def iterate_predictions(
     *,
     device: torch.device,
     weights: Callable[[], AbstractContextManager[None]] = nullcontext,
+    is_single_pass: bool = True,
 ) -> Iterator[Any]:
     """The outputs for each batch, one after another. Every rank yields the batches of all ranks.
 
     ``weights`` gives the model the weights to predict with, within a ``with`` statement. Between two batches, the model
     has the weights and the modes that it had before, and so have the random generators.
     """
-    reader: Iterator[Any] | None = None
+    reader: Iterator[tuple[Any, bool]] | None = None
+    is_joint = computes_together(model)
     pipeline = pipeline_of(model)
     if pipeline is not None:
         step = pipeline.evaluated(step, lambda: None)
@@ -71,14 +80,17 @@ def iterate_predictions(
         try:
             with weights(), evaluation_mode(model), preserve_rng(device), EvaluationStorage():
                 set_rng_states(states, device)  # each batch continues the draws of the one before
-                if reader is None:
-                    reader = iter(read_batches())  # a shuffled loader draws
-                for batch in reader:
-                    outputs = _outputs_of(step, batch)
+                if reader is None:  # a shuffled loader draws
+                    reader = even_rounds(read_batches()) if is_joint else zip(read_batches(), repeat(True))
+                for batch, is_counted in reader:
+                    with nullcontext() if is_single_pass or not is_joint else gathered(model):
+                        found = _outputs_of(step, batch)
+                    outputs = found if is_counted and get_tensor_parallel_rank() == 0 else None
                     break
                 states = rng_states(device)
+                reshard(model)
         except Exception as failure:
-            if is_alone:
+            if is_alone or is_joint:
                 raise
             error = failure
         round_ = ([outputs] if outputs else None) if is_alone else gather_values(outputs, error, to_all=True)

@@ -3,7 +3,7 @@
 import io
 import logging
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache
@@ -16,7 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, EvaluationError
-from trainwright.parallel.dist import all_gather_object, broadcast_object, get_rank, get_world_size, is_main_process
+from trainwright.parallel.dist import (
+    all_gather_object,
+    broadcast_object,
+    get_rank,
+    get_tensor_parallel_rank,
+    get_world_size,
+    is_main_process,
+)
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -48,6 +55,28 @@ def raised_on_all_ranks() -> Iterator[None]:
         raise failure
 
 
+def even_rounds(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """The batches of this rank and whether each counts, equally many on every rank.
+
+    For models whose ranks compute each forward pass together: a rank without further batches gets a padding batch, its
+    latest one or another rank's first one, which does not count. An error in reading them is raised on all ranks.
+    """
+    reader, latest = iter(batches), None
+    while True:
+        with raised_on_all_ranks():
+            batch = next(reader, None)
+        has_batch = all_gather_object(batch is not None)
+        if not any(has_batch):
+            return
+        if latest is None and not all(has_batch):  # the first round: later, each rank has a latest batch or a borrowed
+            firsts = gather_values(batch, to_all=True) or []
+            latest = next(value for value in firsts if value is not None)
+        if batch is not None:
+            latest = batch
+        assert latest is not None
+        yield latest, batch is not None
+
+
 def in_order(ranks: Sequence[Sequence[T]]) -> list[T]:
     """The batches of all ranks in the order of the data set: rank r has the r-th batch of each round."""
     absent: Any = object()
@@ -60,11 +89,15 @@ class EvaluatorOnRanks:
 
     Evaluators with ``merge_state`` process the batches of their rank. For each of the others, rank 0 processes the
     batches of all ranks in the order of the data set: they are exchanged in rounds, in which a rank without further
-    batches takes part with nothing, and a rank that fails with its error.
+    batches takes part with nothing, and a rank that fails with its error. Of several ranks with the parts of the same
+    layers, the first one counts.
+
+    Args:
+        is_joint: the ranks compute each forward pass together, so one that fails cannot reach the others.
     """
 
-    def __init__(self, evaluator: DatasetEvaluator) -> None:
-        self._evaluator = evaluator
+    def __init__(self, evaluator: DatasetEvaluator, *, is_joint: bool = False) -> None:
+        self._evaluator, self._is_joint = evaluator, is_joint
         self._local: list[DatasetEvaluator] = []  # process the batches of their rank
         self._on_rank_0: list[DatasetEvaluator] = []  # process the batches of all ranks
         for one in _single_evaluators(evaluator):
@@ -81,6 +114,9 @@ class EvaluatorOnRanks:
 
     def process(self, inputs: Any, outputs: Any) -> None:
         """Add a batch of this rank."""
+        if get_tensor_parallel_rank() > 0:
+            self.skip()
+            return
         for evaluator in self._local:
             evaluator.process(inputs, outputs)
         if self._on_rank_0:
@@ -92,7 +128,9 @@ class EvaluatorOnRanks:
             self._exchange(None)
 
     def __exit__(self, _: Any, error: BaseException | None, __: TracebackType | None) -> None:
-        while not self._is_over and (error is None or isinstance(error, Exception)):
+        if error is not None and (self._is_joint or not isinstance(error, Exception)):
+            return
+        while not self._is_over:
             self._exchange(None, error)
 
     def _exchange(self, batch: tuple[Any, Any] | None, error: Exception | None = None) -> None:

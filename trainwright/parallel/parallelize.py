@@ -12,6 +12,7 @@ from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import Pipeline
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.recompute import recompute_blocks
+from trainwright.parallel.sharding import shard_data
 
 
 def parallelize(
@@ -44,6 +45,8 @@ def parallelize(
     recomputed = recompute_blocks(model) if recompute else []
     for part in [model] if pipeline is None else pipeline.stages:
         run_under(part, autocast)
+        if mesh is not None:
+            shard_data(part, mesh)
     if pipeline is not None:
         pipeline.mark_tied_copies()
     return recomputed
@@ -65,7 +68,6 @@ def share_tensors(tensors: Iterable[Tensor]) -> None:
 def _check(model: nn.Module, mesh: Mesh) -> None:
     layout = mesh.layout
     kinds = [f"tensor parallel (size {layout.tensor})"] if layout.tensor > 1 else []
-    kinds += [f"ZeRO stage {layout.zero_stage}"] if layout.zero_stage else []
     if not kinds:
         return
     raise ConfigError(f"{' and '.join(kinds)}: not supported yet for a {type(model).__name__}.")

@@ -34,7 +34,7 @@ def recompute_blocks(model: nn.Module) -> list[str]:
     if decide is None and callable(method_of_timm := getattr(model, "set_grad_checkpointing", None)):
         method_of_timm(True)
         return ["set_grad_checkpointing"]
-    blocks: Iterable[nn.Module] = _outermost_blocks(model) if decide is None else decide(model) or ()
+    blocks: Iterable[nn.Module] = repeated_blocks(model) if decide is None else decide(model) or ()
     recomputed = []
     for block in blocks:
         block.forward = _recomputed(block)
@@ -42,13 +42,14 @@ def recompute_blocks(model: nn.Module) -> list[str]:
     return recomputed
 
 
-def _outermost_blocks(module: nn.Module) -> Iterator[nn.Module]:
+def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost children with parameters of each ``nn.ModuleList`` and ``nn.Sequential``."""
     is_container = isinstance(module, nn.ModuleList | nn.Sequential)
     for child in module.children():
         if is_container and next(child.parameters(), None) is not None:
             yield child
         else:
-            yield from _outermost_blocks(child)
+            yield from repeated_blocks(child)
 
 
 def _recomputed(block: nn.Module) -> Callable[..., Any]:

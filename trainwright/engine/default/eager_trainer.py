@@ -15,7 +15,7 @@ from trainwright.data.prefetch import ahead, can_prefetch, cycle
 from trainwright.data.sampler import CyclicSampler
 from trainwright.data.streaming import StreamLoader, has_state, load_position, saved_position
 from trainwright.engine.accumulation import TOKENS, mean_outputs
-from trainwright.engine.gradient_sync import Replica, average_before_own_steps
+from trainwright.engine.gradient_sync import average_before_own_steps, gradient_sync
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import explain_forward, losses_of, sum_losses, without_empty_mean
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
@@ -80,8 +80,8 @@ class EagerTrainer(TrainerBase):
         self._replica = None
         self._pipeline = pipeline_of(self._plain_model)
         stages = {} if self._pipeline is None else pipeline_settings(self._pipeline, grad_scaler, optimizer)
-        if self._pipeline is None and get_world_size() > 1:
-            self._replica = Replica(
+        if self._pipeline is None:
+            self._replica = gradient_sync(
                 self._plain_model,
                 self._device,
                 self._use_wrapped,

@@ -26,7 +26,12 @@ from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import named_outputs
-from trainwright.parallel.dist import all_gather_object, get_data_parallel_size, get_world_size
+from trainwright.parallel.dist import (
+    all_gather_object,
+    get_data_parallel_size,
+    get_tensor_parallel_rank,
+    get_world_size,
+)
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -305,13 +310,18 @@ class EvaluatingTrainer(TrainerShared):
             few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self.config))
             return map(self.prepare_input_batch, few)
 
+        is_single = not self._generates() and not is_overridden(self, "predict_step")
         if iterate:
             return iterate_predictions(
-                self.model, read_batches, self.predict_step, device=self.device, weights=self._evaluated_weights
-            )
+                self.model, read_batches, self.predict_step, device=self.device, weights=self._evaluated_weights,
+                is_single_pass=is_single,
+            )  # fmt: skip
         rounds = loaders.num_rounds(loader)
         with self._evaluated_weights():
-            return predict(self.model, read_batches, self.predict_step, device=self.device, num_batches=rounds)
+            return predict(
+                self.model, read_batches, self.predict_step, device=self.device, num_batches=rounds,
+                is_single_pass=is_single,
+            )  # fmt: skip
 
     def predict_step(self, batch: Any) -> Any:
         """The outputs of :meth:`predict` for one batch: those of the model, or of its ``generate``, as in evaluations.
@@ -398,6 +408,8 @@ class EvaluatingTrainer(TrainerShared):
 
         def results() -> dict[str, Any]:
             self._remove_running_metric()
+            if get_tensor_parallel_rank() > 0:
+                self._eval_results.reset(self.metrics_handler)  # the first of these ranks has the same
             return self._eval_results.compute()
 
         return run_evaluation(
@@ -412,7 +424,13 @@ class EvaluatingTrainer(TrainerShared):
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
                 " iterator or a generator can be iterated only once: pass a list, a data set or a loader."
             ),
+            pad=self.evaluation_step if self._evaluates_in_one_pass() else None,
         )
+
+    def _evaluates_in_one_pass(self) -> bool:
+        """Whether each batch of an evaluation is one call of ``evaluation_step`` that calls the model once."""
+        own = ("evaluate_step", "compute_metric")
+        return not self._generates() and not any(is_overridden(self, name) for name in own)
 
     def _evaluate_batch(self, inputs: Any) -> None:
         results = self._eval_results

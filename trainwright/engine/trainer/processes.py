@@ -11,7 +11,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.accumulation import TOKENS
-from trainwright.engine.gradient_sync import Replica
+from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import StageSync, refuse_own_step
 from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
@@ -194,7 +194,7 @@ class RankedTrainer(TrainerShared):
     """Several processes. With one process and no Accelerator, none of this is on the path of a batch."""
 
     accelerator: Any = None
-    _replica: Replica | StageSync | None = None
+    _replica: GradientSync | StageSync | None = None
 
     def _prepare_model(self, *, wraps: bool) -> None:
         """Choose what a step calls: the model, under autocast and wrapped as the run requires.
@@ -215,9 +215,9 @@ class RankedTrainer(TrainerShared):
         self._step_model = model if prepared is None else prepared
         if self._pipeline is not None:
             self._replica = StageSync(self._pipeline)
-        elif get_world_size() > 1:
-            self._replica = Replica(model, self.device, self._use_wrapped, prepared=prepared, wraps=wraps)
-        elif has_all_gpus(self.config.device_str):
+        else:
+            self._replica = gradient_sync(model, self.device, self._use_wrapped, prepared=prepared, wraps=wraps)
+        if self._replica is None and has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
 
     def _refuse_with_pipeline(self, pipeline: Pipeline) -> None:

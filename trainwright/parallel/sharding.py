@@ -1,0 +1,229 @@
+"""ZeRO by torch's FSDP2: the data ranks of a copy share its parameters, gradients and optimizer state.
+
+Each repeated block of a model is a unit, and the rest of the model is another one. The parameters of a unit are
+gathered together, before its forward pass, and its gradients are averaged together, in its backward pass. Outside of
+these each rank holds its share of every parameter, as a ``DTensor``.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.mesh import Mesh, current_mesh
+from trainwright.parallel.recompute import repeated_blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+_FULL_UNIT = 1_000_000  # parameters that are worth an exchange of their own
+
+
+def shard_data(model: nn.Module, mesh: Mesh) -> None:
+    """Share ``model`` between the data ranks, in place; its parameters are replaced.
+
+    Stage 3 gathers parameters for the forward pass and again for the backward pass; stages 1 and 2 keep them from the
+    first forward to the last backward pass of an update. Without ZeRO each rank keeps all of the model.
+
+    Raises:
+        ConfigError: a parameter is a single number, which cannot be shared.
+    """
+    layout = mesh.layout
+    if layout.data == 1:
+        return
+    from torch.distributed.fsdp import fully_shard
+
+    check_shardable(model)
+    dims = ("shard",) if layout.replicate == 1 else ("replicate", "shard")
+    is_resharded = layout.zero_stage == 3
+    settings: dict[str, Any] = {"mesh": mesh.device_mesh[dims]}
+    for parameter in model.parameters():
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
+    for unit in sharded_units(model):
+        fully_shard(unit, **settings, reshard_after_forward=is_resharded)
+    for root in _roots(model):
+        # The last unit of a forward pass is the first of the backward pass: torch keeps it gathered between them.
+        fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
+
+
+def check_shardable(model: nn.Module) -> None:
+    """Raise if :func:`shard_data` cannot share a parameter of ``model``."""
+    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if scalars:
+        raise ConfigError(
+            f"ZeRO: {', '.join(scalars[:3])}{' …' if len(scalars) > 3 else ''} of {type(model).__name__} has no"
+            " dimension to divide. Make it a tensor of shape (1,)."
+        )
+
+
+def sharded_units(model: nn.Module) -> list[nn.Module]:
+    """The modules whose parameters are gathered on their own: repeated blocks.
+
+    The parameters of small blocks and of blocks that share a parameter with other modules are gathered with the rest
+    of the model.
+    """
+    uses = _uses(model)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return [
+        block
+        for block in dict.fromkeys(_callable_blocks(model))
+        if sum(parameter.numel() for parameter in block.parameters()) >= min(size / 100, _FULL_UNIT)
+        and all(uses[key] == count for key, count in _uses(block).items())
+    ]
+
+
+def _callable_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    for block in repeated_blocks(model):
+        if _has_forward(block):
+            yield block
+        else:
+            yield from _callable_blocks(block)
+
+
+def _roots(model: nn.Module) -> list[nn.Module]:
+    """The model; of a mere collection of models, such as those of a GAN, each of them."""
+    if _has_forward(model):
+        return [model]
+    if next(model.parameters(recurse=False), None) is not None:
+        raise ConfigError(
+            f"ZeRO: {type(model).__name__} has parameters of its own but no forward, before which they are gathered."
+            " Write a forward, or move the parameters into a module that has one."
+        )
+    children = [child for child in model.children() if next(child.parameters(), None) is not None]
+    return [root for child in children for root in _roots(child)]
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return getattr(type(module), "forward", None) is not nn.Module.forward
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+
+
+def fsdp_modules(model: nn.Module) -> "list[FSDPModule]":
+    """The units of :func:`shard_data` in a model."""
+    if current_mesh() is None:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def computes_together(model: nn.Module) -> bool:
+    """Whether the ranks exchange data in each forward pass of ``model``, so that all must call it equally often."""
+    mesh = current_mesh()
+    if mesh is None or mesh.layout.shard == mesh.layout.tensor == 1:
+        return False
+    return any(is_sharded(parameter) for parameter in model.parameters())
+
+
+def reshard(model: nn.Module) -> None:
+    """Free parameters that a forward pass without a backward pass has left gathered."""
+    for module in fsdp_modules(model):
+        module.reshard()
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Each data rank has all parameters of ``model`` and may call it by itself. Every rank must enter and leave."""
+    modules = fsdp_modules(model)
+    is_root = {id(root) for root in _roots(model)}  # which torch keeps gathered
+    units = [module for module in modules if id(module) not in is_root]
+    mesh = current_mesh()
+    is_resharded = mesh is not None and mesh.layout.zero_stage == 3
+    for module in modules:
+        module.unshard()
+    for unit in units if is_resharded else ():
+        unit.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for unit in units if is_resharded else ():
+            unit.set_reshard_after_forward(True, recurse=False)
+        reshard(model)
+
+
+class ShardedGradients:
+    """Averages the gradients of a model that :func:`shard_data` has prepared, over its data ranks.
+
+    Has the methods of :class:`~trainwright.engine.gradient_sync.Replica`. The gradients are averaged during the last
+    backward pass of an update, at ZeRO stage 3 during each one: only the rank's share of them stays in memory.
+
+    Args:
+        is_each_averaged: average in each backward pass, as a step with several of them needs.
+        find_unused_parameters: some ranks use parameters in an update that others leave out.
+    """
+
+    def __init__(
+        self, model: nn.Module, mesh: Mesh, *, is_each_averaged: bool = False, find_unused_parameters: bool = False
+    ) -> None:
+        self._modules = fsdp_modules(model)
+        self._is_each_averaged = is_each_averaged or mesh.layout.zero_stage == 3
+        self._averages = True  # in the backward pass of the current batch
+        if find_unused_parameters:
+            for module in self._modules:
+                module.set_reduce_scatter_unused_params(True, recurse=False)
+
+    def before_batch(self, *, is_last: bool) -> None:
+        """Call this before each forward pass; ``is_last``: it is the last one of the update."""
+        if self._averages:  # the first batch of an update, whose weights another forward pass may have kept
+            for module in self._modules:
+                module.reshard()
+        if is_last is not self._averages and not self._is_each_averaged:
+            self._average(is_last)
+
+    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
+        """``batches``, with ``before_batch`` called for each."""
+        for batch in batches:
+            self.before_batch(is_last=is_last())
+            yield batch
+
+    def finish(self) -> None:
+        """Call this when all gradients of an update are computed, before they are used."""
+
+    def average_after_backward(self) -> None:
+        """Average in each backward pass from now on: there may be several for a batch."""
+        self._is_each_averaged = True
+        self._average(True)
+
+    def _average(self, is_last: bool) -> None:
+        self._averages = is_last
+        for module in self._modules:
+            module.set_requires_gradient_sync(is_last, recurse=False)
+            module.set_reshard_after_backward(is_last, recurse=False)
+            module.set_is_last_backward(is_last)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a parameter is spread over ranks, so that its gradient is averaged in the backward pass."""
+    distributed: Any = torch.distributed
+    return isinstance(tensor, distributed.tensor.DTensor)
+
+
+def use_sharded_parameters(optimizer: Any, before: Iterable[tuple[str, Tensor]], model: nn.Module) -> None:
+    """Let an optimizer that was built before :func:`shard_data` update the parameters that replace its own.
+
+    Args:
+        before: the named parameters of the model at that time, with duplicates.
+
+    Raises:
+        ConfigError: it has made a step.
+    """
+    after = dict(model.named_parameters(remove_duplicate=False))
+    replaced = {id(parameter): after[name] for name, parameter in before if name in after}
+    groups = optimizer.param_groups
+    if all(replaced.get(id(parameter), parameter) is parameter for group in groups for parameter in group["params"]):
+        return
+    if optimizer.state:
+        raise ConfigError(
+            f"Trainer.optimizer: this {type(optimizer).__name__} has made a step with the model on one process. Pass a"
+            " new one, or load its state after the Trainer is built."
+        )
+    for group in groups:
+        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
