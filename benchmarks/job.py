@@ -79,6 +79,8 @@ class Job:
     stop_at: int = 0  # the step after which to save and stop
     resume: str = ""  # the folder of such a training
     folder: str = "."
+    hooks: list[Any] = field(default_factory=list)  # further hooks of our trainers
+    settings: dict[str, Any] = field(default_factory=dict)  # further settings of our APIs
     is_compiled: bool = False  # a compiled program cannot call the clock
     clock: Clock = field(default_factory=Clock)
 

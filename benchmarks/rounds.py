@@ -67,13 +67,20 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **quiet, **one_thread, "PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": "", **more}
 
 
-def run(peer: str, settings: Mapping[str, Any], *, timeout_s: float = 900, **variables: str) -> dict[str, Any]:
+def run(
+    peer: str,
+    settings: Mapping[str, Any],
+    *,
+    timeout_s: float = 900,
+    module: str = "benchmarks.worker",
+    **variables: str,
+) -> dict[str, Any]:
     """Run one training of ``peer`` in a process of its own, or in ``ranks`` processes, and return its result.
 
     If it fails, the result has ``error``, the last line of its output.
     """
     ranks = settings.get("ranks", 1)
-    command = [sys.executable, "-m", "benchmarks.worker", peer, json.dumps(settings)]
+    command = [sys.executable, "-m", module, peer, json.dumps(settings)]
     port = _free_port()
     outputs = [_Process(command, _of_rank(rank, ranks, port) | variables, settings) for rank in range(ranks)]
     texts = [output.finish(timeout_s) for output in outputs]

@@ -6,7 +6,7 @@ import torch
 from omegaconf import OmegaConf
 
 from benchmarks.job import LEARNING_RATE, Job
-from benchmarks.peers.ours import add_ticks, data_of
+from benchmarks.peers.ours import add_hooks, data_of
 from trainwright import DefaultTrainer, LazyCall
 from trainwright.data import build_image_train_loader
 
@@ -31,8 +31,9 @@ def train(job: Job, variant: str) -> None:
         "amp": {"enabled": job.precision == "bf16"},
         "input_placement_device": job.device,
     }
+    cfg.train.update(job.settings)
     if job.features:
         cfg.train.checkpointer = {"period": max(1, updates // 4)}
     trainer = DefaultTrainer(cfg)
-    add_ticks(trainer, job)
+    add_hooks(trainer, job)
     trainer.train()

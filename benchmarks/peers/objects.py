@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.job import LEARNING_RATE, Job
-from benchmarks.peers.ours import add_ticks, data_of
+from benchmarks.peers.ours import add_hooks, data_of
 from trainwright import Trainer, TrainingConfig
 from trainwright.hooks import Callback
 
@@ -44,6 +44,7 @@ def train(job: Job, variant: str) -> None:
         device_str="cpu" if job.device == "cpu" else "cuda:0",
         graph=variant == "graph",
         **({"tensorboard": None} if variant == "quiet" else {}),
+        **job.settings,
     )
     model: Any = job.net() if job.data == "tensors" else job.model_with_loss()
     dataset, collator = data_of(job)
@@ -51,5 +52,5 @@ def train(job: Job, variant: str) -> None:
     trainer = trainer_class(model, config, train_dataset=dataset, data_collator=collator)
     if job.own_step:
         trainer.add_callback(CountBatches())
-    add_ticks(trainer, job)
+    add_hooks(trainer, job)
     trainer.train()

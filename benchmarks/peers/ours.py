@@ -24,7 +24,10 @@ def data_of(job: Job) -> tuple[Any, Callable[[Any], Any] | None]:
     return job.dataset(), None
 
 
-def add_ticks(trainer: Any, job: Job) -> None:
-    """Add a hook that calls the clock, for a compiled step (no forward call) on data in tensors (no dataset call)."""
+def add_hooks(trainer: Any, job: Job) -> None:
+    """Add the job's hooks, and one that calls the clock for a compiled step (no forward call) on data in tensors (no
+    dataset call).
+    """
+    trainer.register_hooks(job.hooks)
     if job.is_compiled and job.data in PICKED:
         trainer.register_hooks([Ticks(job.clock)])

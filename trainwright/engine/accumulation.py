@@ -185,7 +185,8 @@ class RankMean(WindowMean):
         if not self._total:
             return self._share_by_tokens(loss, count)
         self.weights.append(count)
-        return loss * (count * get_data_parallel_size() / self._total)
+        weighted = count * get_data_parallel_size()
+        return loss if weighted == self._total else loss * (weighted / self._total)
 
     def share_again(self, loss: Tensor) -> Tensor:
         if self._is_by_tokens or not self._total:
@@ -231,12 +232,16 @@ def _detached(value: Any, device: torch.device | None) -> Any:
     return value if device is None else torch.full((), value, device=device, dtype=wide_dtype(device))
 
 
-def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.device) -> Tensor:
-    """This process's part of a mean over all processes, for ``EventStorage.put_mean``: shape (2,), on the device.
+def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.device) -> Tensor | tuple[Tensor, float]:
+    """This process's part of a mean over all processes, for ``EventStorage.put_mean``, on the device.
 
     Without weights all values count the same. Padding batches and means over zero tokens do not contribute, whatever
     their value.
     """
+    if len(values) == 1 and type(values[0]) is Tensor and values[0].device == device:
+        weight = weights[0] if len(weights) == 1 else 1
+        if not isinstance(weight, Tensor):
+            return values[0].detach().clone().reshape(()), float(weight)  # copied: the step may write into it later
     wide = wide_dtype(device)
     kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
     if len(weights) != len(values):

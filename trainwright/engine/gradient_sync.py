@@ -68,7 +68,10 @@ class Replica:
         self._device = device
         self._on_wrap = on_wrap
         self._finds_unused = find_unused_parameters
-        self._trainable: tuple[bool, ...] | None = None
+        self.groups: Callable[[], list[dict[str, Any]]] = list  # the optimizer's; see _trainable_now
+        self._parameters: list[Tensor] = []
+        self._size = -1  # the number of the optimizer's parameters
+        self._trainable: list[bool] | None = None
         self._wrapped: Any = None
         self._is_first = True  # the first update of these trainable parameters
         self._num_batches, self._uses = 0, set[tuple[int, int]]()  # of it: batches, and the parameters of each
@@ -91,7 +94,9 @@ class Replica:
             self._watch_uses()
             self._wrap()
         self._num_batches += 1
-        self._wrapped.require_backward_grad_sync = is_last and not self._is_first
+        averages = is_last and not self._is_first
+        if self._wrapped.require_backward_grad_sync is not averages:
+            self._wrapped.require_backward_grad_sync = averages
         self._is_averaged = False
 
     def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
@@ -145,8 +150,12 @@ class Replica:
     def _wrap(self) -> None:
         self._use_wrapped(wrap_data_parallel(self._plain, self._device, find_unused_parameters=self._finds_unused))
 
-    def _trainable_now(self) -> tuple[bool, ...]:
-        return tuple(parameter.requires_grad for parameter in self._plain.parameters())
+    def _trainable_now(self) -> list[bool]:
+        # Walking through the modules takes longer than anything else here, so it is done when the optimizer changes.
+        size = sum(len(group["params"]) for group in self.groups())
+        if size != self._size:
+            self._size, self._parameters = size, list(self._plain.parameters())
+        return [parameter.requires_grad for parameter in self._parameters]
 
     def _use_wrapped(self, wrapped: Any) -> None:
         self._wrapped = wrapped

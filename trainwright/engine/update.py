@@ -16,7 +16,7 @@ from trainwright._torch_compat.run_backward import plain_backward
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS, AllGroups, RankMean, WindowMean, part_of_mean, weighted_mean
 from trainwright.engine.extra_parameters import synchronized
-from trainwright.engine.gradient_sync import GradientSync, SkipTogether
+from trainwright.engine.gradient_sync import GradientSync, Replica, SkipTogether
 from trainwright.events.media import wide_dtype
 from trainwright.events.storage import EventStorage, get_event_storage, has_event_storage
 from trainwright.optim.clip import gradient_clipper, gradient_norm
@@ -111,6 +111,9 @@ class Update:
 
         self._preparations: list[Callable[[], None]] = [self.mean.finish] if self.is_weighed else []
         if replica is not None:
+            if isinstance(replica, Replica):
+                groups = self.groups
+                replica.groups = lambda: groups.param_groups
             self._preparations.append(synchronized(model, optimizer, replica.finish))
         self._step: Callable[[Tensor | None], object] = lambda norm: step()
         if self.closure is not None:

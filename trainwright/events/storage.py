@@ -110,7 +110,7 @@ class EventStorage:
         self.first_unwritten = start_iter
         self._prefix = ""
         self._outer: EventStorage | None = None  # of the writer thread that has entered this storage
-        self._pending: list[tuple[str, float | Tensor, int]] = []
+        self._pending: list[tuple[str, float | Tensor | tuple[Tensor, float], int]] = []
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._restored: set[str] = set()  # names known from a checkpoint only: the code may use another hint
@@ -179,13 +179,14 @@ class EventStorage:
         for name, value in scalars.items():
             self.put_scalar(name, value, smoothing_hint)
 
-    def put_mean(self, name: str, part: Tensor, all_reduce: Callable[[Tensor], object]) -> None:
+    def put_mean(self, name: str, part: Tensor | tuple[Tensor, float], all_reduce: Callable[[Tensor], object]) -> None:
         """Record this process's part of a mean over all processes, which :meth:`reduce` computes.
 
         Until then readers see the mean of this process. Every process must put the same parts in the same order.
 
         Args:
-            part: numerator and denominator, shape (2,).
+            part: numerator and denominator, shape (2,); or this process's mean, shape (), and its weight (0: the mean
+                does not count, whatever its value), which costs a step less.
             all_reduce: adds up a tensor over all processes, in place.
         """
         name = self._prefix + name
@@ -374,6 +375,8 @@ class EventStorage:
         if not self._pending:
             return
         pending, self._pending = self._pending, []
+        if self._num_parts:
+            pending = _with_parts(pending)
         self._shown = {}
         columns: dict[str, tuple[list[float], list[int]]] = {}
         numbers = _to_numbers([_means(value) if _is_part(value) else value for _, value, _ in pending])
@@ -399,6 +402,22 @@ class EventStorage:
         for name, value, _ in pending:
             if name in self._local:
                 self._local[name].parts.append(value if _is_part(value) else None)
+
+
+def _with_parts(pending: list[tuple[str, Any, int]]) -> list[tuple[str, float | Tensor, int]]:
+    """``pending`` with means and weights as numerators and denominators, computed at once."""
+    pairs = [value for _, value, _ in pending if type(value) is tuple]
+    if not pairs:
+        return pending
+    device = pairs[0][0].device
+    wide = wide_dtype(device)
+    if len({mean.dtype for mean, _ in pairs}) > 1:
+        pairs = [(mean.to(wide), weight) for mean, weight in pairs]
+    means = torch.stack([mean for mean, _ in pairs]).to(wide)
+    weights = torch.tensor([weight for _, weight in pairs], dtype=wide).to(device, non_blocking=True)
+    numerators = torch.where(weights > 0, means * weights, torch.zeros_like(means))
+    parts = iter(torch.stack([numerators, weights], dim=-1).unbind())
+    return [(name, next(parts) if type(value) is tuple else value, at) for name, value, at in pending]
 
 
 def _is_part(value: float | Tensor) -> TypeGuard[Tensor]:
@@ -492,7 +511,7 @@ class EvaluationStorage(EventStorage):
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
         """Does nothing."""
 
-    def put_mean(self, name: str, part: Tensor, all_reduce: Callable[[Tensor], object]) -> None:
+    def put_mean(self, name: str, part: Tensor | tuple[Tensor, float], all_reduce: Callable[[Tensor], object]) -> None:
         """Does nothing."""
 
     def _flush(self) -> None:
