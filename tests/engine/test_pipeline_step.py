@@ -36,7 +36,7 @@ def train_by_objects(folder: Path, kind: type[Trainer] = Trainer, **settings: An
     config = TrainingConfig(
         num_epochs=2, batch_size=2, gradient_accumulation_steps=4, learning_rate=1e-2,
         output_dir=str(folder), save_enabled=False, log_steps=1, device_str="cpu",
-        evaluate_with_generate=False, **settings,
+        **settings,
     )  # fmt: skip
     trainer = kind(build_gpt(), config, train_dataset=samples(), eval_dataset=samples(7))
     results = trainer.train()

@@ -479,7 +479,8 @@ class EvaluatingTrainer(TrainerShared):
         return self._find_comparison(outputs, inputs, loss).for_handler(self.metrics_handler)
 
     def _generates(self) -> bool:
-        return bool(self.config.evaluate_with_generate and getattr(self.model, "is_generative", False))
+        can = getattr(self.model, "is_generative", False) and self._pipeline is None
+        return bool(self.config.evaluate_with_generate and can)
 
 
 def _arguments_for(function: Callable[..., Any], batch: Any) -> dict[str, Any]:

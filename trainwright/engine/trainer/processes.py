@@ -222,10 +222,15 @@ class RankedTrainer(TrainerShared):
 
     def _refuse_with_pipeline(self, pipeline: Pipeline) -> None:
         refuse_own_step(pipeline, type(self).__name__, [name for name in _OWN_STEPS if is_overridden(self, name)])
-        faults = [name for name in ("graph", "evaluate_with_generate") if getattr(self.config, name)]
-        if not getattr(self.model, "is_generative", False):
-            faults = [name for name in faults if name == "graph"]
-        if faults:
+        config = self.config
+        is_generative = getattr(self.model, "is_generative", False)
+        asked = {
+            "graph": config.graph,
+            "evaluate_with_generate": is_generative
+            and config.is_set("evaluate_with_generate")
+            and config.evaluate_with_generate,
+        }
+        if faults := [name for name, is_on in asked.items() if is_on]:
             raise ConfigError(
                 f"TrainingConfig.{faults[0]}: got True with pipeline_parallel_size > 1, whose stages have a part of"
                 " the model. Use tensor parallelism or ZeRO, or set it to False."
