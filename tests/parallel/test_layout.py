@@ -50,6 +50,20 @@ def test_one_process_has_no_parallelism() -> None:
             2,
             "2 numbers for 3 layers",
         ),
+        (
+            {"pipeline_parallel_size": 2, "zero_stage": 3, "pipeline_schedule": "ZBVZeroBubble"},
+            4,
+            "ZBVZeroBubble computes wrong gradients with ZeRO stage 3",
+        ),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "custom_pipeline_stage_id": [0, 1],
+                "pipeline_schedule": "Interleaved1F1B",
+            },
+            2,
+            "Interleaved1F1B has 2 stages on each process",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(asked: dict[str, Any], world: int, message: str) -> None:
@@ -82,3 +96,8 @@ def test_layers_of_each_stage(stages: int, layers: int, sizes: list[int]) -> Non
     assert [ids.count(stage) for stage in range(stages)] == sizes
     assert ids == sorted(ids)
     assert Layout(pipeline=stages).stage_ids(layers, [0] * layers) == [0] * layers
+
+
+def test_the_stages_that_the_user_chooses() -> None:
+    asked = {"pipeline_parallel_size": 2, "custom_pipeline_stage_id": [0, 0, 0, 1]}
+    assert Layout.of(asked, 2).stage_ids(4) == [0, 0, 0, 1]

@@ -105,6 +105,12 @@ class Layout:
             faults.append(f"{name('sequence_parallel')}: got True, which needs {name('tensor_parallel_size')} > 1.")
         if pipeline > 1:
             faults += _stage_faults(asked, pipeline, name)
+        if pipeline > 1 and zero_stage == 3 and data > 1 and schedule.endswith("ZeroBubble"):
+            # torch's backward pass for the weights alone does not reach parameters that are gathered layer by layer.
+            faults.append(
+                f"{name('pipeline_schedule')}: {schedule} computes wrong gradients with ZeRO stage 3. Use stage 2"
+                f" ({name('zero_stage')}), or the schedule Interleaved1F1B."
+            )
         if faults:
             raise ConfigError("\n".join(faults))
         copies = data if zero_stage == 0 else replicate or 1

@@ -203,16 +203,15 @@ class Pipeline:
     # Evaluation.
 
     def evaluated(self, step: Callable[[Any], object], skip: Callable[[], object]) -> Callable[[Any], object]:
-        """``step`` of an evaluation, called where outputs are: on the last stage, on one tensor rank.
+        """``step`` of an evaluation, called where outputs are: on the last stage.
 
         A call of the model in it returns the outputs of all stages. ``skip`` is called on the other processes.
         """
-        is_here = self.is_last and self._mesh.tensor_rank == 0
         self._reshard()
 
         def evaluate(batch: Any) -> object:
             outputs = self.evaluate(batch)
-            if not is_here:
+            if not self.is_last:
                 return skip()
             self.prepare(outputs, batch)
             return step(batch)
