@@ -34,6 +34,9 @@ from typing import Any
 PRELOADED = (
     "torch.utils.data",
     "torch.distributed.run",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
     "torch.utils.tensorboard",
     "hydra.core.override_parser.overrides_parser",
     "antlr4",

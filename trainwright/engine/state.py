@@ -18,7 +18,14 @@ from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.hooks.nan_check import FiniteCheck
 from trainwright.hooks.writers import PeriodicWriter
 from trainwright.optim.named import NamedOptimizers
-from trainwright.parallel.dist import all_gather_object, get_rank, get_world_size
+from trainwright.parallel.dist import (
+    all_gather_object,
+    get_data_parallel_rank,
+    get_data_parallel_size,
+    get_rank,
+    get_world_size,
+    mesh_in_use,
+)
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -87,7 +94,8 @@ class TrainingState:
             "consumed_samples": self._trainer.samples_done,
             "classes": self._classes,
             "settings": self._settings,
-            "random": all_gather_object(random_state()),
+            "random": all_gather_object(random_state()),  # by rank
+            "ranks": {"layout": _layout(), "data": all_gather_object(get_data_parallel_rank())},
             "hooks": [
                 {"class": type(hook).__name__, "state": hook.state_dict()}
                 for hook in self._trainer._hooks
@@ -140,17 +148,18 @@ class TrainingState:
         load_extra_state(state.get("optimizers", {}), self._trainer)
         self._restore_hooks(state["hooks"])
         if positions := state.get("data"):
-            # With another number of ranks there is no exact position; a stream starts its pass again.
-            self._trainer.load_loader_state(positions[get_rank() if len(positions) == get_world_size() else 0])
+            saved = _data_ranks(state, len(positions))
+            # With another number of shares there is no exact position; a stream starts its pass again.
+            is_same = len({*saved}) == get_data_parallel_size()
+            self._trainer.load_loader_state(positions[saved.index(get_data_parallel_rank()) if is_same else 0])
         self._trainer.storage.load_state_dict(state["metrics"])
         if state.get("is_ended", False) and self._trainer.start_iter < self._trainer.max_iter:
             is_evaluated = self._move_final_values()
             for hook in self._trainer._hooks:
                 if isinstance(hook, PeriodicWriter) and in_place:
                     hook.complete_last_row(is_evaluated=is_evaluated)
-        # A rank that the checkpoint does not include keeps its seed.
-        if get_rank() < len(state["random"]):
-            set_random_state(state["random"][get_rank()])
+        if (random_state := _random_state_of(state)) is not None:
+            set_random_state(random_state)
 
     def _trained(self) -> tuple[Any, Any, Any]:
         """The trainer's current model, optimizer and loss."""
@@ -276,6 +285,32 @@ class TrainerState(TrainingState):
         super().load_state_dict(state)
         self._mean_loss.load_state_dict(state["mean_loss"])
         self.global_step = step
+
+
+def _layout() -> list[int]:
+    """The sizes that determine what each rank computes."""
+    mesh = mesh_in_use()
+    layout = None if mesh is None else mesh.layout
+    return [get_world_size(), *([] if layout is None else [layout.pipeline, layout.replicate, layout.tensor])]
+
+
+def _data_ranks(state: dict[str, Any], world_size: int) -> list[int]:
+    """The data rank of each rank that has saved ``state``."""
+    ranks = state.get("ranks")
+    return list(range(world_size)) if ranks is None else ranks["data"]
+
+
+def _random_state_of(state: dict[str, Any]) -> dict[str, Any] | None:
+    """The saved random state for this rank; None for a share that the checkpoint does not include: it keeps its seed.
+
+    In another layout all ranks of a share get the same one: tensor-parallel ranks must draw the same numbers.
+    """
+    saved = _data_ranks(state, len(state["random"]))
+    if state.get("ranks", {}).get("layout", [len(saved)]) == _layout():
+        found: dict[str, Any] = state["random"][get_rank()]
+        return found
+    share = get_data_parallel_rank()
+    return state["random"][saved.index(share)] if share in saved else None
 
 
 def _by_name(kind: str, part: Any) -> dict[str, Any]:
