@@ -38,7 +38,7 @@ def train_by_objects(
     config = TrainingConfig(
         num_epochs=2, gradient_accumulation_steps=4, learning_rate=1e-2,
         output_dir=str(folder), save_enabled=False, log_steps=1, device_str="cpu",
-        **settings,
+        evaluate_with_generate=False, **settings,
     )  # fmt: skip
     trainer = kind(build_gpt(layers=layers), config, train_dataset=samples(number), eval_dataset=samples(7))
     results = trainer.train()
