@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 USAGE_ERROR = 2
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the connection to the other hosts was lost
 _REJOIN_AFTER_S = 5
+_JOIN_TIMEOUT_S = 60  # how long the doctor waits for a host; torchrun waits ten minutes
 
 _EPILOG = """\
 examples:
@@ -26,6 +27,7 @@ examples:
   trainwright launch -n 8 script.py --its --own=arguments
   trainwright launch -n 8 --nnodes 2 --rdzv-endpoint host0:29500 train config.py    (the same on both hosts)
   trainwright launch -n 8 --nnodes 2 --to slurm --print train config.py             (write a job file)
+  trainwright launch -n 2 doctor
 
 exit code: that of the process that failed first (128 + n: ended by signal n), 2 wrong arguments,
            75 the connection to the other hosts was lost (--rejoin N: try again)
@@ -214,6 +216,8 @@ def _torchrun_options(args: argparse.Namespace) -> list[str]:
     if number.isdecimal():  # torchrun sets 1, and warns
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(number))))
     options = ["--nproc-per-node", number, "--nnodes", args.nnodes, *_pair(args, "max_restarts"), *_passed_on(args)]
+    if args.command[0] == "doctor" and not args.rdzv_conf:
+        options += ["--rdzv-conf", f"join_timeout={_JOIN_TIMEOUT_S}"]
     if args.rdzv_endpoint:
         return options if args.rdzv_backend else [*options, "--rdzv-backend", "c10d"]
     if args.master_addr:
@@ -261,7 +265,7 @@ def _run(arguments: list[str]) -> int:
     except (RendezvousConnectionError, RendezvousTimeoutError, DistNetworkError, DistStoreError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(f"trainwright launch: no connection to the other hosts: {reason}", file=sys.stderr)
-        print("  --rejoin 10 joins them again.", file=sys.stderr)
+        print("  `trainwright doctor` checks the hosts; --rejoin 10 joins them again.", file=sys.stderr)
         return TRY_AGAIN
     return 0
 

@@ -13,6 +13,8 @@ usage: trainwright COMMAND ...
         run a command or a script in several processes, or write the job file of a cluster
   trainwright estimate CONFIG [--world N] [--memory 80GiB] [key=value ...]
         memory and traffic of a run on N processes, and which layouts fit into a memory
+  trainwright doctor [--output-dir FOLDER]
+        check this machine, or under `trainwright launch` all hosts and the network between them
   trainwright checkpoint list|show|verify PATH
         list, show or verify the checkpoints of a run
   trainwright --version
@@ -22,6 +24,7 @@ COMMANDS = {
     "train": "trainwright.cli.train",
     "launch": "trainwright.cli.launch",
     "estimate": "trainwright.cli.estimate",
+    "doctor": "trainwright.cli.doctor.command",
     "checkpoint": "trainwright.cli.checkpoint",
 }
 
