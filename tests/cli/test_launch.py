@@ -1,6 +1,7 @@
 """Processes under ``trainwright launch``: arguments, exit codes, and a command in several processes."""
 
 import re
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,18 @@ def test_a_training_that_may_restart_resumes(launch: Launch, config: Path, tmp_p
     done = launch("-n", 2, "--max-restarts", 1, "train", config, *arguments)
     assert "adds --resume" in done.stderr
     assert (tmp_path / "output" / "model_final").is_dir()
+
+
+@pytest.mark.exhaustive
+def test_a_lost_connection_is_tried_again(launch: Launch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+        conf = "is_host=0,read_timeout=1"  # of another host, which does not listen
+        arguments = ("-n", 1, "--nnodes", 2, "--rdzv-endpoint", endpoint, "--rdzv-conf", conf)
+        done = launch(*arguments, "--rejoin", 1, "script.py", "run", code=75)
+    assert done.stderr.count("trainwright launch: no connection to the other hosts: ") == 2
+    assert done.stderr.count("joins the other hosts again in 5 s") == 1
 
 
 WRONG = [

@@ -133,7 +133,6 @@ def test_a_host_is_cut_off_and_comes_back_and_the_run_goes_on(hosts: Hosts, tmp_
         path = tmp_path / "seen" / f"rank{rank}.jsonl"
         return [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
 
-    began = time.monotonic()
     processes = [start(host) for host in ADDRESSES]
     wait_until(lambda: len(lines(1)) > 5, "both hosts train", hosts)
 
@@ -144,8 +143,6 @@ def test_a_host_is_cut_off_and_comes_back_and_the_run_goes_on(hosts: Hosts, tmp_
         "the other host trains alone, with two micro-batches in an update",
         hosts,
     )
-    rejoins = "joins the other hosts again"
-    wait_until(lambda: rejoins in (tmp_path / "b.log").read_text(), "the lost host tries to come back", hosts)
     alone_at, of_lost_host = lines(0)[-1], len(lines(1))
 
     hosts.plug(connected=True)
@@ -154,6 +151,5 @@ def test_a_host_is_cut_off_and_comes_back_and_the_run_goes_on(hosts: Hosts, tmp_
     (tmp_path / "seen" / "finish").touch()
 
     assert [process.wait(timeout=40) for process in processes] == [0, 0], hosts.logs()
-    print(f"{time.monotonic() - began:.0f} s")
     rows = [json.loads(line) for line in (tmp_path / "output" / "metrics.json").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
