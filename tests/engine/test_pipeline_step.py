@@ -14,6 +14,7 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.config import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
+from trainwright.parallel.dist import get_world_size
 
 
 def samples(number: int = 22, length: int = 10) -> list[dict[str, torch.Tensor]]:
@@ -120,6 +121,8 @@ def refused(folder: Path) -> dict[str, str]:
         "graph": (Trainer, {"graph": True}),
         "generate": (Trainer, {"evaluate_with_generate": True}),
     }
+    if get_world_size() == 4:
+        cases = {"last batch": (Trainer, {"dataloader_drop_last": False})}
     for name, (kind, settings) in cases.items():
         settings = {"pipeline_parallel_size": 2, "evaluate_with_generate": False, **settings}
         config = TrainingConfig(
@@ -137,6 +140,8 @@ def test_what_does_not_fit_a_pipeline_is_refused_before_the_first_step(tmp_path:
         assert "OwnStep.training_step is overridden" in found["step"]
         assert "TrainingConfig.graph" in found["graph"]
         assert "TrainingConfig.evaluate_with_generate" in found["generate"]
+    for found in on_ranks(refused, tmp_path, world_size=4):
+        assert "the last batch of an epoch has 2 instead of 4 samples" in found["last batch"]
 
 
 class Tower(nn.Module):

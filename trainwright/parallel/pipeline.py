@@ -74,6 +74,18 @@ class Pipeline:
         """A copy of the model has no pipeline: it cannot compute outputs."""
         return None
 
+    def check_length(self, length: int, setting: str) -> None:
+        """Warn if an update has few micro-batches for the pipeline, or a number that its schedule does not take."""
+        name, stages = self._mesh.layout.schedule, self._mesh.layout.pipeline
+        other = self._schedule_for(length)
+        if other != name or length < stages:
+            more = f" {name} does not take this number: {other} is used." if other != name else ""
+            logger.warning(
+                "%s=%d: the micro-batches of an update are those of the pipeline, whose %d stages wait for each other"
+                " less with %d or more.%s",
+                setting, length, stages, 4 * stages, more,
+            )  # fmt: skip
+
     # Training.
 
     def run(self, batches: Sequence[Any], finish: Callable[[Any, Any], Tensor]) -> None:
@@ -391,17 +403,6 @@ def schedule_for(name: str, stages: int, length: int) -> str:
     if name.startswith("Interleaved") and length % max(1, length // stages):
         return "LoopedBFS"
     return name
-
-
-def check_length(name: str, stages: int, length: int, setting: str) -> None:
-    """Warn if the number of micro-batches of an update does not suit the schedule."""
-    other = schedule_for(name, stages, length)
-    if other != name or length < stages:
-        more = f"; {name} needs another number, so {other} is used" if other != name else ""
-        logger.warning(
-            "%s=%d: a pipeline of %d stages has %d micro-batch%s in an update%s. Stages wait less with %d or more.",
-            setting, length, stages, length, "" if length == 1 else "es", more, 4 * stages,
-        )  # fmt: skip
 
 
 def shapes_of(batch: Any) -> Any:

@@ -576,6 +576,8 @@ class DefaultTrainer(StepMethods):
             raise ConfigError(
                 "graph.enabled: got True with a pipeline, whose stages are not compiled; set it to False."
             )
+        if pipeline is not None:
+            pipeline.check_length(cfg.train.num_accumulation_steps, "train.num_accumulation_steps")
         if cfg.graph.enabled:
             graph = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler)
             return GraphTrainer(graph, self.train_loader, cfg.train.num_accumulation_steps, **settings)

@@ -18,7 +18,7 @@ from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 
@@ -209,7 +209,7 @@ class RankedTrainer(TrainerShared):
             log_recomputed(recomputed)
         self._pipeline = pipeline_of(model)
         if self._pipeline is not None:
-            self._refuse_with_pipeline(self._pipeline)
+            self._check_pipeline(self._pipeline)
         if accelerator is not None:
             prepared = accelerator.prepare_model(model)  # applies autocast, too
         self._step_model = model if prepared is None else prepared
@@ -220,7 +220,7 @@ class RankedTrainer(TrainerShared):
         if self._replica is None and has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
 
-    def _refuse_with_pipeline(self, pipeline: Pipeline) -> None:
+    def _check_pipeline(self, pipeline: Pipeline) -> None:
         refuse_own_step(pipeline, type(self).__name__, [name for name in _OWN_STEPS if is_overridden(self, name)])
         config = self.config
         is_generative = getattr(self.model, "is_generative", False)
@@ -237,6 +237,16 @@ class RankedTrainer(TrainerShared):
             )
         if self.accelerator is not None:
             raise ConfigError("Trainer.accelerator: got one with pipeline_parallel_size > 1; start without it.")
+        plan = self._plan
+        if get_data_parallel_size() > 1 and plan.batch_size and plan.samples_per_epoch % plan.batch_size:
+            raise ConfigError(
+                f"TrainingConfig.dataloader_drop_last: got False, and the last batch of an epoch has"
+                f" {plan.samples_per_epoch % plan.batch_size} instead of {plan.batch_size} samples"
+                f" ({plan.samples_per_epoch} in all). Stages with {get_data_parallel_size()} data ranks need batches of"
+                " one size: set it to True."
+            )
+        steps = self.config.gradient_accumulation_steps
+        pipeline.check_length(steps, "TrainingConfig.gradient_accumulation_steps")
 
     def _warn_unsharded_loader(self) -> None:
         sampler = getattr(self.train_dataloader, "sampler", None)
