@@ -190,7 +190,7 @@ class Checkpointer:
                     share = replace(share, files=self._with_trained(share.files, iteration))
             else:
                 files: Mapping[str, Writer] = serialize(
-                    self._saved_model(), self.checkpointables, extra, attached, self.only
+                    self._saved_model(), self.checkpointables, extra, attached, self.only, self.model
                 )
                 if self._is_writer:
                     if keep_trained:
@@ -336,7 +336,7 @@ class Checkpointer:
             if sharing is not None:
                 files = self._share(sharing, {}, {}).files
             else:
-                files = serialize(self._saved_model(), self.checkpointables, {}, only=self.only)
+                files = serialize(self._saved_model(), self.checkpointables, {}, only=self.only, names_from=self.model)
             if reserve and self.asynchronous and (self._is_writer or sharing is not None):
                 self._writer.reserve(files)
 

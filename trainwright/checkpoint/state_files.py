@@ -65,10 +65,12 @@ def serialize(
     extra: Mapping[str, Any],
     attached: Mapping[str, bytes] | None = None,
     only: Collection[str] | None = None,
+    names_from: nn.Module | None = None,
 ) -> dict[str, Writer]:
     """The files of a checkpoint, by name. Does not copy tensors: a `TensorFile` reads them when it is called.
 
     ``attached``: additional files for people and other programs, without state. ``only``: the names of the weights.
+    ``names_from``: the module whose parameters the optimizers have, if ``model`` is an average of it.
 
     Raises:
         CheckpointTypeError: a state holds a value that a checkpoint cannot store.
@@ -76,7 +78,9 @@ def serialize(
     weights, metadata, model_extra = split_model_state(model, only)
     states: dict[str, Any] = {EXTRA: dict(extra), **({MODEL_EXTRA: model_extra} if model_extra else {})}
     with without_compiler():
-        states |= {name: _state_of(checkpointable, model) for name, checkpointable in checkpointables.items()}
+        states |= {
+            name: _state_of(checkpointable, names_from or model) for name, checkpointable in checkpointables.items()
+        }
     files: dict[str, Writer] = {WEIGHTS_NAME: TensorFile(weights, metadata)}
     for name, state in states.items():
         text, tensors = encode_state(state, name)
