@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,11 @@ class Hosts:
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", name, "link", "set", "lo", "up")
 
-    def start(self, host: str, *arguments: object, **environment: str) -> "subprocess.Popen[bytes]":
+    def start(
+        self, host: str, *arguments: object, mounts: Sequence[str] = (), **environment: str
+    ) -> "subprocess.Popen[bytes]":
         """Run Python on one of them; its output is in ``HOST.log``."""
-        own = f'hostname {host}; mount --bind {self.folder}/hosts /etc/hosts; exec "$@"'
+        own = "; ".join([f"hostname {host}", f"mount --bind {self.folder}/hosts /etc/hosts", *mounts, 'exec "$@"'])
         command = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--mount", "bash", "-c", own, "bash"]
         with (self.folder / f"{host}.log").open("wb") as log:
             process = subprocess.Popen(
@@ -110,6 +113,30 @@ def wait_until(happened: Callable[[], bool], what: str, hosts: Hosts, *, timeout
     while not happened():
         assert time.monotonic() < end, f"not within {timeout_s} s: {what}\n{hosts.logs()}"
         time.sleep(0.1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "private"])
+def test_the_doctor_examines_both_hosts(hosts: Hosts, tmp_path: Path, is_shared: bool) -> None:
+    began = time.monotonic()
+    launch = ("-m", "trainwright", "launch", "-n", 1, "--nnodes", 2, "--rdzv-endpoint", f"{ADDRESSES['a']}:29500")
+    processes = []
+    for host, address in ADDRESSES.items():
+        folder = tmp_path / ("output" if is_shared else f"output-{host}")
+        folder.mkdir(exist_ok=True)
+        mounted = [] if is_shared else [f"mount --bind {folder} /mnt"]
+        arguments = (*launch, "--local-addr", address, "doctor", "--output-dir", folder if is_shared else "/mnt")
+        processes.append(hosts.start(host, *arguments, mounts=mounted))
+    codes = [process.wait(timeout=60) for process in processes]
+    assert codes == ([0, 0] if is_shared else [1, 1]), hosts.logs()
+    assert time.monotonic() - began < 40  # 20 s on a machine with nothing else to do
+    table = (tmp_path / "a.log").read_text()
+    assert "2 processes on 2 hosts" in table
+    assert "a: 10.77.0.1 (eth0); b: 10.77.0.2 (eth0)" in table
+    assert re.search(r"ok    clocks +at most [\d.]+ ms between hosts", table)
+    assert re.search(r"ok    all-reduce +2 ranks: ", table)
+    if not is_shared:
+        assert re.search(r"FAIL  output folder +b: does not see what rank 0 writes into /mnt", table)
 
 
 @pytest.mark.exhaustive

@@ -102,7 +102,9 @@ def test_the_commands_of_a_page_run(
 ) -> None:
     shutil.copytree(project, tmp_path / "mnist", symlinks=True)
     _, name, *arguments = command.partition("  #")[0].split()
-    if name in ("checkpoint", "estimate"):
+    if name == "launch" and "--to" not in arguments:
+        arguments += ["train.train_epoch=0", "train.train_iter=5"]
+    if name in ("checkpoint", "estimate", "launch", "doctor"):
         run_python("-m", "trainwright.cli.main", name, *arguments, cwd=tmp_path / "mnist")
         return
     assert name == "train"
