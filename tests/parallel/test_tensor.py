@@ -117,11 +117,12 @@ def train(
 def sharded(model: nn.Module, plan: Mapping[str, str] | None = None, **settings: Any) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from trainwright.parallel.plan import tensor_plan
+    from trainwright.parallel.plan import check_plan, tensor_plan
     from trainwright.parallel.tensor import shard_tensors
 
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("tp",))
-    shard_tensors(model, mesh, plan or tensor_plan(model), **settings)
+    words = check_plan(model, plan or tensor_plan(model), mesh.size())
+    shard_tensors(model, mesh, words, **settings)
     return model
 
 

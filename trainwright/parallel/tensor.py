@@ -3,8 +3,8 @@
 All parameters become DTensors, also those that every process holds: gradient norms and optimizers take no mixture.
 """
 
+import functools
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,30 +20,36 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.plan import check_plan, tied_names
+from trainwright.parallel.cut import Absent
+from trainwright.parallel.plan import tied_names
 
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
 
 
 def shard_tensors(
-    model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str], *, sequence_parallel: bool = False
-) -> bool:
+    model: nn.Module,
+    mesh: DeviceMesh,
+    words: Mapping[str, str],
+    *,
+    sequence_parallel: bool = False,
+    splits_scores: bool = True,
+) -> None:
     """Keep this process's part of the model, in place; the values of its parameters are those before.
 
     Args:
         mesh: the dimension of the tensor-parallel processes.
-        plan: the words of modules, see :func:`~trainwright.parallel.plan.tensor_plan`.
+        words: of the modules by name, from :func:`~trainwright.parallel.plan.check_plan`. Modules of other pipeline
+            stages are left out.
         sequence_parallel: between the layers each process has a part of the tokens.
-
-    Returns whether scores stay apart in training, so that cross-entropy needs :class:`LossParallel`.
-
-    Raises:
-        PlanError: the plan does not fit. No process waits for another.
+        splits_scores: scores with the word "colwise_loss" stay apart in training, and cross-entropy needs
+            :class:`LossParallel`; False: they are gathered.
     """
-    words = check_plan(model, plan, mesh.size(), sequence_parallel=sequence_parallel)
     ties = tied_names(model)
+    modules = dict(model.named_modules())
     for name, word in words.items():
-        parallelize_module(model.get_submodule(name), mesh, _style(word, sequence_parallel), src_data_rank=None)
+        if not isinstance(modules.get(name), Absent | None):
+            word = "colwise_gather_output" if word == "colwise_loss" and not splits_scores else word
+            parallelize_module(modules[name], mesh, _style(word, sequence_parallel), src_data_rank=None)
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             parallelize_module(module, mesh, Replicated(), src_data_rank=None)
@@ -51,25 +57,24 @@ def shard_tensors(
         for name in others:
             owner, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
-    if "colwise_loss" in words.values():
+    if splits_scores and "colwise_loss" in words.values():
         model.register_forward_hook(_with_local_losses)
-    return "colwise_loss" in words.values()
 
 
 def _style(word: str, sequence_parallel: bool) -> ParallelStyle:
     tokens: Placement = _PART_OF_TOKENS if sequence_parallel else Replicate()
     make: dict[str, Callable[[], ParallelStyle]] = {
-        "colwise": partial(_Colwise, is_whole=not sequence_parallel),
-        "colwise_by_head": partial(_Colwise, is_whole=not sequence_parallel),
-        "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+        "colwise": functools.partial(_Colwise, is_whole=not sequence_parallel),
+        "colwise_by_head": functools.partial(_Colwise, is_whole=not sequence_parallel),
+        "colwise_gather_output": functools.partial(ColwiseParallel, output_layouts=Replicate()),
         "colwise_loss": _Scores,
-        "rowwise": partial(RowwiseParallel, output_layouts=tokens),
-        "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
-        "embedding_rowwise": partial(RowwiseParallel, input_layouts=Replicate()),
-        "embedding_colwise": partial(ColwiseParallel, output_layouts=Replicate()),
+        "rowwise": functools.partial(RowwiseParallel, output_layouts=tokens),
+        "rowwise_split_input": functools.partial(RowwiseParallel, input_layouts=Replicate()),
+        "embedding_rowwise": functools.partial(RowwiseParallel, input_layouts=Replicate()),
+        "embedding_colwise": functools.partial(ColwiseParallel, output_layouts=Replicate()),
         "replicated": Replicated,
-        "norm": partial(Replicated, output=tokens, sums_gradients=sequence_parallel),
-        "head_norm": partial(Replicated, sums_gradients=True),
+        "norm": functools.partial(Replicated, output=tokens, sums_gradients=sequence_parallel),
+        "head_norm": functools.partial(Replicated, sums_gradients=True),
         "sequence_begin": Split if sequence_parallel else Replicated,
     }
     return make[word]()
@@ -191,6 +196,16 @@ class LossParallel:
         context, self._context = self._context, None
         if context is not None:
             context.__exit__(None, None, None)
+
+
+def with_local_loss(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, which computes a loss from scores that stay apart, with a loss that is a tensor of this process."""
+
+    @functools.wraps(function)
+    def compute_loss(*arguments: Any, **named: Any) -> Any:
+        return local_loss(function(*arguments, **named))
+
+    return compute_loss
 
 
 def local_loss(loss: Any) -> Any:

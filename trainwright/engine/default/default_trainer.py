@@ -77,6 +77,7 @@ from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.signals import max_time_of
+from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
@@ -86,6 +87,7 @@ from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
@@ -135,7 +137,10 @@ class DefaultTrainer(StepMethods):
 
         self.model, recompute = self.build_model(cfg), cfg.train.activation_checkpoint.enabled
         autocast, grad_scaler = autocast_and_scaler(self.device) if cfg.train.amp.enabled else (None, None)
-        recomputed = parallelize(self.model, self.device, recompute=recompute, autocast=autocast)
+        splits_scores = not is_overridden(self, "train_step")
+        recomputed = parallelize(
+            self.model, self.device, recompute=recompute, autocast=autocast, splits_scores=splits_scores
+        )
         if recompute:
             log_recomputed(recomputed)
         optimizer: Any = self.build_optimizer(cfg, self.model)
@@ -177,7 +182,7 @@ class DefaultTrainer(StepMethods):
         # Hooks that every run needs, around those that a user may change.
         precision = cfg.train.float32_matmul_precision
         deterministic, limit = deterministic_hook(cfg.train.deterministic), max_time_of(cfg.train)
-        self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic])
+        self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic, tensor_parallel_hook()])
         self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
         self.register_hooks([self._averaging_hook(), self._unfreezing_hook()])
         self._own_step = OwnStep(["train_step"], self._settings_of_step)
@@ -572,9 +577,10 @@ class DefaultTrainer(StepMethods):
         }
         pipeline = pipeline_of(self.model)
         refuse_own_step(pipeline, type(self).__name__, ["train_step"] if self._has_own_step else [])
-        if cfg.graph.enabled and pipeline is not None:
+        if cfg.graph.enabled and current_mesh() is not None:
             raise ConfigError(
-                "graph.enabled: got True with a pipeline, whose stages are not compiled; set it to False."
+                "graph.enabled: got True with tensor parallel, pipeline parallel or ZeRO, which are not compiled; set"
+                " it to False."
             )
         if pipeline is not None:
             pipeline.check_length(cfg.train.num_accumulation_steps, "train.num_accumulation_steps")

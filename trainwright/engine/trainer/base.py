@@ -88,6 +88,12 @@ class TrainerShared(StepMethods):
     _average: WeightAverage | None = None
     _evaluated_weights: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations
 
+    def _has_train_metrics(self) -> bool:
+        """Whether metrics of the training batches are computed."""
+        config = self.config
+        asks = bool(config.metrics) or (config.metrics is None and config.task is not None)
+        return asks and config.eval_strategy != "eval_epoch"
+
     @cached_property
     def metrics_handler(self) -> Any:
         """Computes the metrics of evaluations. Built on first use by default."""

@@ -17,6 +17,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
 from trainwright.optim import schedules as configured
 from trainwright.optim.fused import fused_arguments
+from trainwright.parallel.dist import get_tensor_parallel_size
 from trainwright.parallel.precision import make_grad_scaler
 
 if TYPE_CHECKING:
@@ -183,6 +184,10 @@ def losses(
     criterion: Callable[..., Tensor] | None, own_loss: Callable[..., Tensor] | None, autocast: Autocast | None
 ) -> tuple[Callable[..., Tensor] | None, Callable[..., Tensor] | None]:
     """The criterion, and the model's own ``compute_loss`` if it has one, in the run's precision."""
+    if get_tensor_parallel_size() > 1:
+        from trainwright.parallel.tensor import with_local_loss
+
+        criterion, own_loss = criterion and with_local_loss(criterion), own_loss and with_local_loss(own_loss)
     if autocast is None:
         return criterion, own_loss
     return criterion and autocast()(criterion), own_loss and autocast()(own_loss)

@@ -15,10 +15,11 @@ from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import StageSync, refuse_own_step
 from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
-from trainwright.engine.trainer.base import TrainerShared
+from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size
+from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 
@@ -201,10 +202,14 @@ class RankedTrainer(TrainerShared):
 
         ``wraps=False``: with several processes, the model itself; its gradients are averaged after the backward passes.
         """
+        self._refuse_with_mesh()
         model, accelerator, prepared = self.model, self.accelerator, None
         recompute = self.config.gradient_checkpointing
         autocast = None if accelerator is not None else self._autocast
-        recomputed = parallelize(model, self.device, recompute=recompute, autocast=autocast)
+        splits_scores = self._only_own_loss_uses_scores()
+        recomputed = parallelize(
+            model, self.device, recompute=recompute, autocast=autocast, splits_scores=splits_scores
+        )
         if recompute:
             log_recomputed(recomputed)
         self._pipeline = pipeline_of(model)
@@ -219,6 +224,19 @@ class RankedTrainer(TrainerShared):
             self._replica = gradient_sync(model, self.device, self._use_wrapped, prepared=prepared, wraps=wraps)
         if self._replica is None and has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
+
+    def _refuse_with_mesh(self) -> None:
+        if current_mesh() is None:
+            return
+        sizes = "tensor parallel, pipeline parallel or ZeRO"
+        if self.config.graph:
+            raise ConfigError(f"TrainingConfig.graph: got True with {sizes}, which are not compiled; set it to False.")
+        if self.accelerator is not None:
+            raise ConfigError(f"Trainer.accelerator: got one with {sizes} of TrainingConfig; use one of the two.")
+
+    def _only_own_loss_uses_scores(self) -> bool:
+        is_own = any(is_overridden(self, name) for name in STEP_METHODS)
+        return hasattr(self.model, "compute_loss") and not is_own and not self._has_train_metrics()
 
     def _check_pipeline(self, pipeline: Pipeline) -> None:
         refuse_own_step(pipeline, type(self).__name__, [name for name in _OWN_STEPS if is_overridden(self, name)])

@@ -54,6 +54,7 @@ from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
 from trainwright.hooks.signals import max_time_of
+from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
@@ -339,7 +340,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         # Hooks that every run needs, around those that a user may change.
         precision = config.float32_matmul_precision
         self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic_hook(config.deterministic)])
-        self.register_hooks([OpenRunFolder(self._folder)])
+        self.register_hooks([tensor_parallel_hook(), OpenRunFolder(self._folder)])
         self._own_step = OwnStep(_OWN_STEP_METHODS, self._settings_of_step)
         is_due = self._check_is_due if get_world_size() > 1 else self._log_is_due
         self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite), self._averaging_hook()])

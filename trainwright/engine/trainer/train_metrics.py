@@ -205,8 +205,7 @@ class MeasuredTrainer(TrainerShared):
     _update: Update
 
     def _build_train_metrics(self) -> TrainMetrics | None:
-        asks_for_none = not self.config.metrics and (self.config.metrics is not None or self.config.task is None)
-        if self.config.eval_strategy == "eval_epoch" or asks_for_none:
+        if not self._has_train_metrics():
             return None
         if "metrics_handler" in vars(self) and not hasattr(self.metrics_handler, "train_copy"):
             return None

@@ -1,0 +1,48 @@
+"""What tensor parallel needs during a training: the loss of scores that stay apart, and one check of the gradients."""
+
+from typing import Any
+
+from trainwright.hooks.base import HookBase
+from trainwright.optim.named import each_optimizer
+from trainwright.parallel.dist import get_tensor_parallel_size
+from trainwright.parallel.mesh import current_mesh
+
+
+class TensorParallel(HookBase):
+    """Cross-entropy adds up the parts of the tensor-parallel processes during the training.
+
+    Before the first update the gradients of the parameters that each of these processes holds are compared
+    (:func:`~trainwright.parallel.tensor.check_replicas`).
+    """
+
+    def __init__(self) -> None:
+        from trainwright.parallel.tensor import LossParallel
+
+        self._loss = LossParallel()
+        self._handles: list[Any] = []
+
+    def before_train(self) -> None:
+        self._loss.enter()
+        first, *_ = each_optimizer(self.trainer.optimizer)
+        self._handles.append(first.register_step_pre_hook(self._check))
+
+    def after_train(self) -> None:
+        self._remove()
+        self._loss.exit()
+
+    def _check(self, *_: Any) -> None:
+        from trainwright.parallel.tensor import check_replicas
+
+        self._remove()
+        mesh = current_mesh()
+        assert mesh is not None, "tensor parallel has one"
+        check_replicas(self.trainer.model, mesh.device_mesh["tp"])
+
+    def _remove(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def tensor_parallel_hook() -> TensorParallel | None:
+    """The hook of the current layout; None: it has no tensor parallel."""
+    return TensorParallel() if get_tensor_parallel_size() > 1 else None
