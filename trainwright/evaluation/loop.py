@@ -32,7 +32,7 @@ from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, 
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import all_gather_object, broadcast_over_data, get_tensor_parallel_rank, is_main_process
+from trainwright.parallel.dist import all_gather_object, broadcast_over_data, is_main_process
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.sharding import computes_together, gathered, reshard
 
@@ -198,17 +198,10 @@ def inference_on_dataset(
                 )
             yield inputs
 
-    def step(inputs: Mapping[str, Any]) -> None:
-        evaluators.process(inputs, model(**inputs))
-
-    def step_uncounted(inputs: Mapping[str, Any]) -> None:
-        model(**inputs)
-        evaluators.skip()
-
     return run_evaluation(
         model,
         read_batches,
-        step if get_tensor_parallel_rank() == 0 else step_uncounted,
+        lambda inputs: evaluators.process(inputs, model(**inputs)),
         evaluators.results,
         device=device,
         num_samples=lambda _: batch_size,

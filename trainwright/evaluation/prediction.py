@@ -35,7 +35,6 @@ def predict(
     model once.
     """
     outputs: list[Any] = []
-    add = outputs.append if get_tensor_parallel_rank() == 0 else _ignore
 
     def joined() -> Any:
         if get_tensor_parallel_rank() > 0:
@@ -46,7 +45,7 @@ def predict(
     return run_evaluation(
         model,
         read_batches,
-        lambda batch: add(on_cpu(step(batch))),
+        lambda batch: outputs.append(on_cpu(step(batch))),
         joined,
         device=device,
         num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
@@ -103,14 +102,10 @@ def iterate_predictions(
 def _outputs_of(step: Callable[[Any], Any], batch: Any) -> list[Any] | None:
     try:
         values = step(batch)
-        return None if values is None or get_tensor_parallel_rank() else [on_cpu(values)]
+        return None if values is None else [on_cpu(values)]
     except Exception as error:
         add_batch_note(error, batch)
         raise
-
-
-def _ignore(outputs: Any) -> None:
-    """Another tensor-parallel process has the same outputs."""
 
 
 def join(batches: Sequence[Any]) -> Any:

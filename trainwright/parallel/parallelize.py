@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import Pipeline
@@ -41,8 +40,6 @@ def parallelize(
         ConfigError: the model cannot be spread as the layout requires. Raised before any process waits for another.
     """
     mesh = current_mesh()
-    if mesh is not None:
-        _check(model, mesh)
     words = {} if mesh is None else _tensor_words(model, mesh)
     model.to(device)
     share_state(model)  # equal weights, even if a model draws from generators of its own
@@ -74,14 +71,6 @@ def share_tensors(tensors: Iterable[Tensor]) -> None:
     dist: Any = torch.distributed
     for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)
-
-
-def _check(model: nn.Module, mesh: Mesh) -> None:
-    layout = mesh.layout
-    kinds = [f"tensor parallel (size {layout.tensor})"] if layout.tensor > 1 else []
-    if not kinds:
-        return
-    raise ConfigError(f"{' and '.join(kinds)}: not supported yet for a {type(model).__name__}.")
 
 
 def _tensor_words(model: nn.Module, mesh: Mesh) -> dict[str, str]:

@@ -66,11 +66,11 @@ def _style(word: str, sequence_parallel: bool) -> ParallelStyle:
     make: dict[str, Callable[[], ParallelStyle]] = {
         "colwise": functools.partial(_Colwise, is_whole=not sequence_parallel),
         "colwise_by_head": functools.partial(_Colwise, is_whole=not sequence_parallel),
-        "colwise_gather_output": functools.partial(ColwiseParallel, output_layouts=Replicate()),
+        "colwise_gather_output": _Gathered,
         "colwise_loss": _Scores,
         "rowwise": functools.partial(RowwiseParallel, output_layouts=tokens),
         "rowwise_split_input": functools.partial(RowwiseParallel, input_layouts=Replicate()),
-        "embedding_rowwise": functools.partial(RowwiseParallel, input_layouts=Replicate()),
+        "embedding_rowwise": _Embedding,
         "embedding_colwise": functools.partial(ColwiseParallel, output_layouts=Replicate()),
         "replicated": Replicated,
         "norm": functools.partial(Replicated, output=tokens, sums_gradients=sequence_parallel),
@@ -101,22 +101,18 @@ class Replicated(ParallelStyle):
             value = distribute_tensor(whole.detach(), device_mesh, [Replicate()], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(value, requires_grad=whole.requires_grad))
 
-        def begin(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            for name in names:
-                # In front of the parameter of this name, until the end of the forward pass.
-                vars(module)[name] = self._local_value(module.get_parameter(name))
+        def local_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             return tuple(value.to_local() if isinstance(value, DTensor) else value for value in inputs)
 
-        def end(module: nn.Module, inputs: Any, output: Any) -> Any:
-            for name in names:
-                vars(module).pop(name, None)
+        def gathered_output(module: nn.Module, inputs: Any, output: Any) -> Any:
             if self._output is None or not isinstance(output, Tensor):
                 return output
             parts = DTensor.from_local(output, device_mesh, [self._output], run_check=False)
             return parts if self._output == Replicate() else parts.redistribute(placements=[Replicate()])
 
-        module.register_forward_pre_hook(begin)
-        module.register_forward_hook(end, always_call=True)  # also after an error
+        module.register_forward_pre_hook(local_inputs)
+        module.register_forward_hook(gathered_output)
+        _replace_during_forward(module, names, self._local_value)
         return module
 
     def _local_value(self, parameter: Any) -> Tensor:
@@ -124,6 +120,21 @@ class Replicated(ParallelStyle):
             return parameter.to_local()  # type: ignore[no-any-return]
         # The gradient of a redistributed tensor is summed at once, and has the layout of the parameter.
         return parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])  # type: ignore[no-any-return]
+
+
+def _replace_during_forward(module: nn.Module, names: list[str], value_of: Callable[[Any], Tensor]) -> None:
+    """Let the forward pass of ``module`` use ``value_of`` its parameters."""
+
+    def begin(module: nn.Module, inputs: Any) -> None:
+        for name in names:
+            vars(module)[name] = value_of(module.get_parameter(name))  # found before the parameter
+
+    def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        for name in names:
+            vars(module).pop(name, None)
+
+    module.register_forward_pre_hook(begin)
+    module.register_forward_hook(end, always_call=True)  # also after an error
 
 
 class Split(ParallelStyle):
@@ -157,6 +168,30 @@ class _Colwise(ColwiseParallel):
         if not self._is_whole:
             module.register_forward_pre_hook(_refuse_part)
         return super()._apply(module, device_mesh)
+
+
+class _Embedding(RowwiseParallel):
+    """Torch's style, with gradients in the layout of the weight: torch computes those of the whole vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__(input_layouts=Replicate())
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        _replace_during_forward(module, ["weight"], lambda weight: weight.redistribute(placements=weight.placements))
+        return module
+
+
+class _Gathered(ColwiseParallel):
+    """Torch's style, whose output may be changed in place: torch's FSDP expects no views among a model's outputs."""
+
+    def __init__(self) -> None:
+        super().__init__(output_layouts=Replicate())
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        module.register_forward_hook(lambda module, inputs, output: output.clone())
+        return module
 
 
 class _Scores(ColwiseParallel):
@@ -210,7 +245,8 @@ def with_local_loss(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def local_loss(loss: Any) -> Any:
     """The value of a loss that is a DTensor, as a tensor of this process."""
-    return loss.full_tensor() if isinstance(loss, DTensor) and not loss.dim() else loss
+    # A copy: torch's FSDP expects no views among the outputs of a model.
+    return loss.full_tensor().clone() if isinstance(loss, DTensor) and not loss.dim() else loss
 
 
 def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
