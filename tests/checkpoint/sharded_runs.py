@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed.layouts import checkpointer_of, content, load, step
+from tests.distributed.layouts import checkpointer_of, content, full, load, step
 from trainwright.checkpoint import Checkpointer, CheckpointError, keep_newest, verify
 from trainwright.parallel import dist
 
@@ -51,7 +51,8 @@ def full_disk(folder: str) -> dict[str, Any]:
 
 def links(folder: str) -> dict[str, Any]:
     """The best and the last checkpoint of an iteration, and retention."""
-    checkpointer, model, optimizer = checkpointer_of("zero 2", folder, 0.25)
+    attached = {"config.json": b"{}", "preprocessor/words.txt": b"a b"}
+    checkpointer, model, optimizer = checkpointer_of("zero 2", folder, 0.25, attachments=lambda: attached)
     checkpointer.prepare()
     for iteration in (0, 1, 2):
         step(model, optimizer, 0.1)
@@ -62,7 +63,7 @@ def links(folder: str) -> dict[str, Any]:
     checkpointer.save("model_final", iteration=2, keep_trained=True, more=1)
     checkpointer.wait()
     dist.synchronize()
-    return {"names": sorted(os.listdir(folder))}
+    return {"names": sorted(os.listdir(folder)), "weights": {n: full(value) for n, value in model.state_dict().items()}}
 
 
 def apart(folder: str) -> str:

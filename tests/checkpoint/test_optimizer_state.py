@@ -1,5 +1,6 @@
 """An optimizer's state is loaded by the names of its parameters."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -106,3 +107,11 @@ def test_a_state_without_names_is_loaded_by_number(tmp_path) -> None:
     into = torch.optim.AdamW(in_order(dict(other.named_parameters())))
     Checkpointer(other, optimizer=into).load(tmp_path / "one")
     assert of(other, into) == of(model, optimizer)
+
+
+def test_the_names_are_those_of_the_trained_model_if_an_average_is_saved(tmp_path) -> None:
+    model, optimizer = trained(in_order)
+    average = copy.deepcopy(model)
+    Checkpointer(model, tmp_path, weights=lambda: average, optimizer=optimizer, asynchronous=False).save("one")
+    assert '"embedding.weight"' in (tmp_path / "one" / "optimizer.json").read_text()
+    Checkpointer(model, optimizer=optimizer).load(tmp_path / "one")

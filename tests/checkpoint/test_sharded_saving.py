@@ -2,17 +2,22 @@
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.checkpoint import sharded_runs as runs
+from tests.distributed.layouts import Net
 from tests.ranks import on_ranks
-from trainwright.checkpoint import CheckpointError, verify
+from trainwright.checkpoint import Checkpointer, CheckpointError, verify
 from trainwright.checkpoint.manifest import read_manifest
 from trainwright.cli.main import main
+from trainwright.models.folder import init_weights
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +108,41 @@ def test_a_missing_cut_or_swapped_shard_is_found(sharded: Path, kind: str, capsy
     assert main(["checkpoint", "list", "--verify", str(sharded.parent)]) == 1
     out = capsys.readouterr().out
     assert next(line for line in out.splitlines() if "a resume uses" in line).split()[0] == "model_1"
+
+
+def test_show_and_verify_deep_read_shards(results: dict[str, Any], capsys: Any) -> None:
+    folder = results["folder"] / "links" / "model_final"
+    assert main(["checkpoint", "show", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "by 2 processes (shard 2)" in out
+    assert "model-00001-of-00002.safetensors" in out
+    assert re.search(r"blocks.0.up.weight +40 x 10 +F32", out)
+    assert main(["checkpoint", "verify", "--deep", str(folder)]) == 0
+
+
+def test_a_checkpoint_is_exported_as_one_file(results: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    run, weights = results["folder"] / "links", results["links"][0]["weights"]
+    assert main(["checkpoint", "export", str(run), "--output", str(tmp_path / "out")]) == 0
+    assert f"{len(weights)} tensors" in capsys.readouterr().out
+    exported = load_file(tmp_path / "out" / "model.safetensors")
+    assert exported.keys() == weights.keys()
+    assert all(torch.equal(exported[name], value) for name, value in weights.items())
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == sorted(
+        ["config.json", "model.safetensors", "preprocessor", "words.txt"]
+    )
+    assert main(["checkpoint", "export", str(run), "--output", str(tmp_path / "out")]) == 2
+    assert "export to a new folder" in capsys.readouterr().err
+
+
+def test_one_process_loads_the_weights_alone(results: dict[str, Any]) -> None:
+    best, weights = results["folder"] / "links" / "model_best", results["links"][0]["weights"]
+    first, second = Net(), Net()
+    Checkpointer(first).load(best, checkpointables=[], strict=True)
+    assert init_weights(second, best) == []
+    for model in (first, second):
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in weights.items())
+    with pytest.raises(CheckpointError, match="one process had; give the checkpoint"):
+        init_weights(first, best / "model-00001-of-00002.safetensors")
 
 
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.exhaustive)])

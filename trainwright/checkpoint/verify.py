@@ -152,7 +152,11 @@ def _measure_file(path: Path, *, sha256: bool) -> FileEntry:
 def _read_back(folder: Path, manifest: Manifest) -> None:
     # Imported here: the rest of this file does not need torch.
     from trainwright.checkpoint.safetensors_file import read_tensors
-    from trainwright.checkpoint.state_files import NOT_OURS, read_state
+    from trainwright.checkpoint.shard_index import read_index, tensor_files
+    from trainwright.checkpoint.state_files import MODEL, NOT_OURS, read_state
+
+    if manifest.layout is not None:
+        read_index(folder, tensor_files(manifest, MODEL))  # every value is there once
 
     for name in manifest.files:
         if name in NOT_OURS or "/" in name:  # files for people and other programs

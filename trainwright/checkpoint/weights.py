@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
 from trainwright.checkpoint.safetensors_file import check_tensor, local_of, read_tensors, tensor_key
-from trainwright.checkpoint.safetensors_header import RENAMED, TIED, names_in
+from trainwright.checkpoint.safetensors_header import RENAMED, TIED, names_in, read_header
+from trainwright.checkpoint.shard_index import is_share
 
 logger = logging.getLogger("trainwright.checkpoint")
 
@@ -89,6 +90,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if (kind := irregular(path)) is not None:
         raise CheckpointError(f"{path}: this is {kind}; it must be a file with weights.")
     if path.suffix == ".safetensors":
+        if is_share(read_header(path)):
+            raise CheckpointError(
+                f"{path}: holds the parts of the tensors that one process had; give the checkpoint, {path.parent}."
+            )
         tensors, metadata = read_tensors(path)
         renamed = names_in(metadata, RENAMED)
         tensors = {renamed.get(name, name): tensor for name, tensor in tensors.items()}

@@ -1,4 +1,7 @@
-"""Inspect checkpoints: ``trainwright checkpoint list|show|verify PATH``. Read-only; uses torch only for ``--deep``."""
+"""Inspect and export checkpoints: ``trainwright checkpoint list|show|verify|export PATH``.
+
+All but ``export`` are read-only; torch is used only for ``export`` and ``--deep``.
+"""
 
 import argparse
 import difflib
@@ -13,7 +16,7 @@ from typing import Any
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import POINTER_NAME, WEIGHTS_NAME, is_checkpoint
 from trainwright.checkpoint.manifest import MANIFEST_NAME
-from trainwright.checkpoint.safetensors_header import TIED, Header, names_in, read_header
+from trainwright.checkpoint.shard_index import Index, read_index, tensor_files
 from trainwright.checkpoint.verify import (
     CheckpointReport,
     FolderReport,
@@ -87,9 +90,8 @@ _MAX_SHOWN = 100  # characters of one extra
 def description(found: CheckpointReport) -> dict[str, Any]:
     """The facts that `show` prints, as JSON values. Unreadable values are None, with a fault."""
     faults = list(found.faults)
-    header = _header(found.folder, faults)
+    index = _index(found, faults)
     sizes = _sizes(found)
-    tensors = {} if header is None else header.tensors
     return {
         "path": str(found.path),
         "points_at": found.points_at,
@@ -101,15 +103,16 @@ def description(found: CheckpointReport) -> dict[str, Any]:
         "states": [name.removesuffix(".json") for name in sizes if name.endswith(".json") and name not in _NO_STATES],
         "extras": _extras(found.folder, faults) if _EXTRA in sizes else None,
         "weights": [
-            {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype} for name, tensor in tensors.items()
+            {"name": name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+            for name, tensor in sorted(index.tensors.items())
         ],
-        "tied": {} if header is None else names_in(header.metadata, TIED),
-        "num_parameters": sum(tensor.num_values for tensor in tensors.values()),
+        "tied": index.tied,
+        "num_parameters": sum(tensor.num_values for tensor in index.tensors.values()),
     }
 
 
 def _origin(found: CheckpointReport) -> dict[str, Any]:
-    return {name: getattr(found.manifest, name, None) for name in ("iteration", "saved_at", "world_size")}
+    return {name: getattr(found.manifest, name, None) for name in ("iteration", "saved_at", "world_size", "layout")}
 
 
 def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
@@ -121,7 +124,8 @@ def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
         iteration = facts["iteration"]
         ranks = counted(facts["world_size"], "process", "processes")
         of = "no iteration" if iteration is None else f"iteration {iteration}"
-        lines.append(f"{of}, saved at {local_time(found.saved_at)} by {ranks}")
+        grid = ", ".join(f"{name} {number}" for name, number in (facts["layout"] or {}).items() if number > 1)
+        lines.append(f"{of}, saved at {local_time(found.saved_at)} by {ranks}{shown(f' ({grid})' if grid else '')}")
     if facts["states"]:
         lines.append(f"states: {shown(', '.join(facts['states']))}")
     if facts["extras"]:
@@ -144,16 +148,18 @@ def _weights_lines(facts: dict[str, Any]) -> list[str]:
     return [*table([["weights", "shape", "dtype"], *rows]), f"  {tensors}, {parameters} with the buffers"]
 
 
-def _header(folder: Path, faults: list[str]) -> Header | None:
+def _index(found: CheckpointReport, faults: list[str]) -> Index:
+    """The tensors of the model, from the headers of their files."""
+    files = [WEIGHTS_NAME] if found.manifest is None else tensor_files(found.manifest, "model") or [WEIGHTS_NAME]
     try:
-        return read_header(folder / WEIGHTS_NAME)
+        return read_index(found.folder, files)
     except CheckpointError as error:
-        fault = str(error).removeprefix(f"{folder}{os.sep}")
+        fault = str(error).removeprefix(f"{found.folder}").lstrip(f"{os.sep}: ")
     except OSError as error:
-        fault = f"{WEIGHTS_NAME} cannot be read ({error.strerror})"
-    if not any(known.startswith(WEIGHTS_NAME) for known in faults):
+        fault = f"{Path(error.filename or WEIGHTS_NAME).name} cannot be read ({error.strerror})"
+    if not any(fault.startswith(known.partition(" ")[0]) for known in faults):
         faults.append(fault)
-    return None
+    return Index({}, {}, {})
 
 
 def _sizes(found: CheckpointReport) -> dict[str, int]:
@@ -197,6 +203,8 @@ usage: trainwright checkpoint COMMAND ...
         the contents of one: files, states, weights
   trainwright checkpoint verify PATH [--deep] [--json]
         read one, or all of a run, and compare every byte with the checksums
+  trainwright checkpoint export PATH [--output FOLDER] [--json]
+        write the weights as one file: of a checkpoint, or of the one that --resume uses
 
 exit code: 0 all complete, 1 some incomplete or damaged, 2 wrong path or argument
 """
@@ -229,6 +237,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     if command == "list":
         parser.add_argument("--verify", action="store_true", help="read the files too, instead of only their sizes")
+    if command == "export":
+        text = "a new folder; by default NAME-export in the working folder, with the name of PATH"
+        parser.add_argument("--output", metavar="FOLDER", type=Path, help=text)
     if command == "verify":
         parser.add_argument("--deep", action="store_true", help="also read each state back, and print sha256 sums")
     return parser
@@ -280,7 +291,33 @@ def _verify(folder: Path, args: argparse.Namespace) -> int:
     return COMPLETE if all(entry.is_complete for entry in found) and not pointer_faults else FAULTY
 
 
-_COMMANDS: dict[str, Callable[[Path, argparse.Namespace], int]] = {"list": _list, "show": _show, "verify": _verify}
+def _export(path: Path, args: argparse.Namespace) -> int:
+    from trainwright.checkpoint.export import export_weights
+
+    resumed = [] if _is_one(path) else [place.resumed.path for place in inspect_folders(path) if place.resumed]
+    if not resumed and not _is_one(path):
+        raise ConfigError(f"{path}: contains no complete checkpoint to export.")
+    checkpoint = resumed[0] if resumed else path
+    folder = args.output or Path(f"{path.resolve().name}-export")
+    tensors = export_weights(checkpoint, folder)
+    num_bytes = (folder / WEIGHTS_NAME).stat().st_size
+    files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    if args.json:
+        print(json.dumps({"checkpoint": str(checkpoint), "folder": str(folder), "files": files}, indent=1))
+    else:
+        what = f"{counted(len(tensors), 'tensor', 'tensors')}, {size(num_bytes)}"
+        print(f"{shown(checkpoint)}: {what} in {shown(folder / WEIGHTS_NAME)}")
+        others = [name for name in files if name != WEIGHTS_NAME]
+        print("\n".join(f"  also {shown(name)}" for name in others), end="\n" if others else "")
+    return COMPLETE
+
+
+_COMMANDS: dict[str, Callable[[Path, argparse.Namespace], int]] = {
+    "list": _list,
+    "show": _show,
+    "verify": _verify,
+    "export": _export,
+}
 
 
 def _existing(text: str) -> Path:

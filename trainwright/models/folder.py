@@ -13,6 +13,9 @@ from trainwright.checkpoint.files import commit_folder, swap_folders, temporary_
 from trainwright.checkpoint.hub import local_folder
 from trainwright.checkpoint.manifest import MANIFEST_NAME
 from trainwright.checkpoint.safetensors_file import TensorFile, tensor_key
+from trainwright.checkpoint.shard_index import tensor_files
+from trainwright.checkpoint.shards import ShardReader
+from trainwright.checkpoint.state_files import MODEL, completed
 from trainwright.checkpoint.verify import read_unchanged, verify
 from trainwright.checkpoint.weights import converted, group_names, load_weights, read_weights, split_model_state
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
@@ -88,7 +91,9 @@ def read_model_weights(folder: Path, filename: str = WEIGHTS_NAME) -> tuple[dict
         return _read_weights_file(folder, filename)
 
     def read(folder: Path) -> tuple[dict[str, Tensor], Path]:
-        verify(folder)
+        manifest = verify(folder)
+        if manifest.layout is not None:
+            return completed(ShardReader(folder, tensor_files(manifest, MODEL)).stored()), folder
         return _read_weights_file(folder, filename)
 
     return read_unchanged(folder, read)

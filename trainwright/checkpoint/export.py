@@ -1,0 +1,71 @@
+"""The weights of a checkpoint as one file, written tensor by tensor, with the files that other programs read."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from trainwright.checkpoint.files import commit_folder, temporary_sibling
+from trainwright.checkpoint.folder import WEIGHTS_NAME
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.safetensors_file import TensorFile, bytes_of
+from trainwright.checkpoint.safetensors_header import RENAMED, TIED
+from trainwright.checkpoint.shard_index import state_of, tensor_files
+from trainwright.checkpoint.shards import ShardReader, StoredTensor
+from trainwright.checkpoint.state_files import EXTRA, MODEL, MODEL_EXTRA, state_names
+from trainwright.checkpoint.verify import read_unchanged, verify
+from trainwright.config.errors import ConfigError
+
+
+def export_weights(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
+    """Write ``model.safetensors`` and the attached files of a checkpoint, such as ``config.json``, to a new folder.
+
+    One process reads a checkpoint of any layout; at most one tensor is in memory. Returns what was written.
+
+    Raises:
+        ConfigError: the folder is not empty.
+        CheckpointError: the checkpoint is damaged.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder}: exists; export to a new folder.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return read_unchanged(checkpoint, lambda found: _export(found, folder))
+
+
+def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
+    manifest = verify(checkpoint)
+    reader = ShardReader(checkpoint, tensor_files(manifest, MODEL))
+    tensors = {name: StoredTensor(reader, name, entry) for name, entry in reader.index.tensors.items()}
+    metadata = {TIED: reader.index.tied, RENAMED: reader.index.renamed}
+    temporary = temporary_sibling(folder)
+    try:
+        temporary.mkdir()
+        with open(temporary / WEIGHTS_NAME, "xb") as file:
+            _write(tensors, {key: json.dumps(names) for key, names in metadata.items() if names}, file)
+        for name in _attached(manifest):
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint / name, temporary / name)
+        commit_folder(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return tensors
+
+
+def _write(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str], file: BinaryIO) -> None:
+    metas = {name: stored.meta() for name, stored in tensors.items()}
+    stored_of = {id(meta): tensors[name] for name, meta in metas.items()}
+    layout = TensorFile(metas, metadata)
+    file.write(layout.header)
+    for meta, begin, end in layout.places:
+        if begin < end:
+            file.write(bytes_of(stored_of[id(meta)].whole()))
+
+
+def _attached(manifest: Manifest) -> list[str]:
+    """The files of a checkpoint that are no state of the training."""
+    adapters = "adapter_config"  # of peft
+    states = {MODEL, EXTRA, MODEL_EXTRA, *state_names(manifest)} - {adapters}
+    return [name for name in manifest.files if os.path.splitext(name)[0] not in states and state_of(name) not in states]
