@@ -50,7 +50,7 @@ def stages_of(build: Any, number: int) -> list[tuple[nn.Module, Stage]]:
     found = []
     for index in range(number):
         model = build()
-        (stage,), _ = cut_model(model, number, [index], Layout(pipeline=number).stage_ids)
+        (stage,), _, _ = cut_model(model, number, [index], Layout(pipeline=number).stage_ids)
         found.append((model, stage))
     return found
 
@@ -81,7 +81,7 @@ def test_each_name_is_on_one_stage_and_a_tied_one_on_two(name: str) -> None:
 
 def test_two_stages_of_one_process_hold_two_copies_of_a_tied_weight() -> None:
     model = build_gpt(layers=4)
-    stages, (tie,) = cut_model(model, 4, [0, 3], Layout(pipeline=4).stage_ids)
+    stages, (tie,), _ = cut_model(model, 4, [0, 3], Layout(pipeline=4).stage_ids)
     assert tie.names == {0: ("token_embedding.weight",), 3: ("head.weight",)}
     first, last = model.get_parameter("token_embedding.weight"), model.get_parameter("head.weight")
     assert first is not last
@@ -92,7 +92,8 @@ def test_two_stages_of_one_process_hold_two_copies_of_a_tied_weight() -> None:
 
 def test_both_stages_of_one_process_follow_the_mode_of_the_model() -> None:
     model = build_gpt(layers=4)
-    stages, _ = cut_model(model, 4, [0, 3], Layout(pipeline=4).stage_ids)
+    stages, _, ids = cut_model(model, 4, [0, 3], Layout(pipeline=4).stage_ids)
+    assert ids == [0, 1, 2, 3]
     model.eval()
     assert not any(module.training for stage in stages for module in stage.model.modules() if module.children() == [])
     stages[0].begin([{"token_ids": IDS}])

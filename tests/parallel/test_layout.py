@@ -95,7 +95,9 @@ def test_layers_of_each_stage(stages: int, layers: int, sizes: list[int]) -> Non
     ids = Layout(pipeline=stages).stage_ids(layers)
     assert [ids.count(stage) for stage in range(stages)] == sizes
     assert ids == sorted(ids)
-    assert Layout(pipeline=stages).stage_ids(layers, [0] * layers) == [0] * layers
+    assert Layout(pipeline=stages).automatic_stage_ids(layers) == ids
+    custom = tuple(range(stages)) + (stages - 1,) * (layers - stages)
+    assert Layout(pipeline=stages, custom_stage_ids=custom).stage_ids(layers) == list(custom)
 
 
 def test_the_stages_that_the_user_chooses() -> None:

@@ -133,14 +133,15 @@ class Stage(nn.Module):
 
 def cut_model(
     model: nn.Module, number: int, own: Sequence[int], stage_ids: Callable[[int], Sequence[int]]
-) -> tuple[list[Stage], list[Tie]]:
+) -> tuple[list[Stage], list[Tie], list[int]]:
     """Replace the modules of ``model`` that are not in one of the ``own`` stages; return these stages.
 
     Args:
         number: of all stages.
         stage_ids: the stage of each layer, from the number of layers.
 
-    Also returns the parameters that several stages hold, which is the same on every process.
+    Also returns the parameters that several stages hold, and the stage of each layer, which are the same on every
+    process.
 
     Raises:
         ConfigError: the model cannot be cut, or not into that many stages.
@@ -152,7 +153,7 @@ def cut_model(
             f"{type(model).__name__} has {len(layers)} layers ({form.layers}); {number} pipeline stages need at least"
             f" {number}."
         )
-    ids = stage_ids(len(layers))
+    ids = list(stage_ids(len(layers)))
     if len(ids) != len(layers):
         raise ConfigError(
             f"{type(model).__name__} has {len(layers)} layers ({form.layers}), but {len(ids)} are placed on stages"
@@ -187,7 +188,7 @@ def cut_model(
         _drop_parameters(model, places, set(own))
     for tie in ties:
         _untie(model, [names for stage, names in tie.names.items() if stage in own])
-    return stages, ties
+    return stages, ties, ids
 
 
 # Forms of models.

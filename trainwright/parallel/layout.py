@@ -4,8 +4,8 @@ A run of ``world_size`` processes is a grid of pipeline stages x data ranks x te
 place are neighbours. ``data = replicate * shard``: with ZeRO, ``shard`` data ranks hold one copy of the model together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainwright.config.errors import ConfigError, did_you_mean
@@ -120,16 +120,22 @@ class Layout:
             None if custom is None else tuple(custom),
         )  # fmt: skip
 
-    def stage_ids(self, num_layers: int, custom: Sequence[int] | None = None) -> list[int]:
-        """The stage of each layer, in ascending order.
+    @property
+    def all_stages(self) -> "Layout":
+        """The same with as many pipeline ranks as stages, of which some schedules have several on each process."""
+        return replace(self, pipeline=self.pipeline * STAGES_PER_PROCESS.get(self.schedule, 1))
 
-        Without ``custom`` or ``custom_stage_ids`` all stages get equally many layers, the later ones one more where
-        they do not divide; of 4 or more stages with 2 or more layers each that divide, the last one gets fewer, so that
-        the middle ones have more (LiBai's rule).
+    def stage_ids(self, num_layers: int) -> list[int]:
+        """The stage of each layer, in ascending order: the user's, or :meth:`automatic_stage_ids`."""
+        custom = self.custom_stage_ids
+        return self.automatic_stage_ids(num_layers) if custom is None else list(custom)
+
+    def automatic_stage_ids(self, num_layers: int) -> list[int]:
+        """All stages get equally many layers, the later ones one more where they do not divide.
+
+        Of 4 or more stages with 2 or more layers each that divide, the last one gets fewer, so that the middle ones
+        have more (LiBai's rule).
         """
-        custom = self.custom_stage_ids if custom is None else custom
-        if custom is not None:
-            return list(custom)
         stages, placed = self.pipeline, num_layers
         if stages >= 4 and num_layers >= 8 and num_layers % stages == 0:
             placed += min(stages - 1, num_layers // stages)

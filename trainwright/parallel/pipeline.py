@@ -8,7 +8,6 @@ import functools
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.cut import Stage, Tie, cut_model
 from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline
-from trainwright.parallel.layout import STAGES_PER_PROCESS
 from trainwright.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -44,18 +42,17 @@ class Pipeline:
         is_last: whether this process has the last stage, which computes outputs and losses.
         last_rank: the pipeline rank of the process that has it.
         ties: the parameters that several stages hold.
+        layer_stages: the stage of each layer.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, device: torch.device) -> None:
         """Cut ``model``, in place. Every process calls this with the same model."""
         layout = mesh.layout
-        per_process = STAGES_PER_PROCESS.get(layout.schedule, 1)
-        self._number = number = layout.pipeline * per_process
+        self._number = number = layout.all_stages.pipeline
         self._rank_of = [_rank_of(stage, layout.pipeline, layout.schedule) for stage in range(number)]
         own = [stage for stage, rank in enumerate(self._rank_of) if rank == mesh.pipeline_rank]
-        stages = replace(layout, pipeline=number)
         self._model = model
-        self.stages, self.ties = cut_model(model, number, own, stages.stage_ids)
+        self.stages, self.ties, self.layer_stages = cut_model(model, number, own, layout.all_stages.stage_ids)
         for stage in self.stages:  # schedules with zero bubbles detach outputs in place, which views do not allow
             stage.copies_output = layout.schedule.endswith("ZeroBubble")
         self.is_last, self.last_rank = self.stages[-1].is_last, self._rank_of[-1]

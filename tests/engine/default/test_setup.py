@@ -1,6 +1,7 @@
 """What is complete, checked and written before a training from a configuration begins."""
 
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainwright.data import DistTensorData, Instance, build_image_train_loader
 from trainwright.engine import default_setup
 from trainwright.engine.default import setup
 from trainwright.engine.default.setup import bind_arguments, call_with_known
+from trainwright.parallel.layout import Layout
 
 SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
@@ -158,3 +160,27 @@ def test_a_builder_gets_what_it_takes_and_the_node_leaves_open() -> None:
 def test_something_ready_made_is_returned_as_it_is() -> None:
     ready = [1, 2]
     assert call_with_known(ready, {"train_batch_size": 8}) is ready
+
+
+@dataclass
+class Processes:
+    layout: Layout
+
+
+def test_the_layout_is_written_into_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(setup, "get_world_size", lambda: 8)
+    custom = (0, 0, 0, 1, 2, 3, 3, 3)
+    monkeypatch.setattr(setup, "current_mesh", lambda: Processes(Layout(2, pipeline=4, custom_stage_ids=custom)))
+    monkeypatch.setattr(setup, "get_data_parallel_size", lambda: 2)
+    cfg = get_config("common/defaults.py")
+    cfg.train.dist.update(num_nodes=1, pipeline_num_layers=8)
+    setup.complete_batch_sizes(cfg)
+    dist = cfg.train.dist
+    assert (dist.num_nodes, dist.num_gpus_per_node) == (2, 4)
+    assert (dist.auto_pipeline_stage_id, dist.actual_pipeline_stage_id) == ([0, 0, 1, 1, 2, 2, 2, 3], list(custom))
+    assert caplog.messages == ["train.dist.num_nodes: the configuration has 1, this run has 2."]
+    with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, but the model has 6 layers\. Set 6, or None"):
+        setup.check_num_layers(dist, [0, 0, 1, 1, 2, 3])

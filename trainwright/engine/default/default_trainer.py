@@ -30,6 +30,7 @@ from trainwright.engine.default.setup import (
     call_with_known,
     changed_settings,
     check_eval_metric,
+    check_num_layers,
     complete_batch_sizes,
     expand_output_dir,
     join_ranks,
@@ -143,6 +144,8 @@ class DefaultTrainer(StepMethods):
         )
         if recompute:
             log_recomputed(recomputed)
+        if (pipeline := pipeline_of(self.model)) is not None:
+            check_num_layers(cfg.train.dist, pipeline.layer_stages)
         optimizer: Any = self.build_optimizer(cfg, self.model)
         self.optimizer = NamedOptimizers(optimizer) if isinstance(optimizer, Mapping) else optimizer
         schedule: Any = self.build_lr_scheduler(cfg, self.optimizer)

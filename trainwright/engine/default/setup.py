@@ -38,7 +38,13 @@ from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.objective import objective_of_name
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.parallel.data_parallel import setup_dist_util
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.parallel.dist import (
+    get_data_parallel_rank,
+    get_data_parallel_size,
+    get_world_size,
+    is_main_process,
+)
+from trainwright.parallel.mesh import current_mesh
 
 # Settings that the start of a run shows by other names.
 _SHOWN_ELSEWHERE = {
@@ -229,7 +235,7 @@ def expand_output_dir(cfg: DictConfig) -> None:
 
 
 def complete_batch_sizes(cfg: DictConfig) -> None:
-    """Write the three batch sizes, and the number of processes that share a global batch, into ``cfg.train``.
+    """Write the three batch sizes and the layout of the processes into ``cfg.train``.
 
     Sizes that a run on another number of processes completed, as in its ``config.yaml``, keep the global batch.
 
@@ -244,6 +250,38 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
         sizes["num_accumulation_steps"] = None
     train.update(dict(zip(names, resolve_batch_sizes(sizes, num_ranks), strict=True)))
     train.dist.data_parallel_size = num_ranks
+    _record_layout(train.dist)
+
+
+def _record_layout(dist: DictConfig) -> None:
+    """Write the number of machines, the processes of each, and the stages of the layers into ``train.dist``.
+
+    Other machines than those of a saved configuration are a warning.
+    """
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", get_world_size()))
+    found: dict[str, Any] = {"num_nodes": max(1, get_world_size() // each), "num_gpus_per_node": each}
+    for name, number in found.items():
+        if dist.get(name) not in (None, number) and is_main_process():
+            logger.warning("train.dist.%s: the configuration has %s, this run has %d.", name, dist[name], number)
+    mesh = current_mesh()
+    if mesh is not None and mesh.layout.pipeline > 1 and (layers := dist.pipeline_num_layers) is not None:
+        stages = mesh.layout.all_stages
+        found["auto_pipeline_stage_id"] = stages.automatic_stage_ids(layers)
+        found["actual_pipeline_stage_id"] = stages.stage_ids(layers)
+    dist.update(found)
+
+
+def check_num_layers(dist: DictConfig, layer_stages: Sequence[int]) -> None:
+    """Compare ``train.dist.pipeline_num_layers`` with the layers of the model that was cut.
+
+    Raises:
+        ConfigError: the model has another number of layers.
+    """
+    if dist.pipeline_num_layers not in (None, len(layer_stages)):
+        raise ConfigError(
+            f"train.dist.pipeline_num_layers: got {dist.pipeline_num_layers}, but the model has {len(layer_stages)}"
+            f" layers. Set {len(layer_stages)}, or None: then it is counted."
+        )
 
 
 def _as_text(path: str) -> str:
