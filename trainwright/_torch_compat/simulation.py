@@ -6,7 +6,7 @@ from the replacements that :func:`simulated_process` makes while it is active, w
 
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -121,7 +121,9 @@ class SimulatedReplica(DistributedDataParallel):
 
 def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     if id(tensor) not in memo:
-        memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        same = tensor.detach().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(same, tensor.requires_grad) if is_parameter else same
     copied: Tensor = memo[id(tensor)]
     return copied
 
@@ -132,6 +134,22 @@ def _with_data(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **options)
 
     return call
+
+
+def static_pipeline() -> AbstractContextManager[Any]:
+    """A context in which stages of torch's pipelines do not ask each other whether all know the shapes: all do."""
+    from torch.distributed.pipelining import schedules
+
+    name = "_warmup_p2p"  # since torch 2.13
+    kind: Any = schedules._PipelineSchedule
+    if not hasattr(kind, name):
+        return nullcontext()
+
+    def know(schedule: Any, stages: list[Any], *_: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = schedules.InferenceMode.STATIC
+
+    return mock.patch.object(kind, name, know)
 
 
 def _gather_objects(objects: list[Any], value: Any, group: Any = None) -> None:
@@ -150,12 +168,16 @@ def _converted() -> Callable[..., nn.Module]:
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                if tensor not in results:
+                result = results.get(tensor)
+                if result is None:
                     with torch.no_grad():
                         result = function(tensor)
-                    is_new_parameter = result is not tensor and isinstance(tensor, nn.Parameter)
-                    results[tensor] = nn.Parameter(result, tensor.requires_grad) if is_new_parameter else result
-                tensors[name] = results[tensor]
+                    if result is tensor:
+                        continue
+                    if isinstance(tensor, nn.Parameter):
+                        result = nn.Parameter(result, tensor.requires_grad)
+                    results[tensor] = result
+                tensors[name] = result
         return module
 
     return apply

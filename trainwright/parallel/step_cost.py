@@ -4,6 +4,7 @@ The operations of the step are run on tensors without data (``simulated_process`
 it exists.
 """
 
+import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright._torch_compat.simulation import SimulatedReplica, simulated_process
 from trainwright.parallel import data_parallel
+from trainwright.parallel.simulated_pipeline import simulated_stages
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def counted_process(rank: int = 0, world_size: int = 1) -> Iterator["TensorBytes
     with (
         simulated_process(rank, world_size),
         mock.patch.object(data_parallel, "DistributedDataParallel", SimulatedReplica),
+        simulated_stages(),
         TensorBytes() as counted,
         counted.watching_sizes(),
     ):
@@ -77,6 +80,7 @@ def measure(
     """
     for _ in range(num_warmup):
         step()
+    gc.collect()  # what was needed to begin may be in reference cycles
     counted.start()
     step()
     traffic = dict(counted.traffic)

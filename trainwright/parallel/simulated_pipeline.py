@@ -1,0 +1,59 @@
+"""Pipeline stages of a simulated process, without the processes of the other stages."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from trainwright._torch_compat.simulation import static_pipeline
+from trainwright.parallel import cut
+from trainwright.parallel.pipeline import Pipeline
+
+
+@contextmanager
+def simulated_stages() -> Iterator[None]:
+    """A context in which a pipeline learns the shapes of hidden states from a copy of the complete model."""
+    build, stack = Pipeline.__init__, ExitStack()
+
+    def keep_copy(self: Pipeline, model: nn.Module, *arguments: Any) -> None:
+        stack.enter_context(static_pipeline())
+        complete = copy.deepcopy(model)
+        build(self, model, *arguments)
+        vars(self)["_complete"] = complete
+
+    with (
+        stack,
+        mock.patch.object(Pipeline, "__init__", keep_copy),
+        mock.patch.object(Pipeline, "_probe", _probe),
+        mock.patch.object(Pipeline, "broadcast_object", _logged_names),
+        mock.patch.object(cut._OfTransformers, "check"),  # compares values
+    ):
+        yield
+
+
+@torch.no_grad()
+def _probe(pipeline: Any, batch: Any) -> list[tuple[Tensor | None, Any]]:
+    """What each stage of this process receives and returns, by running all stages."""
+    number = pipeline._number
+    layout = replace(pipeline._mesh.layout, pipeline=number)
+    stages, _ = cut.cut_model(vars(pipeline).pop("_complete"), number, range(number), layout.stage_ids)
+    has_autocast = hasattr(vars(pipeline.stages[0]).get("forward"), "runs_under_autocast")
+    own = {stage.index for stage in pipeline.stages}
+    hidden, found = None, []
+    with torch.autocast("cpu", torch.bfloat16, enabled=has_autocast):
+        for stage in stages:
+            stage.eval().begin([batch])
+            before, hidden = hidden, stage(hidden)
+            if stage.index in own:
+                found.append((before, hidden))
+    return found
+
+
+def _logged_names(pipeline: Pipeline, value: Any) -> Any:
+    """The names of the last stage's logged values; on the other stages, of two placeholders."""
+    return value if pipeline.is_last else (("", "loss"), False)
