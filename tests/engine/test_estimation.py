@@ -24,7 +24,7 @@ LENGTH, VOCABULARY = 64, 512
 class Texts(Dataset[dict[str, Tensor]]):
     def __init__(self, name: str) -> None:
         self._name = name
-        self._ids = torch.randint(1, VOCABULARY, (24, LENGTH), generator=torch.Generator().manual_seed(0))
+        self._ids = torch.randint(1, VOCABULARY, (1024, LENGTH), generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -115,7 +115,7 @@ def test_the_peak_is_within_ten_percent_of_the_measured_one(name: str) -> None:
     assert found.optimizer == pytest.approx(2 * found.trainable, rel=0.01)  # AdamW
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -132,13 +132,49 @@ def test_settings_that_change_the_memory(settings: dict[str, Any]) -> None:
         assert estimate(build, config).peak == pytest.approx(measured(name, settings), rel=0.1)
 
 
-def test_data_parallelism_of_two_processes() -> None:
-    real = on_ranks(measured, "resnet", {}, world_size=2, timeout=120)
-    config, build = run_of("resnet")
-    found = estimate(build, config, world_size=2, rank=1)
-    assert found.layout.data == 2
-    assert found.peak == pytest.approx(max(real), rel=0.1)
-    assert found.costs[1].traffic["all-reduce"] == found.costs[1].trainable
+# Of two processes.
+LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "data parallel": ("resnet", {}),
+    "ZeRO 3": ("gpt", {"zero_stage": 3, "mixed_precision": "bf16", "gradient_checkpointing": True}),
+    "pipeline": ("gpt", {"pipeline_parallel_size": 2, "gradient_accumulation_steps": 4}),
+}
+
+
+def measured_each() -> dict[str, int]:
+    return {layout: measured(*run) for layout, run in LAYOUTS.items()}
+
+
+@pytest.fixture(scope="module")
+def on_two_processes() -> list[dict[str, int]]:
+    """The measured peak of each layout, by rank."""
+    return on_ranks(measured_each, world_size=2, timeout=180)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_two_processes(layout: str, on_two_processes: list[dict[str, int]]) -> None:
+    name, settings = LAYOUTS[layout]
+    config, build = run_of(name, **settings)
+    found = estimate(build, config, world_size=2)
+    assert [*found.costs] == ([0, 1] if layout == "pipeline" else [0])
+    for rank, cost in found.costs.items():
+        assert cost.peak == pytest.approx(on_two_processes[rank][layout], rel=0.1)
+    assert found.peak == max(cost.peak for cost in found.costs.values())
+
+
+def test_the_traffic_of_layouts() -> None:
+    whole = estimate(*reversed(run_of("gpt"))).costs[0].trainable
+    steps = {"gradient_accumulation_steps": 4}
+    traffic = {}
+    for stage in (0, 1, 3):
+        config, build = run_of("gpt", zero_stage=stage, **steps)
+        traffic[stage] = estimate(build, config, world_size=64).costs[0].traffic
+    assert traffic[0] == {"all-reduce": whole}
+    assert traffic[1] == {"all-gather": whole, "reduce-scatter": whole}  # once in an update
+    assert traffic[3]["all-gather"] > 4 * whole  # in each forward and backward pass
+    config, build = run_of("gpt", pipeline_parallel_size=2, **steps)
+    first, last = estimate(build, config, world_size=2).costs.values()
+    hidden = 4 * 4 * LENGTH * 128 * 4  # micro-batches, samples, tokens, features, bytes
+    assert first.traffic["send"] == last.traffic["receive"] == hidden
 
 
 def described(tmp_path: Path) -> Any:

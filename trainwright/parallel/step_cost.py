@@ -7,7 +7,7 @@ it exists.
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,8 +29,8 @@ class StepCost:
     """The memory and the traffic of one update on one process, in bytes.
 
     Attributes:
-        parameters: with the buffers of the model.
-        trainable: those of the parameters that are trained: all gradients together have this size.
+        parameters: with the buffers of the model, and with what ZeRO has gathered of other processes' parameters.
+        trainable: this process's part of the parameters that are trained.
         gradients: those that exist at the peak.
         optimizer: the state of the optimizers.
         activations: everything else that exists at the peak: activations, the batch, buffers of data parallelism,
@@ -67,7 +67,7 @@ def counted_process(rank: int = 0, world_size: int = 1) -> Iterator["TensorBytes
 def measure(
     step: Callable[[], object],
     model: nn.Module,
-    optimizers: Iterable[Optimizer],
+    optimizers: Sequence[Optimizer],
     counted: "TensorBytes",
     *,
     num_warmup: int = 2,
@@ -87,7 +87,8 @@ def measure(
     at_peak: dict[str, int] = {}
 
     def divide() -> None:
-        parameters = [*model.parameters(), *model.buffers()]
+        trained = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
+        parameters = [*model.parameters(), *model.buffers(), *trained]  # with ZeRO, the last are the shards
         states = [value for one in optimizers for state in one.state.values() for value in state.values()]
         at_peak["parameters"] = size_of(parameters)
         at_peak["gradients"] = size_of(parameter.grad for parameter in parameters if parameter.grad is not None)
@@ -96,7 +97,8 @@ def measure(
     peak = counted.peak
     counted.start(at_peak=divide)
     step()
-    trainable = size_of(parameter for parameter in model.parameters() if parameter.requires_grad)
+    groups = [group for one in optimizers for group in one.param_groups]
+    trainable = size_of(parameter for group in groups for parameter in group["params"] if parameter.requires_grad)
     activations = peak - sum(at_peak.values())
     return StepCost(**at_peak, activations=activations, trainable=trainable, traffic=traffic)
 
@@ -112,7 +114,9 @@ def size_of(tensors: Iterable[Any]) -> int:
 def _storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     if hasattr(tensor, "__tensor_flatten__"):  # a subclass that holds tensors, as DTensor
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):
+                yield from _storages(inner)
     else:
         yield tensor.untyped_storage()
 
