@@ -136,6 +136,7 @@ def test_settings_that_change_the_memory(settings: dict[str, Any]) -> None:
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "data parallel": ("resnet", {}),
     "ZeRO 3": ("gpt", {"zero_stage": 3, "mixed_precision": "bf16", "gradient_checkpointing": True}),
+    "tensor": ("gpt", {"tensor_parallel_size": 2}),
     "pipeline": ("gpt", {"pipeline_parallel_size": 2, "gradient_accumulation_steps": 4}),
 }
 
@@ -165,10 +166,9 @@ def test_the_traffic_of_layouts() -> None:
     whole = estimate(*reversed(run_of("gpt"))).costs[0].trainable
     steps = {"gradient_accumulation_steps": 4}
     traffic = {}
-    for stage in (0, 1, 3):
+    for stage in (1, 3):
         config, build = run_of("gpt", zero_stage=stage, **steps)
         traffic[stage] = estimate(build, config, world_size=64).costs[0].traffic
-    assert traffic[0] == {"all-reduce": whole}
     assert traffic[1] == {"all-gather": whole, "reduce-scatter": whole}  # once in an update
     assert traffic[3]["all-gather"] > 4 * whole  # in each forward and backward pass
     config, build = run_of("gpt", pipeline_parallel_size=2, **steps)
