@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROJECT := examples/mnist
 OUTPUT := output/MNIST
 
-.PHONY: help demo test test-fast test-all torture check format bench bench-table docs setup clean
+.PHONY: help demo test test-fast test-all torture check format bench bench-table gpu docs setup clean
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; creates .venv first)"
@@ -16,6 +16,7 @@ help:
 	@echo "make check   format, lint, strict types, import floors"
 	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
 	@echo "make bench-table  run all benchmarks and update the table of docs/performance.md (about an hour)"
+	@echo "make gpu     measure everything that needs an NVIDIA GPU (under ten minutes), and write bench-out/gpu.md"
 	@echo "make docs    update the images of the documentation from a run of the demo"
 	@echo "make setup   create the complete environment in .venv"
 	@echo "make clean   remove .venv and the output of the demo"
@@ -86,6 +87,10 @@ bench-table: $(VENV)/.all
 	for name in calls start checkpoint resume graph; do \
 		$(BIN)/python -m benchmarks.$$name --json bench-out/$$name.json || exit 1; done
 	$(BIN)/python -m benchmarks.table bench-out/*.json
+
+# Without a GPU it says so and ends with an error.
+gpu: $(VENV)/.all
+	$(BIN)/python -m benchmarks.gpu_table --into bench-out/gpu.md
 
 docs: demo
 	cp $(OUTPUT)/curves.png docs/images/mnist_curves.png

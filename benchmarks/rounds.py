@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import pty
+import re
 import socket
 import statistics
 import subprocess
@@ -25,6 +26,7 @@ from benchmarks.worker import RESULT
 
 REPOSITORY = Path(__file__).parents[1]
 PLAIN = "plain"
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?([\w.]+(?:Error|Exception|Exit|Interrupt)\b.*)")  # the last line of a traceback
 TITLES = {
     "plain": "plain loop",
     "plain:fused": "plain loop, fused Adam",
@@ -83,12 +85,14 @@ def run(
     command = [sys.executable, "-m", module, peer, json.dumps(settings)]
     port = _free_port()
     outputs = [_Process(command, _of_rank(rank, ranks, port) | variables, settings) for rank in range(ranks)]
-    texts = [output.finish(timeout_s) for output in outputs]
+    deadline = time.monotonic() + timeout_s
+    texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]
     for line in reversed(texts[0].splitlines()):
         if line.startswith(RESULT):
             return json.loads(line[len(RESULT) :]) | {"spawned_ns": outputs[0].spawned_ns}
-    lines = [line for line in texts[0].splitlines() if line.strip()]
-    return {"name": peer, "error": lines[-1] if lines else "no output"}
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    errors = [match[1] for line in lines if (match := _ERROR.match(line))]
+    return {"name": peer, "error": errors[0] if errors else lines[-1] if lines else "no output"}
 
 
 def take_turns(peers: Sequence[str], settings: Mapping[str, Any], *, rounds: int, **variables: str) -> list[Any]:
@@ -127,7 +131,7 @@ class _Process:
             text, _ = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            text = f"killed after {timeout_s:.0f} s (timeout)"
+            text = "killed: it ran longer than its time limit"
         if self._reader is not None and self._terminal is not None:
             self._reader.join()
             os.close(self._terminal)

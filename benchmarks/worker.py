@@ -51,6 +51,10 @@ def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
         result["fit_s"] = (time.perf_counter_ns() - imported) / 1e9
     result |= job.clock.metrics(job.warm, job.accumulation)
     result["us_between_lines"] = job.clock.us_between_lines(job.log_every)
+    if job.device != "cpu":
+        import torch
+
+        result["gpu_peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
     return result | {"peak_mib": peak_mib(), "first_steps_ns": job.clock.wall[:2]}
 
 

@@ -1,0 +1,286 @@
+"""A row of ``benchmarks.gpu_table`` in a process of its own: ``python -m benchmarks.gpu_rows saves '{"tiny": false}'``.
+
+Each function takes the settings, measures on their device, and returns a ``Found``. In rows of several processes, each
+process runs the function.
+"""
+
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.checkpoint import Training, measure_saves
+from benchmarks.models import MLP, WithLoss, random_data
+from benchmarks.worker import print_result
+from trainwright import Trainer, TrainingConfig
+from trainwright.checkpoint import Checkpointer
+from trainwright.data import ColumnDataset
+from trainwright.data.prefetch import ahead
+from trainwright.hooks import HookBase
+from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
+from trainwright.parallel import setup_dist_util
+from trainwright.parallel.data_parallel import shut_down
+
+LOSS_TOLERANCE = 1e-4  # of float32 losses on one device, computed in another order
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``tiny``: sizes for a test of the program itself, which are too small to measure speed.
+
+    ``layout``: settings of ``TrainingConfig``; ``expected``: losses of the same training in one process.
+    """
+
+    device: str = "cuda"
+    tiny: bool = False
+    ranks: int = 1
+    layout: dict[str, Any] = field(default_factory=dict)
+    expected: Sequence[float] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Found:
+    """``result``: what was measured; ``expected``: what it must be; ``losses``: for rows that are compared with it."""
+
+    result: str
+    expected: str
+    passed: bool
+    losses: Sequence[float] = ()
+
+
+def collectives(settings: Settings) -> Found:
+    """Sum, gather, scatter and broadcast tensors between the processes; time the sum."""
+    backend = "nccl" if settings.on_gpu else "gloo"
+    if settings.ranks == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        device = torch.device(settings.device)
+    else:
+        device = setup_dist_util({"device_type": settings.device})
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    numbers = torch.arange(1.0, ranks + 1)
+    summed = torch.full((2**10 if settings.tiny else 2**24,), rank + 1.0, device=device)
+    dist.all_reduce(summed)
+    gathered, scattered = torch.empty(ranks, device=device), torch.empty(1, device=device)
+    dist.all_gather_into_tensor(gathered, torch.full((1,), rank + 1.0, device=device))
+    dist.reduce_scatter_tensor(scattered, gathered)
+    sent = torch.full((3,), float(rank), device=device)
+    dist.broadcast(sent, 0)
+    right = [
+        bool((summed == numbers.sum()).all()),
+        torch.equal(gathered.cpu(), numbers),
+        scattered.item() == ranks * (rank + 1),
+        not sent.any(),
+    ]
+    calls = 3 if settings.tiny else 20
+    settings.synchronize()
+    start = time.perf_counter()
+    for _ in range(calls):
+        dist.all_reduce(summed)
+    settings.synchronize()
+    seconds = (time.perf_counter() - start) / calls
+    speed = 2 * (ranks - 1) / ranks * summed.nbytes / seconds / 1e9
+    shut_down()
+    return Found(
+        f"{backend}, processes: {ranks}; sum of {summed.nbytes / 2**20:.3g} MiB in {seconds * 1e3:.3f} ms"
+        + (f", {speed:.1f} GB/s" if ranks > 1 else ""),
+        "exact results of all_reduce, all_gather, reduce_scatter and broadcast",
+        all(right),
+    )
+
+
+def prefetch(settings: Settings) -> Found:
+    """Copy batches from pinned memory on a second stream while the previous one is used."""
+    length, width, steps = (64, 64, 4) if settings.tiny else (4096, 4096, 30)
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(length, width, generator=generator) for _ in range(4)]
+    if settings.on_gpu:
+        batches = [batch.pin_memory() for batch in batches]
+    weight = torch.eye(width, device=settings.device)
+
+    def run(read: Callable[[Sequence[Tensor]], Any]) -> tuple[list[Tensor], float]:
+        sums, start = [], 0.0
+        for number, batch in enumerate(read([batches[number % 4] for number in range(steps + 2)])):
+            if number == 2:
+                settings.synchronize()
+                start = time.perf_counter()
+            hidden = batch
+            for _ in range(8):
+                hidden = hidden @ weight
+            sums.append(hidden.sum())
+        settings.synchronize()
+        return sums, (time.perf_counter() - start) / steps * 1e3
+
+    device = torch.device(settings.device)
+    plain, plain_ms = run(lambda items: (item.to(device) for item in items))
+    ours, ours_ms = run(lambda items: ahead(items, device))
+    return Found(
+        f"{ours_ms:.3f} ms a step; {plain_ms:.3f} with copies before each step",
+        "the same batches",
+        torch.equal(torch.stack(plain), torch.stack(ours)),
+    )
+
+
+def saves(settings: Settings) -> Found:
+    """Save asynchronously while training goes on, and load: the values are those at the time of the save."""
+    training = Training(2 if settings.tiny else 96, settings.device)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "measured").mkdir()
+        measured = {row["name"]: row for row in measure_saves(training, Path(folder, "measured"), 1)}
+        checkpointer = Checkpointer(training.model, Path(folder, "compared"), optimizer=training.optimizer)
+        checkpointer.prepare()
+        before = [parameter.detach().clone() for parameter in training.model.parameters()]
+        checkpointer.save("model_0000001", iteration=1)
+        for _ in range(3):
+            training.step()
+        checkpointer.wait()
+        checkpointer.load(Path(folder, "compared", "model_0000001"))
+        is_equal = all(map(torch.equal, before, training.model.parameters()))
+    stalls = {name: row["stall_s"] for name, row in measured.items()}
+    size = sum(parameter.nbytes for parameter in training.model.parameters()) * 3 / 2**30
+    return Found(
+        f"{size:.3g} GiB: the step with the save takes {stalls['asynchronous']:.3f} s longer;"
+        f" {stalls['torch.save']:.3f} s with torch.save",
+        "the file holds the values before the next step, bitwise",
+        is_equal,
+    )
+
+
+class LargeLoss(WithLoss):
+    """Its scaled gradients are too large for float16 until the scaler has reduced its scale."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": 100 * super().forward(x, labels)["loss"]}
+
+
+def fp16(settings: Settings) -> Found:
+    """Train in float16: the scaler skips updates whose gradients overflow, and the others update the weights."""
+    batch = _features(1).columns
+    data = ColumnDataset(**{name: value.repeat(40, *[1] * (value.dim() - 1)) for name, value in batch.items()})
+    losses, trainer = _losses(LargeLoss(MLP()), settings, data, mixed_precision="fp16", learning_rate=1e-2)
+    scale = trainer._grad_scaler.get_scale()
+    return Found(
+        f"scale 65536 → {scale:g}; loss {losses[0]:.1f} → {losses[-1]:.1f}",
+        "a smaller scale, a finite and smaller loss",
+        0 < scale < 65536 and losses[-1] < losses[0],
+    )
+
+
+def graph(settings: Settings) -> Found:
+    """Graph mode and eager steps give the same losses."""
+    steps = 12 if settings.tiny else 200
+    torch.manual_seed(0)
+    weights = MLP().state_dict()
+    found = []
+    for is_graph in (False, True):
+        net = MLP()
+        net.load_state_dict(weights)
+        found.append(_losses(WithLoss(net), settings, _features(steps), graph=is_graph)[0])
+    worst = _difference(*found)
+    return Found(
+        f"largest difference of {steps} losses: {worst:.1e}", f"<= {LOSS_TOLERANCE:g}", worst <= LOSS_TOLERANCE
+    )
+
+
+def layout(settings: Settings) -> Found:
+    """Train a GPT under a layout of the processes."""
+    words, length, width, layers, steps, batch = (
+        (32, 12, 16, 4, 5, 8) if settings.tiny else (8192, 512, 768, 12, 24, 32)
+    )
+    torch.manual_seed(0)
+    config = GPTTextGenerationConfig(
+        vocab_size=words, hidden_size=width, num_hidden_layers=layers, num_attention_heads=max(2, width // 64),
+        hidden_dropout_prob=0.0, max_position_embeddings=length,
+    )  # fmt: skip
+    rows = torch.randint(words, (batch * steps, length))
+    shards = settings.layout.get("tensor_parallel_size", 1) * settings.layout.get("pipeline_parallel_size", 1)
+    losses, trainer = _losses(
+        GPTTextGeneration(config), settings, ColumnDataset(token_ids=rows, labels=rows),
+        batch_size=batch // (settings.ranks // shards), **settings.layout,
+    )  # fmt: skip
+    ms = trainer.record.ms_per_step
+    mib = torch.cuda.max_memory_allocated() / 2**20 if settings.on_gpu else 0.0
+    if settings.ranks > 1:
+        largest = torch.tensor([mib, ms], device=trainer.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        mib, ms = largest.tolist()
+        shut_down()
+    worst = _difference(losses, settings.expected or losses)
+    result = f"{ms:.1f} ms a step" + (f", {mib:.0f} MiB a GPU" if settings.on_gpu else "")
+    if not settings.expected:
+        return Found(result, "trains", len(losses) == steps, losses)
+    tolerance = 1e-3  # of matrix products in parts, over all updates
+    return Found(f"{result}; losses differ by {worst:.1e}", f"losses within {tolerance:g}", worst <= tolerance, losses)
+
+
+class Record(HookBase):
+    """The loss of each step, on the device until the end, and milliseconds per step after the first ones."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self.losses, self._starts = settings, list[float](), list[float]()
+
+    def after_step(self) -> None:
+        storage = self.trainer.storage
+        storage.reduce()
+        self.losses.append(float(storage.latest()["total_loss"][0]))
+        self._settings.synchronize()
+        self._starts.append(time.perf_counter())
+
+    @property
+    def ms_per_step(self) -> float:
+        counted = self._starts[len(self._starts) // 3 :]
+        return (counted[-1] - counted[0]) / (len(counted) - 1) * 1e3
+
+
+def _features(steps: int) -> ColumnDataset:
+    x, labels = random_data("mlp", 32 * steps)
+    return ColumnDataset(x=x, labels=labels)
+
+
+def _losses(model: nn.Module, settings: Settings, data: ColumnDataset, **config: Any) -> tuple[list[float], Any]:
+    """The loss of each step of a training by ``Trainer``, and the trainer."""
+    with tempfile.TemporaryDirectory() as folder:
+        fixed: dict[str, Any] = {"num_epochs": 1, "batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
+        quiet = {
+            "save_enabled": False,
+            "eval_strategy": "no",
+            "metrics": [],
+            "dataloader_shuffle": False,
+            "log_steps": 10_000,
+        }
+        settings_of_run = fixed | quiet | {"device_str": settings.device, "output_dir": folder} | config
+        trainer = Trainer(model, TrainingConfig(**settings_of_run), train_dataset=data)
+        trainer.record = Record(settings)  # type: ignore[attr-defined]
+        trainer.register_hooks([trainer.record])  # type: ignore[attr-defined]
+        trainer.train()
+    return trainer.record.losses, trainer  # type: ignore[attr-defined]
+
+
+def _difference(some: Sequence[float], others: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(some, others, strict=True))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = globals()[sys.argv[1]](Settings(**json.loads(sys.argv[2])))
+    print_result(dataclasses.asdict(found))
+
+
+if __name__ == "__main__":
+    main()
