@@ -1,11 +1,29 @@
-"""ZeRO and its hybrid through both APIs: losses, norms and evaluations are those of one process."""
+"""ZeRO and its hybrid: numbers of one process through both APIs, a user's own parts, and evaluations on any ranks."""
 
+import contextlib
+import io
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.distributed.layout_runs import APIS, assert_equal_runs, train, train_on_ranks
+from tests.distributed.layout_runs import APIS, assert_equal_runs, build_language, train, train_on_ranks
+from tests.ranks import on_ranks
+from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
+from trainwright.engine import EagerTrainer
+from trainwright.evaluation import DatasetEvaluator, PPLEvaluator, inference_on_dataset
+from trainwright.hooks.callbacks import Callback
+from trainwright.parallel.dist import get_rank, get_world_size
+from trainwright.parallel.layout import Layout
+from trainwright.parallel.mesh import use_layout
+from trainwright.parallel.parallelize import parallelize
+from trainwright.parallel.sharding import ShardedGradients, sharded_units
 
 ZERO_2 = {"zero_stage": 2}
 ZERO_3 = {"zero_stage": 3}
@@ -14,6 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "accumulation": {"accumulation": 2},
     "untied, recomputed": {"tied": False, "recompute": True, "clip": 0.2},
 }
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -26,20 +45,407 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dic
 
 
 @pytest.mark.parametrize(
-    ("world_size", "runs"),
+    ("api", "world_size", "runs"),
     [
-        (2, [(ZERO_3, "plain"), (ZERO_2, "accumulation"), ({"zero_stage": 1}, "plain"), (ZERO_3, "accumulation")]),
-        (3, [(ZERO_3, "untied, recomputed")]),
-        (4, [({"zero_stage": 3, "replicate_size": 2}, "plain"), (ZERO_2, "untied, recomputed")]),
+        ("objects", 2, [(ZERO_3, "plain"), (ZERO_2, "accumulation"), ({"zero_stage": 1}, "plain"), (ZERO_3, "plain")]),
+        ("files", 2, [(ZERO_3, "accumulation"), ({"zero_stage": 1}, "accumulation")]),
+        # No parameter divides by 3.
+        pytest.param("objects", 3, [(ZERO_3, "untied, recomputed")], marks=pytest.mark.exhaustive),
+        ("files", 4, [({"zero_stage": 3, "replicate_size": 2}, "plain"), (ZERO_2, "untied, recomputed")]),
     ],
-    ids=["two", "three", "four"],
 )
-@pytest.mark.parametrize("api", APIS)
-def test_equals_one_process(
+def test_numbers_are_those_of_one_process(
     api: str, world_size: int, runs: list[tuple[dict[str, Any], str]], alone: dict[Any, Any], tmp_path: Path
 ) -> None:
     calls = [(api, {"layout": layout, **SETTINGS[name]}) for layout, name in runs]
-    ranks = train_on_ranks(tmp_path, calls, world_size=world_size)
-    for found in ranks[:1] if world_size > 2 else ranks:
+    for found in train_on_ranks(tmp_path, calls, world_size=world_size):
         for (_, name), run in zip(runs, found, strict=True):
             assert_equal_runs(run, alone[api, name])
+        if len(runs) == 4:
+            assert found[0] == found[3]  # bitwise, the same layout twice
+
+
+class Net(nn.Module):
+    def __init__(self, *, is_unused: bool = False, scalar: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 9)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(9, 9), nn.Tanh()) for _ in range(2))
+        self.last = nn.Linear(9, 3)
+        if is_unused:
+            self.unused = nn.Linear(2, 2)
+        if scalar:
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Gan(nn.Module):
+    """A collection of models: nobody calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = Net()
+        self.critic = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+class ScaledLoss(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(outputs * self.scale, labels)
+
+
+def points(length: int = 24) -> torch.utils.data.TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(length, 5, generator=generator)
+    return torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0.5).long())
+
+
+def trainer(folder: Path, kind: type[Trainer] = Trainer, model: Any = None, parts: Any = None, **said: Any) -> Trainer:
+    said = {"zero_stage": 3, "metrics": None, **said}
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=2, batch_size=8 // get_world_size(), learning_rate=1e-2, device_str="cpu",
+        save_enabled=False, eval_strategy="no", num_dataloader_workers=0, log_steps=1000, seed=3, **said,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = (model or Net)()
+    return kind(model, config, train_dataset=points(), **(parts or (lambda model: {}))(model))
+
+
+class WithHelpers(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = F.cross_entropy(model(inputs[0]), inputs[1])
+        self.backward(loss)
+        self.step()
+        return {"step_loss": loss.detach()}
+
+
+class Bare(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = F.cross_entropy(model(inputs[0]), inputs[1])
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {"step_loss": loss.detach()}
+
+
+class HalfGradients(Trainer):
+    def optimization_step(self) -> None:
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+        super().optimization_step()
+
+
+class GanTrainer(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        generator, critic = self.model.generator, self.model.critic
+        fake, real = generator(inputs[0]), F.one_hot(inputs[1], 3).float()
+        loss = F.softplus(-critic(real)).mean() + F.softplus(critic(fake.detach())).mean()
+        self.backward(loss)
+        self.step("critic")
+        self.zero_grad()
+        self.backward(F.softplus(-critic(generator(inputs[0]))).mean())
+        self.step("generator")
+        self.zero_grad()
+        return {"step_loss": loss.detach()}
+
+
+class CallsModel(Callback):
+    """Between two steps."""
+
+    model: Any = None
+
+    def on_step_end(self, *arguments: Any, **named: Any) -> None:
+        with torch.no_grad():
+            self.model(torch.ones(2, 5))
+
+
+def _with_callback(model: nn.Module) -> dict[str, Any]:
+    callback = CallsModel()
+    callback.model = model
+    return {"callbacks": [callback]}
+
+
+def _with_loss(model: nn.Module) -> dict[str, Any]:
+    model.criterion = loss = ScaledLoss()  # also a part of the model, so that the test reads it
+    del model.criterion
+    return {"loss": loss, "optimizer": torch.optim.AdamW([*model.parameters(), *loss.parameters()], lr=0.01)}
+
+
+def _frozen() -> nn.Module:
+    model = Net()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(("last", "blocks.1")))
+    return model
+
+
+def _sgd(model: Any) -> dict[str, Any]:
+    rest = [parameter for name, parameter in model.named_parameters() if not name.startswith("first")]
+    groups = [{"params": model.first.parameters(), "lr": 0.1}, {"params": rest}]
+    return {"optimizer": torch.optim.SGD(groups, lr=0.05, momentum=0.9)}
+
+
+def _adams(model: Any) -> dict[str, Any]:
+    parts = {"generator": model.generator, "critic": model.critic}
+    return {"optimizers": {name: torch.optim.Adam(part.parameters(), lr=0.01) for name, part in parts.items()}}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "own optimizer": {"parts": _sgd},
+    "optimizer with a state": {"parts": lambda model: {"optimizer": torch.optim.Adagrad(model.parameters(), lr=0.05)}},
+    "own step": {"kind": WithHelpers, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, **ZERO_2},
+    "bare step": {"kind": Bare, **ZERO_2},
+    "reads gradients": {"kind": HalfGradients},
+    "two optimizers": {"kind": GanTrainer, "model": Gan, "parts": _adams},
+    "loss with parameters": {"parts": _with_loss, "max_grad_norm": 0.5},
+    "frozen parameters": {"model": _frozen},
+    "an unused layer": {"model": lambda: Net(is_unused=True)},
+    "unfreezing": {"unfreeze": [{"step": 2, "layers": ["first", "blocks"]}], **ZERO_2},
+    "unfreezing, gathered again": {"unfreeze": [{"step": 2, "layers": ["first", "blocks"]}]},
+    "a call between two steps": {"parts": _with_callback, **ZERO_2},
+    "skipped updates": {"non_finite": "skip", "max_grad_norm": 1.0},
+    "clipped by value": {"clip_grad_value": 0.01},
+    "averaged weights": {"ema": {"decay": 0.9}},
+    "equally averaged weights": {"ema": {"average": "equal", "start": 2}},
+    "float16": {"mixed_precision": "fp16"},
+    "bfloat16": {"mixed_precision": "bf16"},
+}
+TOLERANCES = {"bfloat16": 1e-3, "float16": 1e-4}  # products are rounded, and batches are divided differently
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    values: dict[str, Any] = model.state_dict()
+    return {name: (v.full_tensor() if hasattr(v, "full_tensor") else v).clone() for name, v in values.items()}
+
+
+def train_cases(folder: Path) -> dict[str, dict[str, Tensor]]:
+    found = {}
+    for name, case in CASES.items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            one = trainer(folder / name, **case)
+            one.train()
+        found[name] = weights(one.model)
+    return found
+
+
+def test_parts_of_the_user_train_as_on_one_process(tmp_path: Path) -> None:
+    expected = train_cases(tmp_path / "one")
+    for found in on_ranks(train_cases, tmp_path / "two"):
+        for name, values in expected.items():
+            for key, value in values.items():
+                difference = (found[name][key] - value).abs().max().item()
+                assert difference <= TOLERANCES.get(name, 1e-6), (name, key, difference)
+
+
+class CallsPart(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        return {"step_loss": self.model.first(inputs[0])}
+
+
+class OwnGradients(Trainer):
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        self.backward(model(inputs[0]).sum(), optimizer=self.optimizer)
+        return {}
+
+
+class OldOptimizer(Trainer):
+    def __init__(self, model: nn.Module, *arguments: Any, **named: Any) -> None:
+        other = torch.optim.SGD(model.parameters(), lr=0.1)
+        super().__init__(model, *arguments, **named)
+        self.other = other
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        raise AssertionError("not reached")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "graph": ({"graph": True}, "TrainingConfig.graph: got True with"),
+    "scalar": ({"model": lambda: Net(scalar=True)}, "scale of Net has no dimension to divide"),
+    "closure": ({"parts": lambda m: {"optimizer": torch.optim.LBFGS(m.parameters())}}, "excludes several processes"),
+    "part": ({"kind": CallsPart}, "call the model, and let its forward do that"),
+    "some gradients": ({"kind": OwnGradients}, "Use self.toggled(optimizer)"),
+    "old optimizer": ({"kind": OldOptimizer}, "it holds no parameter of the model"),
+}
+
+
+def refuse_cases(folder: Path) -> dict[str, str]:
+    found = {}
+    for name, (case, _) in REFUSED.items():
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                trainer(folder / name, **case).train()
+            except (ConfigError, RuntimeError) as error:
+                found[name] = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return found
+
+
+def test_what_cannot_be_shared_is_refused_on_every_rank(tmp_path: Path) -> None:
+    for found in on_ranks(refuse_cases, tmp_path):
+        for name, (_, text) in REFUSED.items():
+            assert text in found.get(name, ""), (name, found.get(name))
+
+
+class CountExchanges(TorchDispatchMode):
+    """Counts the calls of each collective."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, name = function._schema.name.split("::")
+        if "c10d" in namespace and name != "wait_tensor":
+            self.calls[name.strip("_").removesuffix("_base")] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def count_exchanges(stage: int, accumulation: int) -> dict[str, int]:
+    mesh = use_layout(Layout(data=2, zero_stage=stage), "cpu")
+    assert mesh is not None
+    model = build_language()
+    parallelize(model, CPU)
+    sync = ShardedGradients(model, mesh)
+    tokens = torch.ones(2, 4, dtype=torch.int64)
+    for is_counted in (False, True):
+        with CountExchanges() if is_counted else contextlib.nullcontext() as counter:
+            for number in range(accumulation):
+                sync.before_batch(is_last=number == accumulation - 1)
+                model(tokens, tokens)["loss"].backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    assert counter is not None
+    return dict(counter.calls)
+
+
+def count_all() -> list[dict[str, int]]:
+    return [count_exchanges(stage, 4) for stage in (1, 2, 3)]
+
+
+def test_stages_1_and_2_exchange_once_for_each_window() -> None:
+    first, second, third = on_ranks(count_all)[0]
+    units = 5  # four blocks and the rest
+    assert first == second == {"allgather": units, "reduce_scatter": units}
+    assert third == {"allgather": 4 * (4 + units), "reduce_scatter": 4 * units}  # the rest stays gathered
+
+
+def test_blocks_are_gathered_on_their_own() -> None:
+    model: Any = Net()
+    assert sharded_units(model) == [*model.blocks]
+    model.blocks[1][0].weight = model.last.weight = model.blocks[0][0].weight
+    assert sharded_units(model) == []  # a shared weight belongs to no block
+    pairs = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2))
+    assert sharded_units(nn.ModuleDict({"layers": pairs})) == [one for pair in pairs for one in pair]
+
+
+class Branches(nn.Module):
+    """Its ranks use different layers in an update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.batches = 0
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.batches += 1
+        return {"loss": self.layers[0](x).sum() + (self.layers[1](x).sum() if self.batches % 2 == get_rank() else 0)}
+
+
+def train_branches() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    use_layout(Layout(data=2, zero_stage=1), "cpu")
+    model = Branches()
+    parallelize(model, CPU, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one = EagerTrainer(model, [{"x": torch.ones(1, 3)}] * 4, optimizer, find_unused_parameters=True)
+    one.train(0, 4)
+    return weights(model)
+
+
+def test_ranks_may_use_different_parameters() -> None:
+    first, second = on_ranks(train_branches)
+    torch.manual_seed(0)
+    before = Branches().state_dict()
+    for name, step in {"layers.0": 0.4, "layers.1": 0.2}.items():
+        torch.testing.assert_close(first[f"{name}.bias"], before[f"{name}.bias"] - step)
+        torch.testing.assert_close(first[f"{name}.bias"], second[f"{name}.bias"])
+
+
+class Seen(DatasetEvaluator):
+    """The numbers of the samples, in order: processed on rank 0."""
+
+    def reset(self) -> None:
+        self.numbers: list[int] = []
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        self.numbers += inputs["token_ids"][:, 0].tolist()
+
+    def evaluate(self) -> dict[str, Any]:
+        return {"numbers": self.numbers}
+
+
+class OwnEvaluation(Trainer):
+    def evaluate_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        for _ in range(1 + get_rank()):  # any number of calls
+            loss = self.evaluation_step(inputs)["loss"]
+        return {"eval_step_loss": loss}
+
+
+LENGTHS = (1, 4, 5, 9, 13)
+
+
+def rows(length: int) -> list[dict[str, Tensor]]:
+    found = torch.arange(length)[:, None] + torch.arange(6)
+    return [{"token_ids": row % 32, "labels": row % 32} for row in found]
+
+
+def evaluate_all(folder: Path, stage: int = 3) -> list[Any]:
+    found: list[Any] = []
+    for number, kind in enumerate((Trainer, OwnEvaluation)):
+        config = TrainingConfig(
+            output_dir=str(folder / str(number)), zero_stage=stage, eval_batch_size=4, device_str="cpu",
+            save_enabled=False, batch_size=1, num_dataloader_workers=0, evaluate_with_generate=False,
+        )  # fmt: skip
+        one = kind(build_language(plain=True), config, train_dataset=rows(8))
+        for length in LENGTHS:
+            found.append(one.evaluate(rows(length)))
+            if number == 0:
+                found.append(one.predict(rows(length))["logits"])
+                found.append([part["logits"] for part in one.predict(rows(length), iterate=True)])
+    model, spread = build_language(), one.model
+    use = spread if get_world_size() > 1 else model
+    for length in LENGTHS:
+        batches = [torch.utils.data.default_collate(rows(length)[i : i + 4]) for i in range(0, length, 4)]
+        mine = batches[get_rank() :: get_world_size()]
+        found += [
+            inference_on_dataset(_Losses(use), mine, 4, 100, lambda data, _: data, CPU, evaluator)
+            for evaluator in (PPLEvaluator(), Seen())
+        ]
+    return found
+
+
+class _Losses(nn.Module):
+    """The loss of each batch."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.model(token_ids)["logits"]
+        return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())}
+
+
+@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.exhaustive) for size in (2, 4))])
+def test_evaluations_are_exact_for_each_length(world_size: int, tmp_path: Path) -> None:
+    expected = evaluate_all(tmp_path / "one")
+    for found in on_ranks(evaluate_all, tmp_path / "ranks", world_size=world_size):
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

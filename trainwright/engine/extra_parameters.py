@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright.config.errors import ConfigError
 from trainwright.engine.gradient_sync import average_gradients
 from trainwright.optim.named import each_optimizer
+from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import share_tensors
 
 logger = logging.getLogger("trainwright.engine")
@@ -33,6 +34,21 @@ def outside_parameters(model: nn.Module, optimizer: Optimizer | None) -> dict[st
         for place, parameter in enumerate(group["params"])
         if id(parameter) not in own
     }
+
+
+def check_replaced(model: nn.Module, optimizers: Mapping[str, Optimizer]) -> None:
+    """Raise if an optimizer was built before the model was spread over processes: its parameters are not used.
+
+    Raises:
+        ConfigError: it holds no parameter of the model.
+    """
+    for name, optimizer in optimizers.items() if current_mesh() is not None else ():
+        outside = outside_parameters(model, optimizer)
+        if outside and len(outside) == sum(len(group["params"]) for group in optimizer.param_groups):
+            raise ConfigError(
+                f"{name}: it holds no parameter of the model, whose parameters were replaced when it was spread over"
+                " the processes. Build the optimizer after the trainer, or pass it to the Trainer."
+            )
 
 
 def outside_state(model: nn.Module, optimizer: Optimizer | None, loss: Any = None) -> dict[str, dict[str, Tensor]]:

@@ -19,7 +19,7 @@ from trainwright.parallel.dist import (
     reduce_over_data,
 )
 from trainwright.parallel.mesh import current_mesh
-from trainwright.parallel.sharding import ShardedGradients, is_sharded
+from trainwright.parallel.sharding import ShardedGradients, explain_parts, is_sharded
 
 
 class SkipTogether:
@@ -191,6 +191,18 @@ def gradient_sync(
     return Replica(
         model, device, on_wrap, prepared=prepared, find_unused_parameters=find_unused_parameters, wraps=wraps
     )
+
+
+def explained(explain: Callable[[Exception, Any], None]) -> Callable[[Exception, Any], None]:
+    """``explain``, a step's, which also explains errors of shared models."""
+    if current_mesh() is None:
+        return explain
+
+    def explain_both(error: Exception, batch: Any) -> None:
+        explain_parts(error)
+        explain(error, batch)
+
+    return explain_both
 
 
 def average_before_own_steps(

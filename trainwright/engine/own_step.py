@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
-from trainwright.engine.extra_parameters import extra_optimizers
+from trainwright.engine.extra_parameters import check_replaced, extra_optimizers
 from trainwright.engine.gradient_sync import SkipTogether, average_before_own_steps, average_gradients
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
@@ -28,6 +28,7 @@ from trainwright.optim.clip import clip_by_norm, gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -109,6 +110,12 @@ class OwnStep(HookBase):
         parts = self._parts_of(optimizer)
         for part in parts if optimizer is not None else self._parts.values():
             part.record_loss(loss)
+        if (optimizer is not None or inputs is not None) and current_mesh() is not None:
+            raise ConfigError(
+                "backward: optimizer= and inputs= compute the gradients of some parameters only, which needs all of a"
+                " parameter on each process; it is not available with zero_stage or a split model. Use"
+                " self.toggled(optimizer) around the forward pass."
+            )
         if optimizer is not None and inputs is None:
             inputs = [parameter for parameter in parts[0].parameters() if parameter.requires_grad]
         if self._first is not None and not update.is_counted:
@@ -191,6 +198,7 @@ class OwnStep(HookBase):
             return
         own = each_optimizer(trainer.optimizer)
         others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
+        check_replaced(trainer.model, {type(one).__name__: one for one in others})
         finish = lambda: trainer._update.mean.finish()  # noqa: E731  # of the current update
         self._averaged = [average_before_own_steps(one, self._is_ours, finish) for one in (*own, *others)]
 

@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.dist import mesh_in_use
 
 
 class WeightAverage:
@@ -59,7 +60,8 @@ class WeightAverage:
         exponential: Any = get_ema_multi_avg_fn
         function = equal() if average == "equal" else exponential(decay)
         try:
-            self._averaged = AveragedModel(model, multi_avg_fn=function, use_buffers=buffers)
+            copied = model if mesh_in_use() is None else _weights_of(model, {})
+            self._averaged = AveragedModel(copied, multi_avg_fn=function, use_buffers=buffers)
         except Exception as error:
             raise ConfigError(
                 f"ema: {type(model).__name__} cannot be copied, which an average of its weights needs"
@@ -146,7 +148,7 @@ class WeightAverage:
         for one, other in pairs[len(pairs) - num_copied :]:
             one.copy_(other)
         for pair in pairs[: len(pairs) - num_copied]:
-            groups[pair[0].device, pair[0].dtype].append(pair)
+            groups[pair[0].device, pair[0].dtype, getattr(pair[0], "device_mesh", None)].append(pair)
         for group in groups.values():
             add(*map(list, zip(*group, strict=True)), None)
         average.n_averaged += 1
@@ -175,6 +177,27 @@ class _Called(nn.Module):
 
     def forward(self, batch: Any) -> object:
         return self._forward(batch)
+
+
+def _weights_of(module: nn.Module, copies: dict[int, Any]) -> nn.Module:
+    """A module that has copies of the weights, under the same names, and computes nothing: sharded ones have no copy.
+
+    ``copies``: what is copied already, by id.
+    """
+    if id(module) in copies:
+        copied: nn.Module = copies[id(module)]
+        return copied
+    copied, saved = nn.Module(), module.state_dict(keep_vars=True)
+    copies[id(module)] = copied
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        if id(parameter) not in copies:
+            copies[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+        copied.register_parameter(name, copies[id(parameter)])
+    for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+        copied.register_buffer(name, buffer.clone(), persistent=name in saved)
+    for name, child in module.named_children():
+        copied.add_module(name, _weights_of(child, copies))
+    return copied
 
 
 def _tensors(model: nn.Module) -> Iterator[Tensor]:

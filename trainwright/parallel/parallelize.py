@@ -12,7 +12,7 @@ from trainwright.parallel.pipeline import Pipeline
 from trainwright.parallel.plan import check_plan, tensor_plan
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.recompute import recompute_blocks
-from trainwright.parallel.sharding import shard_data
+from trainwright.parallel.sharding import check_shardable, shard_data
 
 
 def parallelize(
@@ -22,6 +22,7 @@ def parallelize(
     recompute: bool = False,
     autocast: Callable[[], torch.autocast] | None = None,
     splits_scores: bool = True,
+    find_unused_parameters: bool = False,
 ) -> list[str]:
     """Move ``model`` to the device, in place, with its parts spread over the processes as the current layout says.
 
@@ -33,6 +34,7 @@ def parallelize(
         autocast: the context of every call of the model; None: none, and an earlier one is removed.
         splits_scores: with tensor parallel, a model may leave the scores of classes apart in training, because nothing
             but its own cross-entropy uses them.
+        find_unused_parameters: processes may use different parameters in an update.
 
     Returns the names of the recomputed blocks.
 
@@ -41,6 +43,8 @@ def parallelize(
     """
     mesh = current_mesh()
     words = {} if mesh is None else _tensor_words(model, mesh)
+    if mesh is not None and mesh.layout.data > 1:
+        check_shardable(model)
     model.to(device)
     share_state(model)  # equal weights, even if a model draws from generators of its own
     pipeline = None if mesh is None or mesh.layout.pipeline == 1 else Pipeline(model, mesh, device)
@@ -54,7 +58,7 @@ def parallelize(
     for part in [model] if pipeline is None else pipeline.stages:
         run_under(part, autocast)
         if mesh is not None:
-            shard_data(part, mesh)
+            shard_data(part, mesh, is_one_unit=find_unused_parameters)
     if pipeline is not None:
         pipeline.mark_tied_copies()
     return recomputed
@@ -79,3 +83,36 @@ def _tensor_words(model: nn.Module, mesh: Mesh) -> dict[str, str]:
     if layout.tensor == 1:
         return {}
     return check_plan(model, tensor_plan(model), layout.tensor, sequence_parallel=layout.sequence_parallel)
+
+
+def use_replaced_parameters(optimizer: Any, before: Iterable[tuple[str, Tensor]], model: nn.Module) -> None:
+    """Let an optimizer that was built before :func:`parallelize` update the parameters that replace its own.
+
+    Its state is spread as they are. Parameters that other processes hold now are removed from it.
+
+    Args:
+        before: the named parameters of the model at that time, with duplicates.
+    """
+    after = dict(model.named_parameters(remove_duplicate=False))
+    names = {id(parameter): name for name, parameter in before}
+    for group in optimizer.param_groups:
+        params = group["params"]
+        group["params"] = []
+        for old in params:
+            new = after.get(names[id(old)]) if id(old) in names else old
+            state = {} if new is old else optimizer.state.pop(old, {})
+            if new is not None:
+                group["params"].append(new)
+            if new is not None and state:
+                optimizer.state[new] = {name: _spread_as(new, value) for name, value in state.items()}
+
+
+def _spread_as(parameter: Any, value: Any) -> Any:
+    """A value of an optimizer's state, with its elements on the processes that hold those of ``parameter``."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or not hasattr(parameter, "placements"):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    if type(value) is type(parameter):
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -7,7 +7,7 @@ from types import MethodType
 import torch
 from torch import nn
 
-from trainwright.parallel.dist import mesh_in_use
+from trainwright.parallel.dist import get_pipeline_parallel_size
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype:
@@ -38,9 +38,10 @@ def autocast_and_scaler(device: torch.device) -> tuple[Callable[[], torch.autoca
 def make_grad_scaler(device: torch.device) -> torch.amp.GradScaler:
     """A gradient scaler. All processes skip an update if one of them has infinite gradients in its part of the model.
 
-    (Data parallelism averages the gradients, which are infinite on all of its processes then.)
+    Data parallelism averages the gradients, which are infinite on all of its processes then, and torch asks all
+    processes that share a parameter. Stages of a pipeline share none.
     """
-    if mesh_in_use() is None:
+    if get_pipeline_parallel_size() == 1:
         return torch.amp.GradScaler(device.type)
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.dist import broadcast_over_data
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.recompute import repeated_blocks
 
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 _FULL_UNIT = 1_000_000  # parameters that are worth an exchange of their own
 
 
-def shard_data(model: nn.Module, mesh: Mesh) -> None:
+def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> None:
     """Share ``model`` between the data ranks, in place; its parameters are replaced.
 
     Stage 3 gathers parameters for the forward pass and again for the backward pass; stages 1 and 2 keep them from the
     first forward to the last backward pass of an update. Without ZeRO each rank keeps all of the model.
+
+    Args:
+        is_one_unit: gather all parameters together: ranks may call different blocks for the same batch.
 
     Raises:
         ConfigError: a parameter is a single number, which cannot be shared.
@@ -37,14 +42,13 @@ def shard_data(model: nn.Module, mesh: Mesh) -> None:
         return
     from torch.distributed.fsdp import fully_shard
 
-    check_shardable(model)
     dims = ("shard",) if layout.replicate == 1 else ("replicate", "shard")
     is_resharded = layout.zero_stage == 3
     settings: dict[str, Any] = {"mesh": mesh.device_mesh[dims]}
     for parameter in model.parameters():
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
-    for unit in sharded_units(model):
+    for unit in () if is_one_unit else sharded_units(model):
         fully_shard(unit, **settings, reshard_after_forward=is_resharded)
     for root in _roots(model):
         # The last unit of a forward pass is the first of the backward pass: torch keeps it gathered between them.
@@ -52,7 +56,8 @@ def shard_data(model: nn.Module, mesh: Mesh) -> None:
 
 
 def check_shardable(model: nn.Module) -> None:
-    """Raise if :func:`shard_data` cannot share a parameter of ``model``."""
+    """Raise if :func:`shard_data` cannot share ``model``."""
+    _roots(model)
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         raise ConfigError(
@@ -164,6 +169,7 @@ class ShardedGradients:
         self, model: nn.Module, mesh: Mesh, *, is_each_averaged: bool = False, find_unused_parameters: bool = False
     ) -> None:
         self._modules = fsdp_modules(model)
+        self._buffers = _changing_buffers(model)
         self._is_each_averaged = is_each_averaged or mesh.layout.zero_stage == 3
         self._averages = True  # in the backward pass of the current batch
         if find_unused_parameters:
@@ -175,6 +181,8 @@ class ShardedGradients:
         if self._averages:  # the first batch of an update, whose weights another forward pass may have kept
             for module in self._modules:
                 module.reshard()
+            for buffer in self._buffers:
+                broadcast_over_data(buffer)
         if is_last is not self._averages and not self._is_each_averaged:
             self._average(is_last)
 
@@ -200,30 +208,31 @@ class ShardedGradients:
             module.set_is_last_backward(is_last)
 
 
+def _changing_buffers(model: nn.Module) -> list[Tensor]:
+    """Saved numbers that forward passes may change and read: each update starts with those of the first data rank.
+
+    The statistics of batch norms are not read in training; evaluations and checkpoints use the first rank's.
+    """
+    saved, found = model.state_dict(keep_vars=True), []
+    for name, module in model.named_modules():
+        if not isinstance(module, BATCH_NORMS):
+            prefix = f"{name}." if name else ""
+            buffers = module.named_buffers(recurse=False)
+            found += [buffer for key, buffer in buffers if buffer.is_floating_point() and prefix + key in saved]
+    return found
+
+
+def explain_parts(error: Exception) -> None:
+    """Add to an error of a forward pass that a part of a shared model cannot be called by itself."""
+    if "mixed torch.Tensor and DTensor" in str(error):
+        error.add_note(
+            "The processes share the parameters of this model and gather them when the model is called. A part of it"
+            " cannot be called by itself, nor its parameters be used elsewhere: call the model, and let its forward do"
+            " that."
+        )
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether a parameter is spread over ranks, so that its gradient is averaged in the backward pass."""
     distributed: Any = torch.distributed
     return isinstance(tensor, distributed.tensor.DTensor)
-
-
-def use_sharded_parameters(optimizer: Any, before: Iterable[tuple[str, Tensor]], model: nn.Module) -> None:
-    """Let an optimizer that was built before :func:`shard_data` update the parameters that replace its own.
-
-    Args:
-        before: the named parameters of the model at that time, with duplicates.
-
-    Raises:
-        ConfigError: it has made a step.
-    """
-    after = dict(model.named_parameters(remove_duplicate=False))
-    replaced = {id(parameter): after[name] for name, parameter in before if name in after}
-    groups = optimizer.param_groups
-    if all(replaced.get(id(parameter), parameter) is parameter for group in groups for parameter in group["params"]):
-        return
-    if optimizer.state:
-        raise ConfigError(
-            f"Trainer.optimizer: this {type(optimizer).__name__} has made a step with the model on one process. Pass a"
-            " new one, or load its state after the Trainer is built."
-        )
-    for group in groups:
-        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]

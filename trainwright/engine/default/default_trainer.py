@@ -138,10 +138,11 @@ class DefaultTrainer(StepMethods):
 
         self.model, recompute = self.build_model(cfg), cfg.train.activation_checkpoint.enabled
         autocast, grad_scaler = autocast_and_scaler(self.device) if cfg.train.amp.enabled else (None, None)
-        splits_scores = not is_overridden(self, "train_step")
         recomputed = parallelize(
-            self.model, self.device, recompute=recompute, autocast=autocast, splits_scores=splits_scores
-        )
+            self.model, self.device, recompute=recompute, autocast=autocast,
+            splits_scores=not is_overridden(self, "train_step"),
+            find_unused_parameters=cfg.train.dist.find_unused_parameters,
+        )  # fmt: skip
         if recompute:
             log_recomputed(recomputed)
         if (pipeline := pipeline_of(self.model)) is not None:

@@ -15,7 +15,7 @@ from trainwright.data.prefetch import ahead, can_prefetch, cycle
 from trainwright.data.sampler import CyclicSampler
 from trainwright.data.streaming import StreamLoader, has_state, load_position, saved_position
 from trainwright.engine.accumulation import TOKENS, mean_outputs
-from trainwright.engine.gradient_sync import average_before_own_steps, gradient_sync
+from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import explain_forward, losses_of, sum_losses, without_empty_mean
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
@@ -164,7 +164,7 @@ class EagerTrainer(TrainerBase):
             begin_window=lambda: self.grad_acc_steps,
             end_window=self._end_window if train_step is None else self._end_own_window,
             phases=self.phases,
-            explain=lambda error, batch: explain_forward(error, self._plain_model, batch),
+            explain=explained(lambda error, batch: explain_forward(error, self._plain_model, batch)),
         )
         return step.run
 

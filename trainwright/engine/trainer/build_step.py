@@ -14,6 +14,7 @@ from trainwright.data.collate import add_batch_note, mixed
 from trainwright.data.prefetch import ahead
 from trainwright.data.streaming import StreamLoader, has_state, load_position
 from trainwright.engine.accumulation import mean_outputs
+from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Contract, contract_for
 from trainwright.engine.pipeline_step import PipelineStep, StageMean, pipeline_settings
 from trainwright.engine.step import Step
@@ -139,7 +140,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             end_window=self._put_metrics,
             phases=self.phases,
             keep=self._keep,
-            explain=add_batch_note,
+            explain=explained(add_batch_note),
         )
         step.after_batch = self._choose_after_batch()  # all callbacks are registered now
         if isinstance(step, PipelineStep) and self._train_metrics is not None:

@@ -17,10 +17,11 @@ from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.hooks.method_overrides import is_overridden
+from trainwright.optim.named import each_optimizer
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
-from trainwright.parallel.dist import get_data_parallel_size, get_world_size
+from trainwright.parallel.dist import get_data_parallel_size, get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
-from trainwright.parallel.parallelize import parallelize
+from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ LAYOUT_SETTINGS = (
     *("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "replicate_size", "zero_stage"),
     *("sequence_parallel", "pipeline_schedule"),
 )
+
+_OWN_LAYOUTS = ("tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
 
 _PRECISIONS = ("no", "bf16", "fp16")
 
@@ -53,6 +56,7 @@ def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingCo
     if accelerator is not None:
         config = _apply_accelerator(config, accelerator)
         leave_at_exit()
+        use_mesh(None)
         return config, torch.device(accelerator.device)
     asked = config.device_str
     if asked is not None and ":" in asked and not asked.startswith("cpu") and num_launched() > 1:
@@ -126,6 +130,12 @@ def _faults_of(config: "TrainingConfig", accelerator: Any) -> list[str]:
     asked = config.device_str
     if asked is not None and torch.device(asked).type != accelerator.device.type:
         faults.append(_contradiction("device_str", asked, str(accelerator.device), theirs="device"))
+    own = [name for name in _OWN_LAYOUTS if (getattr(config, name) or 0) > (name != "zero_stage")]
+    if own:
+        faults.append(
+            f"TrainingConfig.{own[0]}: got {getattr(config, own[0])} with an Accelerator, which has its own processes"
+            " and averages gradients itself. Start the Trainer without it."
+        )
     if config.graph:
         faults.append(
             "TrainingConfig.graph: got True with an Accelerator, which compiles by itself: set its dynamo_backend"
@@ -197,19 +207,23 @@ class RankedTrainer(TrainerShared):
     accelerator: Any = None
     _replica: GradientSync | StageSync | None = None
 
-    def _prepare_model(self, *, wraps: bool) -> None:
+    def _prepare_model(self, optimizer: Any, *, wraps: bool) -> None:
         """Choose what a step calls: the model, under autocast and wrapped as the run requires.
 
         ``wraps=False``: with several processes, the model itself; its gradients are averaged after the backward passes.
+        ``optimizer``: the user's own, which gets the parameters that replace its own; None: built later.
         """
         self._refuse_with_mesh()
         model, accelerator, prepared = self.model, self.accelerator, None
         recompute = self.config.gradient_checkpointing
         autocast = None if accelerator is not None else self._autocast
+        before = [*model.named_parameters(remove_duplicate=False)]
         splits_scores = self._only_own_loss_uses_scores()
         recomputed = parallelize(
             model, self.device, recompute=recompute, autocast=autocast, splits_scores=splits_scores
         )
+        for one in each_optimizer(optimizer) if optimizer is not None and current_mesh() is not None else ():
+            use_replaced_parameters(one, before, model)
         if recompute:
             log_recomputed(recomputed)
         self._pipeline = pipeline_of(model)
@@ -241,20 +255,12 @@ class RankedTrainer(TrainerShared):
     def _check_pipeline(self, pipeline: Pipeline) -> None:
         refuse_own_step(pipeline, type(self).__name__, [name for name in _OWN_STEPS if is_overridden(self, name)])
         config = self.config
-        is_generative = getattr(self.model, "is_generative", False)
-        asked = {
-            "graph": config.graph,
-            "evaluate_with_generate": is_generative
-            and config.is_set("evaluate_with_generate")
-            and config.evaluate_with_generate,
-        }
-        if faults := [name for name, is_on in asked.items() if is_on]:
+        is_on = config.is_set("evaluate_with_generate") and config.evaluate_with_generate
+        if is_on and getattr(self.model, "is_generative", False):
             raise ConfigError(
-                f"TrainingConfig.{faults[0]}: got True with pipeline_parallel_size > 1, whose stages have a part of"
-                " the model. Use tensor parallelism or ZeRO, or set it to False."
+                "TrainingConfig.evaluate_with_generate: got True with pipeline_parallel_size > 1, whose stages have a"
+                " part of the model. Use tensor parallelism or ZeRO, or set it to False."
             )
-        if self.accelerator is not None:
-            raise ConfigError("Trainer.accelerator: got one with pipeline_parallel_size > 1; start without it.")
         plan = self._plan
         if get_data_parallel_size() > 1 and plan.batch_size and plan.samples_per_epoch % plan.batch_size:
             raise ConfigError(

@@ -133,7 +133,7 @@ class Trainer(TrainerSetup):
 
         self._autocast = optim.autocast_for(config, self.device)
         has_own_step = is_overridden(self, "train_step") or is_overridden(self, "training_step")
-        self._prepare_model(wraps=not (has_own_step and isinstance(optimizer, NamedOptimizers)))
+        self._prepare_model(optimizer, wraps=not (has_own_step and isinstance(optimizer, NamedOptimizers)))
         self.optimizer = optimizer or optim.build_optimizer(config, model)
         checks.check_optimizer(self.optimizer, model, lr_scheduler)
         self.optimizers = by_name(self.optimizer)
