@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.parallel.test_pipeline import VOCABULARY, build_gpt
+from tests.parallel.test_pipeline import VOCABULARY, build_gpt, build_transformers
 from trainwright.config.errors import ConfigError
 from trainwright.models import BertTextClassification, BertTextClassificationConfig
 from trainwright.parallel.cut import Stage, cut_model
@@ -25,15 +25,6 @@ def build_bert() -> nn.Module:
             intermediate_size=16, hidden_dropout_prob=0.0,
         )
     )  # fmt: skip
-
-
-def build_transformers(kind: str = "Llama", **settings: Any) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-    sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8} | settings
-    model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
-    return model
 
 
 MODELS = {

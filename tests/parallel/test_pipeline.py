@@ -1,5 +1,6 @@
 """Pipelines compute what one process does: every schedule, tied weights, changing shapes, the norm of all stages."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,7 +43,18 @@ def windows(steps: int = STEPS, length: int = 4, size: int = 2) -> list[list[dic
 
 
 def loss_of(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+    if "loss" in outputs:
+        return outputs["loss"]  # type: ignore[no-any-return]
     return F.cross_entropy(outputs["logits"][:, :-1].flatten(0, 1), batch["token_ids"][:, 1:].flatten())
+
+
+def build_transformers(kind: str = "Llama", **settings: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    sizes |= {"vocab_size": VOCABULARY, "num_key_value_heads": 2, "head_dim": 8} | settings
+    model: nn.Module = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**sizes))
+    return model
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -74,7 +86,7 @@ def train_stages(
     mesh = use_layout(layout, "cpu")
     assert mesh is not None
     pipeline = Pipeline(model, mesh, CPU)
-    pipeline.mark_tied_copies()
+    pipeline.complete()
     optimizer, losses, norms = adamw(model), [], []
     for window in data:
         parts = []
@@ -97,9 +109,9 @@ def all_schedules() -> list[Any]:
     return [train_stages(build_gpt(), Layout(pipeline=2, schedule=name), windows()) for name in SCHEDULES]
 
 
-def same_as_alone(ranks: Any, data: Any, norm_type: float = 2.0, layers: int = 4) -> None:
+def same_as_alone(ranks: Any, data: Any, norm_type: float = 2.0, build: Any = build_gpt) -> None:
     """Losses where the last stage is, and norms everywhere, are those of one process."""
-    losses, norms = train_alone(build_gpt(layers=layers), data, norm_type)
+    losses, norms = train_alone(build(), data, norm_type)
     assert next(own for own, _ in ranks if own[0] >= 0) == pytest.approx(losses, abs=1e-5)
     for _, own in ranks:
         assert own == pytest.approx(norms, abs=1e-5)
@@ -117,8 +129,29 @@ def of_four(layout: Layout) -> Any:
 def test_four_stages_and_the_same_run_twice() -> None:
     ranks = on_ranks(of_four, Layout(pipeline=4), world_size=4)
     for runs in zip(*ranks, strict=True):
-        same_as_alone(runs, windows(), layers=8)
+        same_as_alone(runs, windows(), build=partial(build_gpt, layers=8))
     assert [first for first, _ in ranks] == [second for _, second in ranks]  # bitwise
+
+
+def of_transformers() -> list[Any]:
+    return [train_stages(build_transformers(**settings), Layout(pipeline=2), by_other_name()) for settings in KINDS]
+
+
+KINDS: tuple[dict[str, Any], ...] = (
+    {"kind": "Llama", "tie_word_embeddings": True},
+    {"kind": "Llama", "tie_word_embeddings": False},
+    {"kind": "Qwen3", "tie_word_embeddings": True},
+)
+
+
+def by_other_name() -> list[list[dict[str, Tensor]]]:
+    """The names that models of transformers have for the fields of a batch."""
+    return [[{"input_ids": batch["token_ids"], "labels": batch["token_ids"]} for batch in row] for row in windows()]
+
+
+def test_models_of_transformers_train_in_stages() -> None:
+    for settings, runs in zip(KINDS, zip(*on_ranks(of_transformers), strict=True), strict=True):
+        same_as_alone(runs, by_other_name(), build=lambda settings=settings: build_transformers(**settings))
 
 
 def ragged() -> list[list[dict[str, Tensor]]]:

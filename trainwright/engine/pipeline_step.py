@@ -48,14 +48,19 @@ class PipelineStep(Step):
         self._names: tuple[str, ...] | None = None
         self._is_by_tokens = False
 
+    @property
+    def _mean(self) -> "StageMean":
+        mean = self.update.mean
+        assert isinstance(mean, StageMean), "as pipeline_settings say"
+        return mean
+
     def run(self) -> None:
         """One update of the weights."""
         phases, clock, update = self._phases, time.perf_counter, self.update
         length = self._begin_window()
         assert update.begin is not None, "the means of stages are weighted"
         update.begin(length)
-        mean: Any = update.mean
-        batches: list[Any] = []
+        mean, batches = self._mean, list[Any]()
         start = clock()
         for left in range(length - 1, -1, -1):
             update.is_window_end = left == 0
@@ -96,7 +101,7 @@ class PipelineStep(Step):
 
     def _share(self, rows: list[dict[str, Any]], length: int) -> list[dict[str, Tensor]]:
         """The scalars of the window's micro-batches, on all stages. One message, without waiting for the device."""
-        pipeline, mean = self._pipeline, self.update.mean
+        pipeline, mean = self._pipeline, self._mean
         device = pipeline.device
         if self._names is None:
             head = (tuple(rows[0]), mean.is_by_tokens) if rows else None

@@ -60,7 +60,7 @@ def parallelize(
         if mesh is not None:
             shard_data(part, mesh, is_one_unit=find_unused_parameters)
     if pipeline is not None:
-        pipeline.mark_tied_copies()
+        pipeline.complete()
     return recomputed
 
 

@@ -63,6 +63,7 @@ class Pipeline:
         self._schedules: dict[Any, Any] = {}
         self._copies: list[list[nn.Parameter]] | None = None
         self._sent: Any = None
+        self._sharded: list[Any] = []
         self._prepared: tuple[Any, Any] | None = None
         vars(model)["_pipeline"] = self
         model.forward = MethodType(_replaying(type(model).forward), model)
@@ -287,10 +288,8 @@ class Pipeline:
 
     def _reshard(self) -> None:
         """Parameters that an earlier forward pass has gathered may have been changed since, as averages do."""
-        for stage in self.stages:
-            for module in stage.modules():
-                if hasattr(module, "reshard"):  # of torch's FSDPModule
-                    module.reshard()
+        for module in self._sharded:
+            module.reshard()
 
     # Parameters that several stages hold.
 
@@ -327,10 +326,11 @@ class Pipeline:
                     _check_alike(tie, next(iter(copies.values())), group)
         return self._copies
 
-    def mark_tied_copies(self) -> None:
-        """Mark the parameters of this process whose gradients another stage counts in the norm; after sharding."""
+    def complete(self) -> None:
+        """Call this when the stages are sharded: parameters that another stage counts in the norm are marked."""
         self._copies = None
         self._tied_copies()
+        self._sharded = [m for stage in self.stages for m in stage.modules() if hasattr(m, "reshard")]  # FSDPModules
 
     def check_tied_settings(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Check that an optimizer updates all copies of a parameter alike. Every process must call this.
@@ -439,7 +439,7 @@ def _fingerprint(batch: Any) -> Any:
     """A checksum of each tensor of a batch."""
     if isinstance(batch, Tensor):
         flat = batch.detach().cpu().contiguous().flatten()
-        return tuple(batch.shape), zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
+        return tuple(batch.shape), zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
     if isinstance(batch, Mapping):
         return {name: _fingerprint(value) for name, value in batch.items()}
     if isinstance(batch, tuple | list):

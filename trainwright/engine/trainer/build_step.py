@@ -129,8 +129,13 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         self._prepare_own_update()
         kind: Callable[..., Step] = Step
         if self._pipeline is not None:
-            rows = {"to_row": _row_of, "from_row": _kept_of, "update_weights": self._update_stages}
-            kind = partial(PipelineStep, pipeline=self._pipeline, **rows)
+            kind = partial(
+                PipelineStep,
+                pipeline=self._pipeline,
+                to_row=_row_of,
+                from_row=_kept_of,
+                update_weights=self._update_stages,
+            )
         step = kind(
             self._update,
             self._counted(self._run_callbacks.train_batches(chain([first], prepared))),

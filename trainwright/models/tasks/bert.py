@@ -138,7 +138,7 @@ class _Bert(Model):
 
     def after_layers(self, hidden: Tensor, *batch: Any, **named: Any) -> dict[str, Tensor]:
         """The outputs of ``forward``, from the features (B, L, D) of the last layer."""
-        pooled = self.bert.pooler(hidden) if self.has_pooler else None
+        pooled = None if self.bert.pooler is None else self.bert.pooler(hidden)
         return self._outputs(hidden, pooled)
 
     def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
