@@ -85,30 +85,6 @@ def test_objects_train_evaluate_and_predict_as_one_process(tmp_path: Path) -> No
                 torch.testing.assert_close(run[key], alone[key], atol=10 * tolerance, rtol=0)
 
 
-# Of four processes: pipeline_parallel_size=2 and these.
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "copies": {},
-    "ZeRO 3, recomputed": {"zero_stage": 3, "gradient_checkpointing": True},
-    "ZeRO 2, zero bubbles": {"zero_stage": 2, "pipeline_schedule": "ZBVZeroBubble"},
-}
-
-
-def train_layouts(folder: Path, layouts: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    common = {"number": 32, "pipeline_parallel_size": 2}
-    return [train_by_objects(folder / name, **common, **settings) for name, settings in layouts.items()]
-
-
-def test_stages_with_several_data_ranks_train_as_one_process(tmp_path: Path) -> None:
-    alone = train_by_objects(tmp_path / "alone", number=32, batch_size=4)
-    ranks = on_ranks(train_layouts, tmp_path / "stages", LAYOUTS, world_size=4, timeout=100)
-    for name, runs in zip(LAYOUTS, zip(*ranks, strict=True), strict=True):
-        for run in runs:
-            for key, values in alone["history"].items():
-                assert run["history"][key] == pytest.approx(values, abs=1e-5), (name, key)
-            assert run["results"] == pytest.approx(alone["results"], abs=1e-5), name
-            torch.testing.assert_close(run["predictions"], alone["predictions"], atol=1e-4, rtol=0)
-
-
 class OwnStep(Trainer):
     def training_step(self, batch: Any) -> Any:
         return super().training_step(batch)
