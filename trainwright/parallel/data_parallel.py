@@ -153,9 +153,10 @@ def _store_of_attempt() -> dict[str, Any]:
     attempt = get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" or get("GROUP_WORLD_SIZE") != "1" or get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    stores: Any = dist  # it does not declare them as exported
+    store = stores.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return {"store": dist.PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
+    return {"store": stores.PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
 
 
 def leave_at_exit() -> None:
