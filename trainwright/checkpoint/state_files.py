@@ -79,7 +79,8 @@ def serialize(
     states: dict[str, Any] = {EXTRA: dict(extra), **({MODEL_EXTRA: model_extra} if model_extra else {})}
     with without_compiler():
         states |= {
-            name: _state_of(checkpointable, names_from or model) for name, checkpointable in checkpointables.items()
+            name: _state_of(checkpointable, model if names_from is None else names_from)
+            for name, checkpointable in checkpointables.items()
         }
     files: dict[str, Writer] = {WEIGHTS_NAME: TensorFile(weights, metadata)}
     for name, state in states.items():

@@ -266,7 +266,7 @@ def _options(job: Job) -> list[str]:
 def _yaml(value: dict[str, Any]) -> str:
     import yaml
 
-    class Readable(yaml.SafeDumper):
+    class Readable(yaml.SafeDumper):  # type: ignore[misc] # yaml ships no types
         pass
 
     def text(dumper: Any, value: str) -> Any:
