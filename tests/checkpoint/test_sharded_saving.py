@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What both ranks of one group have returned, by the name of the function, and "folder"."""
     base = tmp_path_factory.mktemp("runs")
-    found = on_ranks(runs.all_of_them, str(base))
+    found = on_ranks(runs.all_of_them, str(base), timeout=200)
     return {"folder": base, **{name: [rank[name] for rank in found] for name in found[0]}}
 
 

@@ -12,20 +12,27 @@ from tests.ranks import on_ranks
 from trainwright.engine import state as engine_state
 from trainwright.engine.state import random_state
 
-LAYOUTS: dict[int, list[dict[str, Any]]] = {2: [{"pipeline_parallel_size": 2}, {"zero_stage": 3, "batch_size": 2}]}
+LAYOUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "stages or shards": (2, [{"pipeline_parallel_size": 2}, {"zero_stage": 3, "batch_size": 2}]),
+    "parts": (2, [{"tensor_parallel_size": 2}]),
+    "all": (8, [{"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "zero_stage": 2, "batch_size": 2}]),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", LAYOUTS)
+@pytest.mark.parametrize(
+    "kind", ["stages or shards", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("parts", "all"))]
+)
 def test_a_run_resumes_bitwise_in_its_layout_and_passes_from_one_process_to_it_and_back(
-    tmp_path: Path, size: int
+    tmp_path: Path, kind: str
 ) -> None:
+    size, layouts = LAYOUTS[kind]
     losses, weights = train(str(tmp_path / "one"), steps=4)
     forget(tmp_path / "one", "4")
-    for number in range(len(LAYOUTS[size])):
+    for number in range(len(layouts)):
         shutil.copytree(tmp_path / "one", tmp_path / f"from-one-{number}", symlinks=True)
-    ranks = on_ranks(resume_each, str(tmp_path), LAYOUTS[size], world_size=size)
-    for number in range(len(LAYOUTS[size])):
+    ranks = on_ranks(resume_each, str(tmp_path), layouts, world_size=size, timeout=300)
+    for number in range(len(layouts)):
         found: Content = {}
         for rank in ranks:
             unbroken, resumed, from_one = rank[number]
