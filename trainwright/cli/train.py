@@ -82,13 +82,10 @@ def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None")
         print_line(f"Interrupted. --resume continues from the latest checkpoint in {folder}.", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
-        if error.errno not in _OF_THE_DISK:
-            print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
-        else:
-            print_error(error, args)
+        print_error(error, args, with_traceback=error.errno not in _OF_THE_DISK)
         return FAILED
-    except Exception:
-        print_line(redact(traceback.format_exc()).rstrip(), file=sys.stderr)
+    except Exception as error:
+        print_error(error, args, with_traceback=True)
         return FAILED
     return DONE
 
@@ -196,8 +193,21 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 def _wait_for_training(number: int, frame: FrameType | None) -> None: ...
 
 
-def print_error(error: BaseException, args: argparse.Namespace) -> int:
-    if args.traceback:
+def print_error(error: BaseException, args: argparse.Namespace, *, with_traceback: bool = False) -> int:
+    """Print an error, or one line if it follows from the failure of another process; returns the exit code."""
+    faults = sys.modules.get("trainwright.parallel.faults")  # not loaded: there are no other processes
+    line = None if faults is None else faults.line_for(error)
+    if line is not None:
+        print_line(line, file=sys.stderr)
+        return FAILED
+    code = _print_own_error(error, with_traceback=with_traceback or args.traceback)
+    if faults is not None:
+        faults.mark_reported()
+    return code
+
+
+def _print_own_error(error: BaseException, *, with_traceback: bool) -> int:
+    if with_traceback:
         print_line(redact("".join(traceback.format_exception(error))).rstrip(), file=sys.stderr)
         return getattr(error, "exit_code", USAGE_ERROR)
     message = str(error) or type(error).__name__

@@ -14,6 +14,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.signals import TrainingPaused
+from trainwright.parallel.faults import announce, watch_training
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -146,6 +147,7 @@ class TrainerBase:
         with EventStorage(self.start_iter) as self.storage:
             try:
                 self._is_training = True
+                watch_training(self)
                 self.before_train()
                 self._before_first_step()
                 self._stepper, run_step = self._bind_run_step()
@@ -202,6 +204,9 @@ class TrainerBase:
                         logger.exception("%s of %s failed as well:", moment, type(hook).__name__)
             self.is_ended = not self.has_failed
         if first_error is not None:
+            announce(first_error)
+        watch_training(None)
+        if first_error is not None:
             raise first_error
 
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
@@ -226,6 +231,7 @@ class TrainerBase:
 
     def _after_failure(self, error: BaseException) -> None:
         self.has_failed = True
+        announce(error)
         # Only for log.txt: the caller of train() reports the error.
         # GeneratorExit: `break` in a TrainingLoop.
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | TrainingPaused):

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
+from trainwright.parallel.faults import stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.slurm import step_variables
@@ -90,6 +91,8 @@ def pick_device(device_type: str | None = None) -> torch.device:
 
 logger = logging.getLogger("trainwright.parallel")
 
+HANG_TIMEOUT_S = 1800.0
+
 
 def num_launched() -> int:
     """The number of processes that a launcher started: torchrun, ``accelerate launch`` or Slurm's ``srun``."""
@@ -100,13 +103,14 @@ def num_launched() -> int:
 def setup_dist_util(
     sizes: Mapping[str, object] | None = None,
     *,
-    timeout_s: float = 1800.0,
+    timeout_s: float | None = None,
     name: Callable[[str], str] = "train.dist.{}".format,
 ) -> torch.device:
     """Join the process group when a launcher started several processes, and return this process's device.
 
     ``sizes`` are the settings of the layout (see :class:`~trainwright.parallel.layout.Layout`) and ``device_type``;
     ``name`` gives the name of a setting in a message. The data-parallel size follows from how many processes there are.
+    A training that stays at one place for ``timeout_s`` (by default the setting ``hang_timeout_s``, half an hour) ends.
 
     Raises:
         ConfigError: the layout does not fit the number of processes. Raised before any process waits for another.
@@ -120,7 +124,10 @@ def setup_dist_util(
     device = pick_device(None if device_type is None else str(device_type))
     if num_processes > 1 and not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **_store_of_attempt())
+        seconds = float(timeout_s or sizes.get("hang_timeout_s") or HANG_TIMEOUT_S)  # type: ignore[arg-type]
+        # The group's own limit comes later: its error names neither the processes nor their places.
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
+        _watch(seconds)
         leave_at_exit()
     use_layout(layout, device.type)
     if num_processes == 1:
@@ -159,6 +166,20 @@ def _store_of_attempt() -> dict[str, Any]:
     return {"store": stores.PrefixStore(f"attempt_{attempt}", store), "rank": rank, "world_size": world_size}
 
 
+def _watch(timeout_s: float) -> None:
+    """Exchange reports of failures over a further connection to the store of the launcher's environment."""
+    get = os.environ.get
+    host, port = get("MASTER_ADDR"), get("MASTER_PORT")
+    if host is None or port is None:
+        return
+    try:
+        store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
+    except RuntimeError:  # the processes have met elsewhere
+        return
+    attempt = dist.PrefixStore(f"faults_{get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    watch_faults(attempt, dist.get_rank(), dist.get_world_size(), timeout_s, shut_down)
+
+
 def leave_at_exit() -> None:
     """See to it that the process leaves its group before it ends."""
     atexit.unregister(shut_down)  # once is enough
@@ -168,6 +189,7 @@ def leave_at_exit() -> None:
 def shut_down() -> None:
     """Leave the process group, if there is one; models under data parallelism cannot train any more."""
     if dist.is_available() and dist.is_initialized():
+        stop_watching()
         use_mesh(None)
         release_process_group()
         dist.destroy_process_group()

@@ -173,6 +173,8 @@ def raised_together() -> Iterator[None]:
         first = next((rank for rank, other in enumerate(errors) if other is not None), None)
         if first is not None and first != get_rank():
             error = errors[first]
+            assert error is not None
+            error.raised_on_rank = first  # type: ignore[attr-defined]  # see parallel/faults.py
     if error is not None:
         raise error
 

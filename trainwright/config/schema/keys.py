@@ -23,6 +23,7 @@ from trainwright.config.validation import (
     NotNegative,
     Period,
     PipelineSchedule,
+    Positive,
     ProfileOrNone,
     RatioBelowOne,
     TextOrNone,
@@ -80,6 +81,7 @@ class Dist(TypedDict, total=False):
     custom_pipeline_stage_id: _StagesOrNone
     device_type: _Device
     find_unused_parameters: YesNo
+    hang_timeout_s: Positive
     # Recorded by a run, so they are in its config.yaml.
     num_nodes: CountOrNone
     num_gpus_per_node: CountOrZeroOrNone

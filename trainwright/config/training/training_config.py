@@ -298,6 +298,14 @@ class TrainingConfig(CheckedConfig):
     pipeline_schedule: types.PipelineSchedule = setting(
         "1F1B", "device", "In which order the stages work; the micro-batches are those of gradient accumulation."
     )
+    find_unused_parameters: types.YesNo = setting(
+        False, "device", "Some parameters take no part in some updates, with several processes. Costs time per step."
+    )
+    hang_timeout_s: types.Positive = setting(
+        1800,
+        "device",
+        "After so long at one place, one of several processes ends the job; all print the stacks of their threads.",
+    )
     elastic: types.YesNo = setting(
         False, "device", "Allow a resume on another number of processes or with another layout."
     )

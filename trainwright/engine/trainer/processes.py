@@ -64,7 +64,7 @@ def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingCo
             f"TrainingConfig.device_str: got {asked!r}, one device, for {num_launched()} processes; use"
             f" {asked.partition(':')[0]!r}, of which each process uses one, or None."
         )
-    sizes = {name: getattr(config, name) for name in LAYOUT_SETTINGS}
+    sizes = {name: getattr(config, name) for name in (*LAYOUT_SETTINGS, "hang_timeout_s")}
     return config, setup_dist_util({**sizes, "device_type": asked}, name="TrainingConfig.{}".format)
 
 
@@ -235,7 +235,14 @@ class RankedTrainer(TrainerShared):
         if self._pipeline is not None:
             self._replica = StageSync(self._pipeline)
         else:
-            self._replica = gradient_sync(model, self.device, self._use_wrapped, prepared=prepared, wraps=wraps)
+            self._replica = gradient_sync(
+                model,
+                self.device,
+                self._use_wrapped,
+                prepared=prepared,
+                find_unused_parameters=self.config.find_unused_parameters,
+                wraps=wraps,
+            )
         if self._replica is None and has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
 

@@ -103,6 +103,8 @@ train = dict(
         device_type=None,
         # For models of which some parameters take no part in some steps: else the processes wait for their gradients.
         find_unused_parameters=False,
+        # Seconds after which a process that stays at one place ends the job; all print the stacks of their threads.
+        hang_timeout_s=1800,
     ),
     # Must be positive.
     seed=1234,

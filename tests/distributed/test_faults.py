@@ -1,0 +1,66 @@
+"""A rank that fails or hangs ends the job: its own traceback first and once, and the stacks of all where one hangs."""
+
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fork_server import python
+
+SCRIPT = Path(__file__).parent / "faults_script.py"
+
+
+def run(folder: Path, how: str, processes: int) -> tuple[float, str]:
+    """Seconds from the failure to the end of the job, and its output."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    done = subprocess.run(
+        [*launcher, "--master-addr", "127.0.0.1", "--master-port", str(port), str(SCRIPT), str(folder), how],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    end = time.time()
+    assert done.returncode != 0, done.stdout
+    failed = re.search(r"failing at ([\d.]+)", done.stdout)
+    assert failed, done.stdout
+    return end - float(failed[1]), done.stdout
+
+
+def test_the_traceback_of_the_rank_that_raises_comes_first_and_once(tmp_path: Path) -> None:
+    seconds, output = run(tmp_path / "run", "raise", 3)
+    assert seconds < 30, output
+    ours = output.partition("torch/distributed/elastic")[0]  # then the launcher's own report
+    assert ours.count("Traceback (most recent call last)") == 1, output
+    assert ours.count("ValueError: the data of this rank are bad") == 1, output
+    traceback, line = ours.index("[rank1]: Traceback"), "ended in iteration 6, because rank 1 failed in iteration 6"
+    for other in re.finditer(line, ours):
+        assert other.start() > traceback
+    assert line in ours, output
+    assert "Connection closed by peer" not in ours
+
+
+def test_a_rank_that_hangs_is_named_with_the_stacks_of_all(tmp_path: Path) -> None:
+    seconds, output = run(tmp_path / "run", "hang", 2)
+    assert 3 <= seconds < 30, output
+    for rank in range(2):
+        assert f"rank {rank}: the stacks of all threads in iteration 6:" in output
+    assert "waited at one place for 3 s (hang_timeout_s)" in output
+    assert re.search(r"rank 0: waits for the others in iteration 6, at ", output), output
+    assert re.search(r"rank 1: did not come in iteration 6, at faults_script.py:\d+ in forward", output), output
+
+
+@pytest.mark.exhaustive(every=2)
+def test_a_rank_that_is_killed_ends_the_job(tmp_path: Path) -> None:
+    seconds, output = run(tmp_path / "run", "kill", 2)
+    assert seconds < 30, output
+    assert "exitcode  : -9" in output
+    assert "Connection closed by peer" not in output.partition("torch/distributed/elastic")[0]
