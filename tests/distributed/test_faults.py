@@ -16,11 +16,20 @@ SCRIPT = Path(__file__).parent / "faults_script.py"
 
 def run(folder: Path, how: str, processes: int) -> tuple[float, str]:
     """Seconds from the failure to the end of the job, and its output."""
+    done = launch(folder, how, processes)
+    end = time.time()
+    assert done.returncode != 0, done.stdout
+    failed = re.search(r"failing at ([\d.]+)", done.stdout)
+    assert failed, done.stdout
+    return end - float(failed[1]), done.stdout
+
+
+def launch(folder: Path, how: str, processes: int) -> "subprocess.CompletedProcess[str]":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
+    return subprocess.run(
         [*launcher, "--master-addr", "127.0.0.1", "--master-port", str(port), str(SCRIPT), str(folder), how],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
@@ -28,11 +37,6 @@ def run(folder: Path, how: str, processes: int) -> tuple[float, str]:
         text=True,
         timeout=120,
     )
-    end = time.time()
-    assert done.returncode != 0, done.stdout
-    failed = re.search(r"failing at ([\d.]+)", done.stdout)
-    assert failed, done.stdout
-    return end - float(failed[1]), done.stdout
 
 
 def test_the_traceback_of_the_rank_that_raises_comes_first_and_once(tmp_path: Path) -> None:
@@ -64,3 +68,14 @@ def test_a_rank_that_is_killed_ends_the_job(tmp_path: Path) -> None:
     assert seconds < 30, output
     assert "exitcode  : -9" in output
     assert "Connection closed by peer" not in output.partition("torch/distributed/elastic")[0]
+
+
+def test_a_parameter_that_a_later_update_leaves_out_is_named_with_the_setting(tmp_path: Path) -> None:
+    done = launch(tmp_path / "run", "unused", 2)
+    assert done.returncode == 0, done.stdout
+    names = {"objects": "TrainingConfig", "config_files": "train.dist"}
+    for api, where in names.items():
+        text = f"{api}, False: The update before this one left out parameters that earlier ones used: extra."
+        assert done.stdout.count(text) == 2, done.stdout
+        assert f"set {where}.find_unused_parameters=True" in done.stdout
+        assert done.stdout.count(f"{api}, True: trained") == 2, done.stdout

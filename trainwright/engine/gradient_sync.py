@@ -1,5 +1,6 @@
 """Gradient synchronization: wraps the model of one of several processes, so that gradients are averaged."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from trainwright.checkpoint.weights import group_names
+from trainwright.config.errors import ConfigError
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import (
@@ -193,16 +196,41 @@ def gradient_sync(
     )
 
 
-def explained(explain: Callable[[Exception, Any], None]) -> Callable[[Exception, Any], None]:
-    """``explain``, a step's, which also explains errors of shared models."""
-    if current_mesh() is None:
+def explained(
+    explain: Callable[[Exception, Any], None], model: nn.Module, setting: str
+) -> Callable[[Exception, Any], None]:
+    """``explain``, a step's, which also explains errors of models on several processes.
+
+    ``setting``: the name of ``find_unused_parameters``.
+    """
+    if get_world_size() == 1:
         return explain
 
-    def explain_both(error: Exception, batch: Any) -> None:
-        explain_parts(error)
+    def explain_all(error: Exception, batch: Any) -> None:
+        if current_mesh() is not None:
+            explain_parts(error)
+        explain_unused(error, model, setting)
         explain(error, batch)
 
-    return explain_both
+    return explain_all
+
+
+def explain_unused(error: Exception, model: nn.Module, setting: str) -> None:
+    """Raise an error that names the parameters if ``error`` is that of a model whose updates leave some out.
+
+    ``setting``: the name of ``find_unused_parameters``.
+    """
+    if not (isinstance(error, RuntimeError) and "Expected to have finished reduction in the prior" in str(error)):
+        return
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    indices = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+    left_out = [] if indices is None else [names[int(index)] for index in indices[1].split() if int(index) < len(names)]
+    shown = f": {', '.join(group_names(left_out))}" if left_out else ""
+    raise ConfigError(
+        f"The update before this one left out parameters that earlier ones used{shown}. With several processes, set"
+        f" {setting}=True if this is intended (a walk through the graph in each step); otherwise let each loss depend"
+        " on all parameters, or freeze them with requires_grad_(False)."
+    ) from error
 
 
 def average_before_own_steps(

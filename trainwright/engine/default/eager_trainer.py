@@ -164,7 +164,11 @@ class EagerTrainer(TrainerBase):
             begin_window=lambda: self.grad_acc_steps,
             end_window=self._end_window if train_step is None else self._end_own_window,
             phases=self.phases,
-            explain=explained(lambda error, batch: explain_forward(error, self._plain_model, batch)),
+            explain=explained(
+                lambda error, batch: explain_forward(error, self._plain_model, batch),
+                self._plain_model,
+                "train.dist.find_unused_parameters",
+            ),
         )
         return step.run
 

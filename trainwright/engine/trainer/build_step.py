@@ -145,7 +145,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             end_window=self._put_metrics,
             phases=self.phases,
             keep=self._keep,
-            explain=explained(add_batch_note),
+            explain=explained(add_batch_note, self.model, "TrainingConfig.find_unused_parameters"),
         )
         step.after_batch = self._choose_after_batch()  # all callbacks are registered now
         if isinstance(step, PipelineStep) and self._train_metrics is not None:
