@@ -186,3 +186,81 @@ def test_two_processes_train_as_one() -> None:
 def test_four_processes_train_as_one() -> None:
     for found in on_ranks(differences, ["gpt", "sequence parallel"], world_size=4, timeout=120):
         assert max(found.values()) < 1e-5, found
+
+
+class Unlisted(Gated):
+    tensor_plan: Mapping[str, str] = {"up": "colwise", "down": "rowwise"}  # "scale" sees half of the features
+
+
+class Unnormalized(nn.Module):
+    tensor_plan: Mapping[str, str] = {"begin": "sequence_begin", "norm": "norm", "up": "colwise", "down": "rowwise"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.norm = nn.Embedding(33, 8), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 33)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(self.begin(ids)))
+        return out
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def faults() -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from trainwright.parallel.tensor import check_replicas
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+
+    def check(model: nn.Module, seed: int) -> str:
+        sharded(model)
+        torch.manual_seed(seed)
+        with split_loss():
+            loss_of(model, batches()[0]).backward()  # type: ignore[no-untyped-call]
+        return error_of(lambda: check_replicas(model, mesh))
+
+    sequence = sharded(gpt(), sequence_parallel=True)
+    return {
+        "equal seeds": check(gpt(hidden_dropout_prob=0.2), 5),
+        "other seeds": check(gpt(hidden_dropout_prob=0.2), torch.distributed.get_rank()),
+        "own plan": check(Gated(), 5),
+        "unlisted": check(Unlisted(), 5),
+        "length": error_of(lambda: loss_of(sequence, batches(length=7)[0])),
+        "no norm": error_of(lambda: sharded(Unnormalized(), sequence_parallel=True)(batches()[0])),
+        "no split loss": error_of(lambda: loss_of(sharded(gpt()), batches()[0])),
+    }
+
+
+def test_faults_that_torch_does_not_report_are_errors() -> None:
+    for found in on_ranks(faults):
+        assert found["equal seeds"] == found["own plan"] == "no error"
+        assert "so that the copies would" in found["other seeds"]
+        assert "ConfigError: tensor parallel: every process holds scale.weight (1 parameters)" in found["unlisted"]
+        assert "a batch has 7 tokens, which 2 (tensor_parallel_size) does not divide" in found["length"]
+        assert "does not come from a module with the word 'norm'" in found["no norm"]
+        assert found["no split loss"] != "no error"
+
+
+def replicas(steps: int) -> list[Tensor]:
+    """The parameters that both processes hold, after steps with dropout."""
+    from trainwright.parallel.tensor import is_whole
+
+    torch.manual_seed(7)
+    model = sharded(gpt(hidden_dropout_prob=0.2))
+    with split_loss():
+        train(model, steps=steps)
+    return [p.to_local().detach().clone() for p in model.parameters() if is_whole(p)]  # type: ignore[attr-defined]
+
+
+def test_dropout_keeps_the_copies_of_a_parameter_equal() -> None:
+    first, second = on_ranks(replicas, 5)
+    assert len(first) > 5
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))

@@ -260,7 +260,7 @@ def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
     """
     names, parts = [], []
     for name, parameter in model.named_parameters():
-        if _is_whole(parameter, mesh) and parameter.grad is not None:
+        if is_whole(parameter) and parameter.grad is not None:
             gradient = parameter.grad.to_local().double()  # type: ignore[attr-defined]
             names.append(name)
             parts.append(torch.stack([gradient.sum(), gradient.abs().sum()]))
@@ -282,12 +282,9 @@ def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
         )
 
 
-def _is_whole(parameter: Any, mesh: DeviceMesh) -> bool:
-    if not isinstance(parameter, DTensor):
-        return False
-    names = parameter.device_mesh.mesh_dim_names or ()
-    assert mesh.mesh_dim_names is not None, "a dimension of the mesh of a layout"
-    return parameter.placements[names.index(mesh.mesh_dim_names[0])] == Replicate()
+def is_whole(parameter: Any) -> bool:
+    """Whether each tensor-parallel process holds the parameter, perhaps a share of it that belongs to a data rank."""
+    return isinstance(parameter, DTensor) and parameter.placements[-1] == Replicate()  # "tp" is the last dimension
 
 
 def _with_local_losses(module: nn.Module, inputs: Any, outputs: Any) -> Any:
