@@ -1,11 +1,25 @@
 """Tensor parallel through both APIs: the losses, norms and evaluations of one process."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
-from tests.distributed.layout_runs import train, train_on_ranks
+from tests.distributed.layout_runs import (
+    Record,
+    Texts,
+    UnsavedTrainer,
+    build_language,
+    file_config,
+    train,
+    train_on_ranks,
+)
+from tests.parallel.test_tensor import of_transformers
+from tests.ranks import on_ranks
+from trainwright import Trainer, TrainingConfig
+from trainwright.config import LazyCall
 
 Run = tuple[str, dict[str, Any]]
 
@@ -40,3 +54,62 @@ def test_tensor_parallel_processes_train_as_one(tmp_path: Path, world_size: int,
 
 def layout_of(settings: dict[str, Any]) -> dict[str, Any]:
     return {"tensor_parallel_size": 2, **settings.get("layout", {})}
+
+
+class Rows(Texts):
+    """Fields as models of transformers name them."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+def objects(folder: Path, name: str, model: nn.Module, **settings: Any) -> list[float]:
+    """Final values of a run in the Python API; on one process the tensor-parallel size has no effect."""
+    named = type(model).__module__.startswith("transformers")
+    kind = Rows if named else Texts
+    config = TrainingConfig(
+        output_dir=str(folder / name), num_epochs=1, batch_size=8, learning_rate=1e-2, save_enabled=False,
+        eval_strategy="no", device_str="cpu", num_dataloader_workers=0, evaluate_with_generate=False,
+        tensor_parallel_size=2, **settings,
+    )  # fmt: skip
+    trainer = Trainer(model, config, train_dataset=kind(24))
+    trainer.train()
+    return [float(value) for value in trainer.evaluate(kind(9, seed=1)).values()]
+
+
+def features(folder: Path) -> dict[str, list[float]]:
+    frozen = build_language(plain=True)
+    frozen.blocks[0].requires_grad_(False)  # type: ignore[index, union-attr]
+    run = partial(objects, folder)
+    return {
+        "averaged weights": run("average", build_language(plain=True), ema={"decay": 0.5}),
+        "frozen, no decay of norms": run(
+            "frozen", frozen, weight_decay=0.1, decay_norm_and_bias=False, layer_decay=0.9
+        ),
+        "skip": run("skip", build_language(plain=True), non_finite="skip", max_grad_norm=0.1),
+        "by value": run("value", build_language(plain=True), clip_grad_value=0.01),
+        "no metrics": run("split", build_language(plain=True), metrics=None),
+        "llama": run("llama", of_transformers("Llama", tie_word_embeddings=True)),
+        "qwen3": run("qwen3", of_transformers("Qwen3", tie_word_embeddings=False)),
+        "llama, files": [of_files(folder / "files")],
+    }
+
+
+def of_files(folder: Path) -> float:
+    texts = Rows(24)
+    cfg = file_config(folder, {"tensor_parallel_size": 2}, texts, 8, 1, 1, 1.0, tied=True, recompute=True,
+                      precision=None, updates=3, eval_samples=4)  # fmt: skip
+    cfg.model = LazyCall(of_transformers)(kind="Llama", tie_word_embeddings=False)
+    cfg.dataloader.train.dataset = LazyCall(Rows)(length=24)
+    trainer, record = UnsavedTrainer(cfg), Record()
+    trainer.register_hooks([record])
+    trainer.train()
+    return record.losses[-1]
+
+
+def test_averages_freezing_clipping_and_models_of_transformers_are_those_of_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    expected = features(tmp_path / "alone")
+    for found in on_ranks(features, tmp_path / "ranks", timeout=150):
+        for case, values in expected.items():
+            assert found[case] == pytest.approx(values, abs=1e-5), case
