@@ -177,6 +177,17 @@ def test_the_traffic_of_layouts() -> None:
     assert first.traffic["send"] == last.traffic["receive"] == hidden
 
 
+def test_zero_3_in_mixed_precision_keeps_no_copy_of_all_parameters() -> None:
+    def build(config: Any) -> Trainer:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(16)))
+        return Trainer(model, config, train_dataset=TensorDataset(torch.zeros(64, 512), torch.zeros(64, 512)))
+
+    settings = {"mixed_precision": "bf16", "gradient_checkpointing": True, "loss": "MSELoss"}
+    config = TrainingConfig(output_dir=tempfile.mkdtemp(), batch_size=1, zero_stage=3, **settings)
+    block, bfloat16 = 4 * 512 * 513, 2 * 512 * 513
+    assert estimate(build, config, world_size=64).peak < 16 * bfloat16 + 2 * block
+
+
 def described(tmp_path: Path) -> Any:
     cfg = {name: get_config(f"common/{name}.py")[name] for name in ("train", "optim")}
     cfg["model"] = LazyCall(Classifier)()

@@ -1,6 +1,7 @@
 """Put a model on the processes of a run, once, before its optimizer is built. Both APIs call it here."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ def parallelize(
         is_sequence_parallel = mesh.layout.sequence_parallel
         tensor_mesh = mesh.device_mesh["tp"]
         shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
+    if autocast is not None and mesh is not None and mesh.layout.zero_stage == 3:
+        # Its cache would keep a copy of every gathered parameter until the end of the forward pass.
+        autocast = partial(autocast, cache_enabled=False)
     for part in [model] if pipeline is None else pipeline.stages:
         run_under(part, autocast)
         if mesh is not None:

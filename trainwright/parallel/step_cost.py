@@ -69,21 +69,12 @@ def measure(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     counted: "TensorBytes",
-    *,
-    num_warmup: int = 2,
 ) -> StepCost:
     """The cost of ``step()``, one update, however the model was sharded.
 
-    Args:
-        num_warmup: steps before: the first creates the state of the optimizer, and data parallelism averages the
-            gradients of the first one separately.
+    Several steps are made: the first creates the state of the optimizer, and data parallelism averages its gradients
+    separately.
     """
-    for _ in range(num_warmup):
-        step()
-    gc.collect()  # what was needed to begin may be in reference cycles
-    counted.start()
-    step()
-    traffic = dict(counted.traffic)
     at_peak: dict[str, int] = {}
 
     def divide() -> None:
@@ -94,13 +85,21 @@ def measure(
         at_peak["gradients"] = size_of(parameter.grad for parameter in parameters if parameter.grad is not None)
         at_peak["optimizer"] = size_of(states)
 
-    peak = counted.peak
-    counted.start(at_peak=divide)
     step()
+    gc.collect()  # what was needed to begin may be in reference cycles
+    counted.start()
+    step()
+    for _ in range(3):
+        counted.start(at_peak=divide)
+        step()
+        if at_peak:  # at once, unless the step before had a higher peak
+            break
+    else:
+        divide()
     groups = [group for one in optimizers for group in one.param_groups]
     trainable = size_of(parameter for group in groups for parameter in group["params"] if parameter.requires_grad)
-    activations = peak - sum(at_peak.values())
-    return StepCost(**at_peak, activations=activations, trainable=trainable, traffic=traffic)
+    activations = counted.peak - sum(at_peak.values())
+    return StepCost(**at_peak, activations=activations, trainable=trainable, traffic=dict(counted.traffic))
 
 
 def size_of(tensors: Iterable[Any]) -> int:
