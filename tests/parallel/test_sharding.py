@@ -110,14 +110,15 @@ def points(length: int = 24) -> torch.utils.data.TensorDataset:
 
 
 def trainer(folder: Path, kind: type[Trainer] = Trainer, model: Any = None, parts: Any = None, **said: Any) -> Trainer:
-    said = {"zero_stage": 3, "metrics": None, **said}
+    said = {"zero_stage": 3, "metrics": None, "save_enabled": False, "eval_strategy": "no", **said}
     config = TrainingConfig(
         output_dir=str(folder), num_epochs=2, batch_size=8 // get_world_size(), learning_rate=1e-2, device_str="cpu",
-        save_enabled=False, eval_strategy="no", num_dataloader_workers=0, log_steps=1000, seed=3, **said,
+        num_dataloader_workers=0, log_steps=1000, seed=3, **said,
     )  # fmt: skip
     torch.manual_seed(0)
     model = (model or Net)()
-    return kind(model, config, train_dataset=points(), **(parts or (lambda model: {}))(model))
+    data = {"train_dataset": points(), "eval_dataset": points(5)}
+    return kind(model, config, **data, **(parts or (lambda model: {}))(model))
 
 
 class WithHelpers(Trainer):
@@ -449,3 +450,29 @@ def test_evaluations_are_exact_for_each_length(world_size: int, tmp_path: Path) 
     for found in on_ranks(evaluate_all, tmp_path / "ranks", world_size=world_size):
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def resume_cases(folder: Path) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Weights of runs that ended early and were resumed, and of uninterrupted ones."""
+    pairs = []
+    for number, case in enumerate(({}, {"ema": {"decay": 0.9}, "load_best_model_at_end": True, **ZERO_2})):
+        found = []
+        for is_resumed in (True, False):
+            place = folder / f"{number}-{is_resumed}"
+            evaluates = {"eval_strategy": "epoch", "metric_for_best_model": "loss"} if number else {}
+            said: dict[str, Any] = {"save_enabled": True, "save_steps": 2, "lr_scheduler": "ConstantLR"} | evaluates
+            with contextlib.redirect_stdout(io.StringIO()):
+                if is_resumed:
+                    trainer(place, max_steps=4, **case, **said).train()
+                    said["resume_from_checkpoint"] = True
+                one = trainer(place, **case, **said)
+                one.train()
+            found.append(weights(one.model))
+        pairs.append((found[0], found[1]))
+    return pairs
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
+    for found in on_ranks(resume_cases, tmp_path):
+        for resumed, expected in found:
+            torch.testing.assert_close(resumed, expected, rtol=0, atol=0)
