@@ -79,14 +79,14 @@ def run_evaluation(
     _share_buffers(model)
     is_joint = computes_together(model)
     weights = gathered(model) if is_joint and pad is None else nullcontext()
-    is_joint = is_joint and pad is not None
+    is_joint, without_count = is_joint and pad is not None, pad or step
     with evaluation_mode(model), preserve_rng(device), weights:
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
         together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
         with together, around_batches or nullcontext(), EvaluationStorage():
             for batch, is_counted in even_rounds(read_batches()) if is_joint else zip(read_batches(), repeat(True)):
                 try:
-                    (step if is_counted else pad)(batch)
+                    (step if is_counted else without_count)(batch)
                 except Exception as error:
                     add_batch_note(error, batch)
                     raise
@@ -198,6 +198,10 @@ def inference_on_dataset(
                 )
             yield inputs
 
+    def pad(inputs: Mapping[str, Any]) -> None:
+        model(**inputs)
+        evaluators.skip()
+
     return run_evaluation(
         model,
         read_batches,
@@ -209,7 +213,7 @@ def inference_on_dataset(
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
         around_batches=evaluators,
         skip=evaluators.skip,
-        pad=lambda inputs: (model(**inputs), evaluators.skip()),
+        pad=pad,
     )
 
 
