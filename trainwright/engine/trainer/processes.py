@@ -220,8 +220,9 @@ class RankedTrainer(TrainerShared):
         before = [*model.named_parameters(remove_duplicate=False)]
         splits_scores = self._only_own_loss_uses_scores()
         recomputed = parallelize(
-            model, self.device, recompute=recompute, autocast=autocast, splits_scores=splits_scores
-        )
+            model, self.device, recompute=recompute, autocast=autocast, splits_scores=splits_scores,
+            find_unused_parameters=self.config.find_unused_parameters,
+        )  # fmt: skip
         for one in each_optimizer(optimizer) if optimizer is not None and current_mesh() is not None else ():
             use_replaced_parameters(one, before, model)
         if recompute:
