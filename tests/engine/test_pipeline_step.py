@@ -96,6 +96,7 @@ def refused(folder: Path) -> dict[str, str]:
         "step": (OwnStep, {}),
         "graph": (Trainer, {"graph": True}),
         "generate": (Trainer, {"evaluate_with_generate": True}),
+        "shuffled": (Trainer, {}),
     }
     if get_world_size() == 4:
         cases = {"last batch": (Trainer, {"dataloader_drop_last": False})}
@@ -105,7 +106,10 @@ def refused(folder: Path) -> dict[str, str]:
             num_epochs=1, batch_size=2, gradient_accumulation_steps=4, output_dir=str(folder / name), **settings
         )
         try:
-            kind(build_gpt(), config, train_dataset=samples())
+            if name == "shuffled":
+                kind(build_gpt(), config, train_dataloader=torch.utils.data.DataLoader(samples(), shuffle=True))
+            else:
+                kind(build_gpt(), config, train_dataset=samples())
         except ConfigError as error:
             found[name] = str(error)
     return found
@@ -115,6 +119,7 @@ def test_what_does_not_fit_a_pipeline_is_refused_before_the_first_step(tmp_path:
     for found in on_ranks(refused, tmp_path):
         assert "OwnStep.training_step is overridden" in found["step"]
         assert "TrainingConfig.graph" in found["graph"]
+        assert "DataLoader shuffles by the random generator of its process" in found["shuffled"]
         assert "TrainingConfig.evaluate_with_generate" in found["generate"]
     for found in on_ranks(refused, tmp_path, world_size=4):
         assert "the last batch of an epoch has 2 instead of 4 samples" in found["last batch"]

@@ -194,8 +194,11 @@ def faults_of_stages() -> dict[str, str]:
     decay = float(mesh.pipeline_rank)
     groups = [{"params": [*pipeline.stages[0].parameters()], "lr": 0.1, "weight_decay": decay}]
     attempt("settings", lambda: pipeline.check_tied_settings(groups))
-    batch = {"token_ids": torch.full((2, LENGTH), mesh.pipeline_rank)}
-    attempt("batches", lambda: pipeline.run([batch, batch], loss_of))
+    same, other = (
+        {"token_ids": torch.full((2, LENGTH), rank), "labels": torch.ones(2)} for rank in (0, mesh.pipeline_rank)
+    )
+    pipeline.run([same, same], loss_of)
+    attempt("batches", lambda: pipeline.run([same, other], loss_of))
     return found
 
 
@@ -204,7 +207,7 @@ def test_stages_compare_their_batches_and_the_settings_of_tied_weights() -> None
     for found in (first, last):
         assert "groups differ in weight_decay" in found["settings"]
         assert "token_embedding.weight and head.weight" in found["settings"]
-        assert "'token_ids' differ" in found["batches"]
+        assert "stages 0 and 1 have read different batches: 'token_ids' differ" in found["batches"]
 
 
 def infinite_gradients() -> tuple[bool, float]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import RandomSampler
 
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import RankMean
@@ -222,6 +223,20 @@ def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]
             f"{name}.{found[0]} is overridden: with pipeline_parallel_size > 1 the trainer's own step is needed, since"
             " forward and backward passes of all micro-batches of an update run at once. compute_loss of the model, or"
             " of a Trainer, may be overridden. Or use tensor parallelism or ZeRO, which run any step."
+        )
+
+
+def refuse_unseeded_loader(loader: Any, name: str) -> None:
+    """Raise if a loader shuffles by the random generator of its process, which differs between stages.
+
+    Raises:
+        ConfigError: it does.
+    """
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, RandomSampler) and sampler.generator is None:
+        raise ConfigError(
+            f"{name}: {type(loader).__name__} shuffles by the random generator of its process, so that pipeline stages"
+            " would read different batches. Pass generator=torch.Generator().manual_seed(0) to it."
         )
 
 

@@ -45,7 +45,7 @@ from trainwright.engine.default.setup import (
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.own_step import OwnStep, StepMethods
-from trainwright.engine.pipeline_step import refuse_own_step
+from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
 from trainwright.engine.run_summary import (
     RunFacts,
@@ -587,6 +587,7 @@ class DefaultTrainer(StepMethods):
                 " it to False."
             )
         if pipeline is not None:
+            refuse_unseeded_loader(self.train_loader, "dataloader.train")
             pipeline.check_length(cfg.train.num_accumulation_steps, "train.num_accumulation_steps")
         if cfg.graph.enabled:
             graph = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler)

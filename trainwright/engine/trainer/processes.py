@@ -12,7 +12,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
-from trainwright.engine.pipeline_step import StageSync, refuse_own_step
+from trainwright.engine.pipeline_step import StageSync, refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
@@ -277,6 +277,7 @@ class RankedTrainer(TrainerShared):
                 f" ({plan.samples_per_epoch} in all). Stages with {get_data_parallel_size()} data ranks need batches of"
                 " one size: set it to True."
             )
+        refuse_unseeded_loader(self.train_dataloader, "Trainer.train_dataloader")
         steps = self.config.gradient_accumulation_steps
         pipeline.check_length(steps, "TrainingConfig.gradient_accumulation_steps")
 
