@@ -55,11 +55,14 @@ def of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 @pytest.mark.parametrize("order", [in_order, reversed_order])
 def test_each_parameter_gets_its_own_state_and_settings_in_another_order(tmp_path, order) -> None:
     model, optimizer = trained(in_order)
-    Checkpointer(model, tmp_path, optimizer=optimizer, asynchronous=False).save("one")
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+    Checkpointer(model, tmp_path, optimizer=optimizer, schedule=schedule, asynchronous=False).save("one")
     other = Tied()
     into = torch.optim.AdamW(order(dict(other.named_parameters())))
-    Checkpointer(other, optimizer=into).load(tmp_path / "one")
+    loaded = torch.optim.lr_scheduler.StepLR(into, step_size=9)
+    Checkpointer(other, optimizer=into, schedule=loaded).load(tmp_path / "one")
     assert of(other, into) == of(model, optimizer)
+    assert loaded.base_lrs == loaded.get_last_lr() == [group["lr"] for group in into.param_groups]
 
 
 def test_other_parameters_are_refused(tmp_path) -> None:

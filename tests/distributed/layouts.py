@@ -99,17 +99,23 @@ def replicate_rest(model: nn.Module, mesh: Any) -> None:
                 setattr(module, name, nn.Parameter(replica))
 
 
-def groups(model: nn.Module) -> list[dict[str, Any]]:
-    parameters = dict(model.named_parameters())
-    plain = [p for name, p in parameters.items() if "norm" in name or "bias" in name]
-    others = [p for p in parameters.values() if all(p is not other for other in plain)]
-    return [{"params": others, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+def groups(model: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """Each layer has a rate of its own: the stages of a pipeline have other groups."""
+    found: list[dict[str, Any]] = []
+    for part, factor in {"embedding": 1, "blocks.0": 2, "blocks.1": 3, "head": 1}.items():
+        named = [(name, parameter) for name, parameter in model.named_parameters() if name.startswith(part)]
+        plain = [parameter for name, parameter in named if "norm" in name or "bias" in name]
+        others = [parameter for name, parameter in named if not ("norm" in name or "bias" in name)]
+        for parameters, decay in ((others, 0.1), (plain, 0.0)):
+            if parameters:
+                found.append({"params": parameters, "weight_decay": decay, "lr": lr * factor})
+    return found
 
 
 def trained(layout: str, amount: float, is_tied: bool = False) -> tuple[nn.Module, Any, Any]:
     """A model, its optimizer after two steps, and its mesh. The gradients depend on the values and ``amount``."""
     model, mesh = spread(layout, is_tied)
-    optimizer = torch.optim.AdamW(groups(model), lr=0.01 + amount)
+    optimizer = torch.optim.AdamW(groups(model, 0.01 + amount))
     step(model, optimizer, amount)
     step(model, optimizer, amount)
     return model, optimizer, mesh
@@ -161,7 +167,10 @@ def load(layout: str, folder: str, is_tied: bool = False, values: Any = None) ->
     """Resume, where ``values`` are those of the save; returns the content, and that of one step later."""
     checkpointer, model, optimizer = checkpointer_of(layout, folder, 0.0, is_tied=is_tied)
     assert checkpointer.resume_or_load("") == (values or {"iteration": 7, "accuracy": 0.5})
-    assert checkpointer.checkpointables["lr_scheduler"].step_size == 3
+    schedule: Any = checkpointer.checkpointables["lr_scheduler"]
+    assert schedule.step_size == 3
+    assert schedule.base_lrs == [group["initial_lr"] for group in optimizer.param_groups]
+    assert schedule.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
     before = content(model, optimizer)
     step(model, optimizer, 0.25)
     return before, content(model, optimizer)

@@ -20,7 +20,7 @@ def train(folder: str, *, steps: int, **settings: Any) -> tuple[list[float], Con
     config = TrainingConfig(
         max_steps=steps, batch_size=batch_size, learning_rate=1e-2, weight_decay=0.1, output_dir=folder,
         log_steps=1, device_str="cpu", save_steps=2, seed=5,
-        resume_from_checkpoint=True, eval_strategy="no", evaluate_with_generate=False, **settings,
+        resume_from_checkpoint=True, eval_strategy="no", evaluate_with_generate=False, ema={"decay": 0.5}, **settings,
     )  # fmt: skip
     model = build_gpt()
     for module in model.modules():

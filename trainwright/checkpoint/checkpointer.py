@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright._torch_compat.tensor_chunks import is_dtensor
@@ -23,11 +24,12 @@ from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import PathLike, Writer
 from trainwright.checkpoint.folder import check_name, checkpoint_names, first_good, make_last, resume_candidates
 from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.optimizer_state import has_other_order
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
 from trainwright.checkpoint.sharded_saving import Ranks, check_is_shared, verify_together, write_share
 from trainwright.checkpoint.shards import PIPELINE, Grid
-from trainwright.checkpoint.share import Share, is_of_model, make_share, own_part
+from trainwright.checkpoint.share import Share, is_of_model, make_share, own_part, use_own_rates
 from trainwright.checkpoint.state_files import (
     EXTRA,
     MODEL,
@@ -412,7 +414,7 @@ class Checkpointer:
                 check_state(states[name], target, str(folder / f"{name}.json"))
         if is_shared:
             weights = self._weights_of_stage(weights, own)
-        return _Contents(held, extra, weights, states)
+        return _Contents(held, extra, weights, states, is_shared or manifest.layout is not None)
 
     def _weights_of_stage(self, weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
         """``weights`` without those that another stage of a pipeline has."""
@@ -436,9 +438,15 @@ class Checkpointer:
                     path, unused,
                 )  # fmt: skip
         with raised_together():
+            has_other_groups = contents.is_sharded or any(
+                has_other_order(states[name], self.checkpointables[name], self.model) for name in wanted
+            )
             load_weights(self.model, weights, str(path), strict=strict, only=self.only)
             for name in wanted:
                 self._load_state(path, name, states.pop(name))
+            for schedule in (self.checkpointables[name] for name in wanted if has_other_groups):
+                if isinstance(schedule, LRScheduler):
+                    use_own_rates(schedule)
         is_partial = not weights.keys() >= unwrap(self.model).state_dict().keys()
         if wanted and is_partial and isinstance(self.only, set):
             self.only.update(weights)  # trained before, although they may be frozen now
@@ -484,6 +492,7 @@ class _Contents(NamedTuple):
     extra: dict[str, Any]
     weights: dict[str, Any]
     states: dict[str, Any]  # the requested ones
+    is_sharded: bool  # here or there
 
 
 def _check_exists(path: Path) -> None:

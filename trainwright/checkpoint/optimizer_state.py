@@ -24,6 +24,12 @@ def with_names(state: Any, optimizer: Optimizer, model: nn.Module) -> Any:
     return {**state, NAMES: names, **({TIED: tied} if tied else {})}
 
 
+def has_other_order(state: Any, optimizer: Any, model: nn.Module) -> bool:
+    """Whether a state of :func:`with_names` has the parameters, and so perhaps the groups, in another order."""
+    is_named = isinstance(optimizer, Optimizer) and isinstance(state, Mapping) and NAMES in state
+    return is_named and state[NAMES] != _names(optimizer, model)[0]
+
+
 def by_name(state: Mapping[str, Any]) -> dict[str, Any]:
     """A numbered state from :func:`with_names` with names in the place of the numbers.
 

@@ -124,6 +124,15 @@ def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any
     return {**completed({**state, key: None}), key: {n: t.like(own[n]) for n, t in stored.items() if n in own}}
 
 
+def use_own_rates(schedule: Any) -> None:
+    """Give a loaded schedule the rates of its own optimizer's groups, where the saved one had other groups."""
+    groups = schedule.optimizer.param_groups
+    for one in (schedule, *getattr(schedule, "_schedulers", ())):
+        if hasattr(one, "base_lrs") and all("initial_lr" in group for group in groups):
+            one.base_lrs = [group["initial_lr"] for group in groups]
+    schedule._last_lr = [group["lr"] for group in groups]
+
+
 def _has_stored(state: Any) -> bool:
     states = state.get("state", {}).values() if isinstance(state, Mapping) else ()
     return any(isinstance(value, StoredTensor) for values in states for value in values.values())
