@@ -50,7 +50,8 @@ demo: $(VENV)/.demo
 	@echo "== Done. $(OUTPUT) holds:"; ls $(OUTPUT)
 
 # Two processes; a file is in one of them, so that its runs are made once; the files that take longest begin.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Compiled tests are kept for the next process, even if PYTHONDONTWRITEBYTECODE is set: rewriting them takes seconds.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.all
 	@echo "== Running the tests"

@@ -41,6 +41,18 @@ def wait_for_rows(folder: Path, count: int) -> None:
     raise AssertionError("the run has not come so far")
 
 
+def wait_for_handler(process: "subprocess.Popen[str]") -> None:
+    """Wait until the program handles signals; it still has to load torch."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        if caught >> (signal.SIGUSR1 - 1) & 1:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the program handles no signals")
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
@@ -90,7 +102,7 @@ def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tm
 
 def test_sigusr1_before_the_first_step_does_not_end_the_run(finished, short, environment, tmp_path: Path) -> None:
     process = start([str(finished.config), *short], tmp_path / "output", environment)
-    time.sleep(0.5)  # torch is being loaded
+    wait_for_handler(process)
     process.send_signal(signal.SIGUSR1)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
@@ -98,7 +110,7 @@ def test_sigusr1_before_the_first_step_does_not_end_the_run(finished, short, env
 
 def test_ctrl_c_before_the_first_step_is_one_line(finished, short, environment, tmp_path: Path) -> None:
     process = start([str(finished.config), *short], tmp_path / "output", environment)
-    time.sleep(0.5)
+    wait_for_handler(process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
