@@ -246,7 +246,7 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.num_heads = config.num_attention_heads
         self._head_size = size // self.num_heads
-        self.register_load_state_dict_pre_hook(_convert)
+        self.register_load_state_dict_pre_hook(_convert)  # type: ignore[no-untyped-call]
 
     def forward(self, x_BLD: Tensor, mask: Tensor | None) -> Tensor:
         y_BLD = self.norm1(x_BLD)
