@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.distributed.layout_runs import Texts, build_language
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
 from trainwright.hooks.tensor_parallel import tensor_parallel_hook
 
 
@@ -70,6 +72,14 @@ def runs(folder: Path) -> dict[str, Any]:
         train(folder, Scaled())
     except Exception as error:
         found["error"] = str(error)
+    config = TrainingConfig(
+        output_dir=str(folder / "generate"), tensor_parallel_size=2, sequence_parallel=True, device_str="cpu",
+        evaluate_with_generate=True,
+    )  # fmt: skip
+    try:
+        Trainer(build_language(plain=True), config, train_dataset=Texts(8))
+    except ConfigError as error:
+        found["generate"] = str(error)
     return found
 
 
@@ -80,3 +90,4 @@ def test_scores_stay_apart_in_training_and_first_gradients_are_compared(tmp_path
         assert abs(found["results"]["loss"] - expected["loss"]) < 1e-6
         assert found["shapes"] == [(4, 1), (4, 1), (4, 2), (4, 2)]  # of two training batches, and two in the evaluation
         assert "every process holds scale.weight, scale.bias" in found["error"]
+        assert "evaluate_with_generate: got True with sequence_parallel=True" in found["generate"]

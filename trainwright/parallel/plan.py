@@ -161,7 +161,9 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
     dim = CUTS[word][isinstance(module, nn.Embedding)]
     if not isinstance(module, nn.Linear | nn.Embedding) or dim is None:
         kind = "nn.Embedding" if word.startswith("embedding") else "nn.Linear"
-        yield f"{name} is a {type(module).__name__}; {word!r} cuts an {kind}."
+        found = type(module).__name__
+        found = f"{type(module).__module__}.{found}" if found in kind else found  # the layer of an adapter
+        yield f"{name} is a {found}; {word!r} cuts an {kind}."
         return
     length = module.weight.shape[dim]
     if length % size and word not in _MAY_BE_UNEVEN:

@@ -32,6 +32,7 @@ from trainwright.parallel.dist import (
     get_tensor_parallel_rank,
     get_world_size,
 )
+from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -479,7 +480,9 @@ class EvaluatingTrainer(TrainerShared):
         return self._find_comparison(outputs, inputs, loss).for_handler(self.metrics_handler)
 
     def _generates(self) -> bool:
-        can = getattr(self.model, "is_generative", False) and self._pipeline is None
+        mesh = current_mesh()
+        is_whole = self._pipeline is None and (mesh is None or not mesh.layout.sequence_parallel)
+        can = getattr(self.model, "is_generative", False) and is_whole
         return bool(self.config.evaluate_with_generate and can)
 
 

@@ -248,8 +248,15 @@ class RankedTrainer(TrainerShared):
             self._step_model = AllGPUs(model)
 
     def _refuse_with_mesh(self) -> None:
-        if current_mesh() is None:
+        mesh, config = current_mesh(), self.config
+        if mesh is None:
             return
+        is_on = config.is_set("evaluate_with_generate") and config.evaluate_with_generate
+        if is_on and mesh.layout.sequence_parallel and getattr(self.model, "is_generative", False):
+            raise ConfigError(
+                "TrainingConfig.evaluate_with_generate: got True with sequence_parallel=True, which needs texts whose"
+                " length tensor_parallel_size divides; generate adds one token at a time. Set one of them to False."
+            )
         sizes = "tensor parallel, pipeline parallel or ZeRO"
         if self.config.graph:
             raise ConfigError(f"TrainingConfig.graph: got True with {sizes}, which are not compiled; set it to False.")
@@ -257,7 +264,7 @@ class RankedTrainer(TrainerShared):
             raise ConfigError(f"Trainer.accelerator: got one with {sizes} of TrainingConfig; use one of the two.")
 
     def _only_own_loss_uses_scores(self) -> bool:
-        is_own = any(is_overridden(self, name) for name in STEP_METHODS)
+        is_own = any(is_overridden(self, name) for name in (*STEP_METHODS, "compute_metric", "update_metrics"))
         return hasattr(self.model, "compute_loss") and not is_own and not self._has_train_metrics()
 
     def _check_pipeline(self, pipeline: Pipeline) -> None:
