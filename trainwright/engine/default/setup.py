@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, open_dict
 
+from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import are_several, instantiate, locate_target
@@ -30,6 +32,7 @@ from trainwright.config.schema.sections import (
     warmup_iterations,
 )
 from trainwright.config.secrets import remember_secrets
+from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.engine.run_directory import RunFolder
@@ -45,6 +48,7 @@ from trainwright.parallel.dist import (
     is_main_process,
 )
 from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.restarts import is_continued
 
 # Settings that the start of a run shows by other names.
 _SHOWN_ELSEWHERE = {
@@ -246,9 +250,25 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
     sizes: dict[str, int | None] = {name: train[name] for name in names}
     recorded, given = train.dist.data_parallel_size, [size for size in sizes.values() if size is not None]
+    if train.get("resume", False) and (before := _sizes_of_run(train.output_dir)) is not None:
+        ranks, batch = before
+        if train.dist.elastic and ranks != num_ranks:
+            logger.info(
+                "Elastic: %d data ranks instead of %d, %d samples per update as before.", num_ranks, ranks, batch
+            )
+            sizes.update({"global_batch_size": batch, "num_accumulation_steps": None})
+            given = []
+    else:
+        ranks, batch = num_ranks, 0
     if recorded not in (None, 1, num_ranks) and len(given) == 3 and given[1] == given[0] * given[2] * recorded:
         sizes["num_accumulation_steps"] = None
     train.update(dict(zip(names, resolve_batch_sizes(sizes, num_ranks), strict=True)))
+    if batch and ranks != num_ranks and train.global_batch_size != batch:
+        logger.warning(
+            "Resumed on %d data ranks instead of %d, with %d samples per update instead of %d;"
+            " train.dist.elastic=True keeps the samples per update.",
+            num_ranks, ranks, train.global_batch_size, batch,
+        )  # fmt: skip
     train.dist.data_parallel_size = num_ranks
     _record_layout(train.dist)
 
@@ -284,6 +304,17 @@ def check_num_layers(dist: DictConfig, layer_stages: Sequence[int]) -> None:
         )
 
 
+def _sizes_of_run(folder: str) -> tuple[int, int] | None:
+    """The data ranks and the global batch of the run in ``folder``, by its ``config.yaml``; None: unknown."""
+    file = Path(folder, "config.yaml")
+    if not file.is_file():
+        return None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        saved = read_mapping(file)
+        return int(saved["train"]["dist"]["data_parallel_size"]), int(saved["train"]["global_batch_size"])
+    return None
+
+
 def _as_text(path: str) -> str:
     """``path`` as a value of a configuration, where ``${`` starts an interpolation."""
     return path.replace("${", r"\${")
@@ -297,7 +328,12 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
     zero = cfg.train.zero_optimization
     sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "device_type": asked}
-    return setup_dist_util(sizes, name=_layout_key)
+    device = setup_dist_util(sizes, name=_layout_key)
+    if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):
+        logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
+        with open_dict(cfg):
+            cfg.train.resume = True
+    return device
 
 
 def _layout_key(name: str) -> str:

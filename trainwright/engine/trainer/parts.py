@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.checkpoint.folder import checkpoint_folders, is_checkpoint
+from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint
 from trainwright.config.errors import MissingFileError
 from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.best_metric import key_of_monitor, metric_for_best, mode_of_monitor
@@ -26,6 +26,7 @@ from trainwright.hooks.callbacks import (
 )
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import broadcast_object, is_main_process
+from trainwright.parallel.restarts import is_continued
 from trainwright.terminal import is_terminal
 
 if TYPE_CHECKING:
@@ -175,6 +176,16 @@ def build_writers(
         tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
         tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
     )
+
+
+def continued(config: "TrainingConfig", output_dir: Path) -> "TrainingConfig":
+    """``config``, resuming if the launcher has restarted this run."""
+    if config.resume_from_checkpoint is True:
+        return config
+    if not is_continued(output_dir / config.checkpoints_dir / POINTER_NAME):
+        return config
+    logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
+    return config.copy_with(resume_from_checkpoint=True)
 
 
 def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:

@@ -112,6 +112,7 @@ class Trainer(TrainerSetup):
         config = self.config
         log_to_console()
         self.output_dir = Path(os.path.abspath(config.output_dir))
+        self.config = config = parts.continued(config, self.output_dir)
         check_launch(config, accelerator)
         self.model = model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset

@@ -1,0 +1,39 @@
+"""Restarts by the launcher: a run continues without ``resume`` where torchrun has started its processes again."""
+
+import os
+import time
+from pathlib import Path
+
+from trainwright.parallel.dist import all_gather_object, broadcast_object
+
+
+def is_continued(last_checkpoint: Path) -> bool:
+    """Whether an earlier attempt of this job has saved ``last_checkpoint``, a file. Every rank must call it.
+
+    It has if the file is newer than the launcher and older than this process. So a job that begins in the folder of an
+    earlier run does not continue that run, although its first attempt failed before it saved.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    # A node that joins later counts its own restarts only.
+    is_restart = any(all_gather_object(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"))
+    return broadcast_object(_is_of_this_job(last_checkpoint, is_restart))  # one process looks: clocks may differ
+
+
+def _is_of_this_job(file: Path, is_restart: bool) -> bool:
+    if not file.is_file():
+        return False
+    launched, started = _start_of(os.getppid()), _start_of(os.getpid())
+    if launched is None or started is None:
+        return is_restart
+    return launched < file.stat().st_mtime < started
+
+
+def _start_of(process: int) -> float | None:
+    """When a process has started, as ``time.time()``; None where the system does not tell."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
