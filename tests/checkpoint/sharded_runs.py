@@ -186,3 +186,36 @@ def all_of_them(base: str) -> dict[str, Any]:
         found[function.__name__] = function(str(Path(base, function.__name__)))
         dist.synchronize()
     return found
+
+
+def llama(is_tied: bool) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            tie_word_embeddings=is_tied,
+        )
+    )
+
+
+def save_llama(folder: str) -> None:
+    """A tied and an untied model of transformers, sharded over all processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+    for is_tied in (True, False):
+        model = llama(is_tied)
+        config = model.config.to_json_string().encode()
+        fully_shard(model, mesh=mesh)
+        checkpointer = Checkpointer(
+            model, f"{folder}/{is_tied}", mesh=mesh, attachments=lambda config=config: {"config.json": config}
+        )
+        checkpointer.save("model_final", iteration=1)
+        checkpointer.wait()

@@ -145,6 +145,18 @@ def test_one_process_loads_the_weights_alone(results: dict[str, Any]) -> None:
         init_weights(first, best / "model-00001-of-00002.safetensors")
 
 
+@pytest.mark.exhaustive
+def test_an_exported_model_of_transformers_is_loaded_by_it(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    on_ranks(runs.save_llama, str(tmp_path), timeout=200)
+    for is_tied in (True, False):
+        out = tmp_path / f"out-{is_tied}"
+        assert main(["checkpoint", "export", str(tmp_path / str(is_tied)), "--output", str(out)]) == 0
+        loaded = AutoModelForCausalLM.from_pretrained(out).state_dict()
+        assert all(torch.equal(loaded[name], value) for name, value in runs.llama(is_tied).state_dict().items())
+
+
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_run_continues_bitwise_after_a_kill_at_any_file_operation(tmp_path: Path, every: int) -> None:
     assert on_ranks(runs.kill_each, str(tmp_path), every, world_size=1, timeout=300) == [[]]

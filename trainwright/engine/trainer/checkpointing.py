@@ -19,7 +19,7 @@ from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
 from trainwright.models.adapters import adapter_files, is_peft_model
-from trainwright.parallel.dist import broadcast_object, is_main_process, raised_together
+from trainwright.parallel.dist import broadcast_object, is_main_process, mesh_in_use, raised_together
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -212,6 +212,8 @@ class SavingTrainer(TrainerShared):
         lines = []
         if only is None or is_peft_model(self.model):
             lines.append(_usage_of_model(self.model))
+        if mesh_in_use() is not None:
+            lines.append("Each process has written its part: `trainwright checkpoint export` makes one folder of all.")
         if only is not None:
             lines.append("`model.safetensors` has the trained weights only; the model needs the original ones, too.")
         if average is not None and average.num_averaged:
