@@ -65,6 +65,24 @@ def test_numbers_are_those_of_one_process(
             assert found[0] == found[3]  # bitwise, the same layout twice
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("api", "world_size", "layouts"),
+    [
+        ("objects", 4, [{"tensor_parallel_size": 2, **ZERO_3}, {"pipeline_parallel_size": 2, "zero_stage": 1}]),
+        ("files", 8, [{"tensor_parallel_size": 2, "pipeline_parallel_size": 2, **ZERO_3}]),
+    ],
+)
+def test_combined_layouts_have_the_numbers_of_one_process(
+    api: str, world_size: int, layouts: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"accumulation": 2, "eval_samples": 24}
+    expected = train(api, tmp_path / "one", **settings)
+    calls = [(api, {"layout": layout, **settings}) for layout in layouts]
+    for run in train_on_ranks(tmp_path, calls, world_size=world_size, timeout=240)[0]:
+        assert_equal_runs(run, expected)
+
+
 class Net(nn.Module):
     def __init__(self, *, is_unused: bool = False, scalar: bool = False) -> None:
         super().__init__()
