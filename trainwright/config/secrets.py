@@ -87,7 +87,7 @@ def is_secret_name(name: str, *, environment: bool = False) -> bool:
 
 def redact(text: str) -> str:
     """``text`` with ``[redacted]`` in place of secrets."""
-    text = _redact_by_form(text)
+    text = _redact_by_form(text, _of_environment())
     for value in sorted(_of_configs, key=len, reverse=True):
         if value in text:
             text = _word(value).sub(REDACTED, text)
@@ -99,9 +99,10 @@ def without_secrets(tree: Any) -> tuple[Any, list[str]]:
 
     The values are remembered: log lines of this process do not contain them either.
     """
-    _mask(tree, "", False, [])  # remembers the values first, because one may be used under several keys
+    environment = _of_environment()
+    _mask(tree, "", False, [], environment)  # remembers the values first: one may be used under several keys
     hidden: list[str] = []
-    return _mask(tree, "", False, hidden), hidden
+    return _mask(tree, "", False, hidden, environment), hidden
 
 
 def remember_secrets(config: Any) -> None:
@@ -144,27 +145,31 @@ class RedactingFormatter(logging.Formatter):
         return printable(redact(super().format(record)))
 
 
-def _mask(value: Any, path: str, is_secret: bool, hidden: list[str]) -> Any:
-    """``is_secret``: the name of the key, or of a key above it, is that of a secret."""
+def _mask(value: Any, path: str, is_secret: bool, hidden: list[str], environment: list[str]) -> Any:
+    """``is_secret``: the name of the key, or of a key above it, is that of a secret. ``environment``: its secrets."""
     if isinstance(value, Mapping):
         # The arguments of a call under a secret name describe how to get the secret: each is checked by its own name.
         below = is_secret and "_target_" not in value
         return {
-            _mask_key(key, path, hidden): _mask(
-                child, f"{path}.{key}" if path else str(key), below or _holds_secrets(str(key), child), hidden
+            _mask_key(key, path, hidden, environment): _mask(
+                child,
+                f"{path}.{key}" if path else str(key),
+                below or _holds_secrets(str(key), child),
+                hidden,
+                environment,
             )
             for key, child in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_mask(child, f"{path}.{index}", is_secret, hidden) for index, child in enumerate(value)]
-    if _is_secret_value(value, path, is_secret):
+        return [_mask(child, f"{path}.{index}", is_secret, hidden, environment) for index, child in enumerate(value)]
+    if _is_secret_value(value, path, is_secret, environment):
         hidden.append(path)
         return MISSING
     return value
 
 
-def _mask_key(key: Any, path: str, hidden: list[str]) -> Any:
-    if isinstance(key, str) and _is_secret_text(key):
+def _mask_key(key: Any, path: str, hidden: list[str], environment: list[str]) -> Any:
+    if isinstance(key, str) and _is_secret_text(key, environment):
         hidden.append(f"a key of {path or 'the configuration'}")
         return REDACTED
     return key
@@ -175,7 +180,7 @@ def _holds_secrets(name: str, value: Any) -> bool:
     return is_secret_name(name) or (name.lower() == "tokens" and not isinstance(value, str))
 
 
-def _is_secret_value(value: Any, path: str, is_secret: bool) -> bool:
+def _is_secret_value(value: Any, path: str, is_secret: bool, environment: list[str]) -> bool:
     if type(value) in (int, float):  # a password of digits
         return is_secret and not _INDEX.search(path)
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -185,11 +190,11 @@ def _is_secret_value(value: Any, path: str, is_secret: bool) -> bool:
         if len(text) >= _MIN_WORD:
             _of_configs.add(text)
         return True
-    return _is_secret_text(text)
+    return _is_secret_text(text, environment)
 
 
-def _is_secret_text(text: str) -> bool:
-    if _redact_by_form(text) != text:
+def _is_secret_text(text: str, environment: list[str]) -> bool:
+    if _redact_by_form(text, environment) != text:
         return True
     # A remembered value counts if other settings do not contain it by chance: a password may be "training".
     return any(
@@ -198,9 +203,9 @@ def _is_secret_text(text: str) -> bool:
     )
 
 
-def _redact_by_form(text: str) -> str:
+def _redact_by_form(text: str, environment: list[str]) -> str:
     """Without the values of environment variables, ``name=value`` of secret names, and the known forms of secrets."""
-    for value in _of_environment():
+    for value in environment:
         text = text.replace(value, REDACTED)
     if _HINTS.search(text):
         text = _PAIR.sub(_redact_pair, text)
