@@ -232,6 +232,6 @@ def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule
 
 def test_an_error_of_a_stage_names_it_and_ends_the_others(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as raised:
-        on_ranks(train_stages_by_config, tmp_path, "1F1B", 4, timeout=30)
+        on_ranks(train_stages_by_config, tmp_path, "1F1B", 4)
     last = str(raised.value).rpartition("ValueError: planted")[2]
     assert "In pipeline stage 1 of 0 to 1 (layers 2 to 3), micro-batch 3 of 4." in last

@@ -219,9 +219,11 @@ def mark_reported() -> None:
 
 def is_of_connections(error: BaseException | None) -> bool:
     """Whether the error, or one that it was raised from, says that another process cannot be reached."""
-    while error is not None:
+    seen = set[int]()  # an error may be its own context, by way of another
+    while error is not None and id(error) not in seen:
         if isinstance(error, RuntimeError) and any(text in str(error) for text in _OF_CONNECTIONS):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 

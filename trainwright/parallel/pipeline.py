@@ -130,13 +130,15 @@ class Pipeline:
             stage.begin(batches, finish)
         placeholder = torch.zeros(len(batches), device=self.device)
         arguments = [placeholder] if self.stages[0].is_first else []
+        error = None
         try:
             schedule.step(*arguments, target=placeholder if self.is_last else None, return_outputs=False)
         except RuntimeError:
             error = next((stage.error for stage in self.stages if stage.error is not None), None)
             if error is None:
                 raise
-            raise error from None  # torch has replaced it by one of its own
+        if error is not None:  # torch has replaced it by one of its own, which is not to be its context
+            raise error
 
     def _new_schedule(self, shapes: list[tuple[Tensor, Tensor]], length: int) -> Any:
         # A new one for each shape: torch's keeps buffers for hidden states of one shape.
