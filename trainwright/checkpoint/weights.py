@@ -171,6 +171,13 @@ def load_weights(
         logger.info("%s: %s", source, line)
     for line in _listed("in the file, not in the model", unexpected):
         logger.info("%s: %s", source, line)
+    unread = [name for name, value in fitting.items() if isinstance(value, Tensor) and value.is_meta]
+    if unread:  # names that only a conversion has made
+        some = ", ".join(group_names(unread)[:3])
+        raise CheckpointError(
+            f"{source}: has weights with the names of an earlier version ({some} ...), which a sharded model does not"
+            " convert. Resume and save it once in one process."
+        )
     _copy(model, fitting, own)
 
 
