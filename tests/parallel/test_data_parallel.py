@@ -3,6 +3,7 @@
 import logging
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,22 @@ def test_a_layout_has_no_effect_in_one_process(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING):
         assert setup_dist_util({"tensor_parallel_size": 2, "device_type": "cpu"}) == torch.device("cpu")
     assert "train.dist.tensor_parallel_size=2 has no effect: there is only one process" in caplog.text
+
+
+def test_a_layout_that_does_not_fit_is_printed_by_one_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from trainwright.parallel import setup_dist_util\nsetup_dist_util({'tensor_parallel_size': 2})\n"
+    )
+    environment = {**os.environ, "WORLD_SIZE": "3", "PYTHONPATH": str(Path(__file__).parents[2])}
+    lines = [
+        subprocess.run(
+            [python(), str(script)], env={**environment, "RANK": str(rank)}, capture_output=True, text=True
+        ).stderr.strip().splitlines()
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert "needs a multiple of 2 processes" in lines[0][-1]
+    assert lines[1] == ["rank 1: ended with the ConfigError of rank 0."]
 
 
 def test_a_layout_that_does_not_fit_is_refused_before_the_processes_meet(monkeypatch: pytest.MonkeyPatch) -> None:

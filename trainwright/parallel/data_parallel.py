@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
-from trainwright.parallel.faults import stop_watching, watch_faults
+from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.slurm import step_variables
@@ -119,7 +119,11 @@ def setup_dist_util(
     num_processes = num_launched()
     if dist.is_initialized():
         num_processes = dist.get_world_size()
-    layout = Layout.of(sizes, num_processes, name)
+    try:
+        layout = Layout.of(sizes, num_processes, name)
+    except ConfigError as error:
+        leave_to_first(error)
+        raise
     device_type = sizes.get("device_type")
     device = pick_device(None if device_type is None else str(device_type))
     if num_processes > 1 and not dist.is_initialized():

@@ -217,6 +217,21 @@ def mark_reported() -> None:
         _watch.mark_reported()
 
 
+def leave_to_first(error: BaseException) -> None:
+    """Let only the first process print an error that all of them raise before they have met."""
+    if (rank := os.environ.get("RANK", "0")) == "0":
+        return
+    other = sys.excepthook
+
+    def print_line(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
+        if raised is error:
+            sys.stderr.write(f"rank {rank}: ended with the {kind.__name__} of rank 0.\n")
+        else:
+            other(kind, raised, trace)
+
+    sys.excepthook = print_line
+
+
 def is_of_connections(error: BaseException | None) -> bool:
     """Whether the error, or one that it was raised from, says that another process cannot be reached."""
     seen = set[int]()  # an error may be its own context, by way of another
