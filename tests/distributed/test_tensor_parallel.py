@@ -107,6 +107,7 @@ def of_files(folder: Path) -> float:
     return record.losses[-1]
 
 
+@pytest.mark.exhaustive
 def test_averages_freezing_clipping_and_models_of_transformers_are_those_of_one_process(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     expected = features(tmp_path / "alone")
