@@ -110,7 +110,7 @@ class EventStorage:
         self.first_unwritten = start_iter
         self._prefix = ""
         self._outer: EventStorage | None = None  # of the writer thread that has entered this storage
-        self._pending: list[tuple[str, float | Tensor | tuple[Tensor, float], int]] = []
+        self._pending: list[tuple[str, Any, int]] = []  # numbers, tensors, and the parts of put_mean
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._restored: set[str] = set()  # names known from a checkpoint only: the code may use another hint

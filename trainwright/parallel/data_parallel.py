@@ -176,11 +176,12 @@ def _watch(timeout_s: float) -> None:
     host, port = get("MASTER_ADDR"), get("MASTER_PORT")
     if host is None or port is None:
         return
+    stores: Any = dist  # it does not declare them as exported
     try:
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
+        store = stores.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
     except RuntimeError:  # the processes have met elsewhere
         return
-    attempt = dist.PrefixStore(f"faults_{get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    attempt = stores.PrefixStore(f"faults_{get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     watch_faults(attempt, dist.get_rank(), dist.get_world_size(), timeout_s, shut_down)
 
 
