@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.distributed.layout_runs import train, train_on_ranks
 from tests.parallel.test_pipeline import VOCABULARY, build_gpt
 from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
@@ -235,3 +236,11 @@ def test_an_error_of_a_stage_names_it_and_ends_the_others(tmp_path: Path) -> Non
         on_ranks(train_stages_by_config, tmp_path, "1F1B", 4)
     last = str(raised.value).rpartition("ValueError: planted")[2]
     assert "In pipeline stage 1 of 0 to 1 (layers 2 to 3), micro-batch 3 of 4." in last
+
+
+def test_float16_with_a_fused_optimizer(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"precision": "fp16", "updates": 3, "accumulation": 2}
+    expected = train("objects", tmp_path / "alone", **settings)
+    run = ("objects", {"layout": {"pipeline_parallel_size": 2}, **settings})
+    for (found,) in train_on_ranks(tmp_path / "stages", [run], world_size=2):
+        assert found["losses"] == pytest.approx(expected["losses"], abs=1e-3)

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.optim.named import each_optimizer
+from trainwright.parallel.dist import get_pipeline_parallel_size
 
 
 class ScaledStep:
@@ -23,6 +24,9 @@ class ScaledStep:
         self._grad_scaler = grad_scaler
         self._optimizer: Any = optimizer
         is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        if is_fused and get_pipeline_parallel_size() > 1:
+            for one in each_optimizer(optimizer):
+                one.register_step_pre_hook(_use_scalar)
         self._lacks_momentum = is_fused and isinstance(optimizer, torch.optim.SGD) and not self._has_momentum()
 
     def __call__(self) -> None:
@@ -45,6 +49,12 @@ class ScaledStep:
         if not any(group["momentum"] for group in self._optimizer.param_groups):
             return True
         return any(state.get("momentum_buffer") is not None for state in self._optimizer.state.values())
+
+
+def _use_scalar(optimizer: Any, *_: Any) -> None:
+    # The scaler of several stages passes a flag of shape (1,), which torch's fused kernels subtract from a step count.
+    if getattr(optimizer, "found_inf", None) is not None:
+        optimizer.found_inf = optimizer.found_inf.reshape(())
 
 
 class SkipNonFinite:
