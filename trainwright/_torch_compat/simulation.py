@@ -4,9 +4,10 @@
 from the replacements that :func:`simulated_process` makes while it is active, where torch needs the data of tensors.
 """
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -40,6 +41,7 @@ def simulated_process(rank: int, world_size: int) -> Iterator[None]:
         if world_size > 1:
             dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
             stack.callback(dist.destroy_process_group)
+            stack.callback(_forget_meshes)
         for replacement in _replacements():
             stack.enter_context(replacement)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -49,6 +51,18 @@ def simulated_process(rank: int, world_size: int) -> Iterator[None]:
             raise ConfigError(
                 f"estimate: {_place(error)} uses the value of a tensor, but tensors have no values here."
             ) from error
+
+
+def _forget_meshes() -> None:
+    """Clear what DTensor has cached: an equal mesh of another process, or a real one, has groups of other names."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug
+
+    with suppress(AttributeError):  # absent in some releases
+        debug._clear_sharding_prop_cache()
+    with suppress(AttributeError):
+        _redistribute._gen_transform_infos.cache_clear()
 
 
 def _place(error: Exception) -> str:
