@@ -60,7 +60,7 @@ def _forget_meshes() -> None:
     from torch.distributed.tensor import _redistribute, debug
 
     with suppress(AttributeError):  # absent in some releases
-        debug._clear_sharding_prop_cache()
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     with suppress(AttributeError):
         _redistribute._gen_transform_infos.cache_clear()
 
@@ -161,7 +161,7 @@ def static_pipeline() -> AbstractContextManager[Any]:
 
     def know(schedule: Any, stages: list[Any], *_: Any) -> None:
         for stage in stages:
-            stage._inference_mode = schedules.InferenceMode.STATIC
+            stage._inference_mode = schedules.InferenceMode.STATIC  # type: ignore[attr-defined]
 
     return mock.patch.object(kind, name, know)
 
@@ -182,7 +182,7 @@ def _converted() -> Callable[..., nn.Module]:
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                result = results.get(tensor)
+                result = results.get(tensor)  # type: ignore[no-untyped-call]
                 if result is None:
                     with torch.no_grad():
                         result = function(tensor)

@@ -58,7 +58,7 @@ def parallelize(
         shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
     if autocast is not None and mesh is not None and mesh.layout.zero_stage == 3:
         # Its cache would keep a copy of every gathered parameter until the end of the forward pass.
-        autocast = partial(autocast, cache_enabled=False)
+        autocast = partial(autocast, cache_enabled=False)  # type: ignore[call-arg]  # a partial of torch.autocast
     for part in [model] if pipeline is None else pipeline.stages:
         run_under(part, autocast)
         if mesh is not None:

@@ -45,7 +45,8 @@ def _probe(pipeline: Any, batch: Any) -> list[tuple[Tensor | None, Any]]:
     stages, *_ = cut.cut_model(vars(pipeline).pop("_complete"), number, range(number), layout.stage_ids)
     has_autocast = hasattr(vars(pipeline.stages[0]).get("forward"), "runs_under_autocast")
     own = {stage.index for stage in pipeline.stages}
-    hidden, found = None, []
+    hidden: Any = None
+    found: list[tuple[Tensor | None, Any]] = []
     with torch.autocast("cpu", torch.bfloat16, enabled=has_autocast):
         for stage in stages:
             stage.eval().begin([batch])
