@@ -123,9 +123,10 @@ def _described_optimizer(optimizer: Any, schedule: str | None) -> str:
     several = optimizer.optimizers if isinstance(optimizer, NamedOptimizers) else {"": optimizer}
     texts = []
     for name, one in several.items():
-        rates = sorted({group.get("initial_lr", group["lr"]) for group in one.param_groups})
-        lr = f"{rates[0]:.3g}" if len(rates) == 1 else f"{rates[0]:.3g} to {rates[-1]:.3g}"
-        texts.append(f"{name + ': ' if name else ''}{type(one).__name__}, lr {lr}")
+        found = (group.get("initial_lr", group.get("lr")) for group in one.param_groups)  # some optimizers have none
+        rates = sorted({rate for rate in found if rate is not None})
+        lr = f", lr {' to '.join(f'{rate:.3g}' for rate in dict.fromkeys((rates[0], rates[-1])))}" if rates else ""
+        texts.append(f"{name + ': ' if name else ''}{type(one).__name__}{lr}")
     return "; ".join(texts) + (f", {schedule}" if schedule else "")
 
 
