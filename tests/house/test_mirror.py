@@ -21,6 +21,7 @@ ELSEWHERE = {
     "hooks/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),
     "optim/named.py": ("engine/test_several_optimizers.py", "named optimizers are tested in trainings of both APIs"),
     "optim/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),
+    "parallel/simulated_pipeline.py": ("engine/test_estimation.py", "stages are compared with those of real processes"),
 }
 MODULES = sorted(
     path.relative_to(PACKAGE).as_posix()
