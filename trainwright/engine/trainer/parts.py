@@ -91,7 +91,8 @@ def build_metrics_handler(config: "TrainingConfig", trainer: Any) -> Any:
 def log_settings(trainer: Any) -> None:
     """Log all settings, if the user has used names of the page that documents this list."""
     if trainer.config.is_by_its_page:
-        logger.log(logging.WARNING if is_main_process() else logging.INFO, "%r", trainer.config)  # once
+        level = logging.WARNING if is_main_process() else logging.INFO  # once
+        logger.log(level, "%s", repr(trainer.config))  # as it is now
 
 
 def build_callbacks(trainer: Any) -> list[Callback]:

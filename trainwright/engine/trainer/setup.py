@@ -360,7 +360,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         commands = [] if config.tensorboard is None else [f"tensorboard --logdir {folder}"]
         if config.save_enabled:
             longer = f"num_epochs={2 * config.num_epochs}"
-            commands.append(f"{type(config).__name__}(..., resume_from_checkpoint=True, {longer}) trains it longer")
+            commands.append(f"resume_from_checkpoint=True with {longer} trains it longer")
         return commands
 
     def _unfreezing_hook(self) -> HookBase | None:
