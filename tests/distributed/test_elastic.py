@@ -1,14 +1,22 @@
 """Another number of processes keeps the samples of each update; a restart by the launcher needs no other command."""
 
+import json
 import os
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from tests.distributed.test_data_parallel import Run, train
 from tests.fork_server import python
+from tests.ranks import on_ranks
+from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
 
 SCRIPT = Path(__file__).parent / "restart_script.py"
 
@@ -44,6 +52,40 @@ def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused(tmp_pat
     assert rest.code != 0
     assert "global_batch_size=8" in rest.output, rest.output
     assert "train_micro_batch_size=3" in rest.output
+
+
+def train_by_objects(folder: Path, epochs: int, accumulation: int, **settings: Any) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(48, 4), torch.randint(3, (48,)))
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=epochs, batch_size=4, gradient_accumulation_steps=accumulation, log_steps=1,
+        lr_scheduler_type="constant", optimizer="AdamW", lr=0.01, metric=None, device_str="cpu", progress_bar=False,
+        tensorboard=None, **settings,
+    )  # fmt: skip
+    Trainer(nn.Linear(4, 3), config, data).train()
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(ConfigError) as error:
+        train_by_objects(folder, 2, 2, resume_from_checkpoint=True, elastic=True)
+    return str(error.value)
+
+
+def resume_by_objects(folder: Path, epochs: int) -> list[dict[str, Any]]:
+    return train_by_objects(folder, epochs, 2, resume_from_checkpoint=True, elastic=True)
+
+
+def test_objects_keep_the_samples_of_an_update(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    whole = train_by_objects(tmp_path / "whole", 3, 4)
+    folder = tmp_path / "run"
+    on_ranks(train_by_objects, folder, 1, 2)  # 2 processes x 2 batches of 4 samples
+    resume_by_objects(folder, 2)
+    assert "Elastic: 4 batches per update instead of 2, 16 samples as before." in caplog.messages
+    rows = on_ranks(resume_by_objects, folder, 3, world_size=4)[0]
+    assert [row["total_loss"] for row in rows] == pytest.approx([row["total_loss"] for row in whole], rel=1e-5)
+    assert "an update of the checkpoint has 16 samples" in on_ranks(refused, folder, world_size=3)[0]
 
 
 def launch(folder: Path, *arguments: str) -> str:

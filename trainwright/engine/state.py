@@ -209,9 +209,12 @@ class TrainerState(TrainingState):
     A running step is already counted. A checkpoint also stores the state of the base class.
     """
 
-    def __init__(self, trainer: TrainerBase, plan: StepPlan, **settings: float | None) -> None:
+    def __init__(
+        self, trainer: TrainerBase, plan: StepPlan, *, is_elastic: bool = False, **settings: float | None
+    ) -> None:
+        """``is_elastic``: a checkpoint of other sizes of batches, with the same samples per update, may be loaded."""
         super().__init__(trainer, **settings)
-        self._plan = plan
+        self._plan, self._is_elastic = plan, is_elastic
         self._mean_loss = EpochMean("total_loss")
         self.global_step = 0
         self.step_before = 0  # global_step before the latest update
@@ -260,11 +263,17 @@ class TrainerState(TrainingState):
             "epoch_step": self.epoch_step,
             "steps_per_epoch": self._plan.steps_per_epoch,
             "gradient_accumulation_steps": self._plan.accumulation,
+            "batch_size": self._plan.batch_size,
             "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         plan, step = self._plan, state["global_step"]
+        total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
+        if self._is_elastic and total == plan.batch_size * plan.accumulation:
+            step = plan.steps(state["iterations_done"])
+            sizes = {"gradient_accumulation_steps": plan.accumulation, "steps_per_epoch": plan.steps_per_epoch}
+            state = {**state, **sizes}
         here = {"gradient_accumulation_steps": plan.accumulation}
         if plan.has_epochs:
             here = {"steps_per_epoch": plan.steps_per_epoch, **here}
@@ -275,7 +284,8 @@ class TrainerState(TrainingState):
             faults.append(f"max_steps ended it within an accumulation window, at step {step}")
         samples = state["consumed_samples"], plan.samples(step)
         if not faults and samples[0] != samples[1]:
-            faults.append(f"its {step} steps took {samples[0]} samples, but would take {samples[1]} now")
+            steps = state["global_step"]
+            faults.append(f"its {steps} steps took {samples[0]} samples, but would take {samples[1]} now")
         if faults:
             raise ConfigError(
                 f"The run cannot be resumed: {'; '.join(faults)}. Use the same data, gradient_accumulation_steps and"

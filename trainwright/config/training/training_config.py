@@ -307,7 +307,9 @@ class TrainingConfig(CheckedConfig):
         "After so long at one place, one of several processes ends the job; all print the stacks of their threads.",
     )
     elastic: types.YesNo = setting(
-        False, "device", "Allow a resume on another number of processes or with another layout."
+        False,
+        "device",
+        "A resume on another number of processes keeps the samples per update: gradient_accumulation_steps is derived.",
     )
     graph: types.YesNo = setting(False, "device", "Make each update one compiled program.")
 

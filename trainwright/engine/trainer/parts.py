@@ -1,5 +1,6 @@
 """Build the parts of a run from a TrainingConfig: loaders, metrics, callbacks, writers, and resuming."""
 
+import json
 import logging
 import shutil
 import sys
@@ -13,8 +14,8 @@ import torch
 from torch import nn
 
 from trainwright.checkpoint.checkpointer import Checkpointer
-from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint
-from trainwright.config.errors import MissingFileError
+from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
+from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.best_metric import key_of_monitor, metric_for_best, mode_of_monitor
 from trainwright.events.writers import EventWriter, default_writers
@@ -215,6 +216,36 @@ def resume(config: "TrainingConfig", checkpointer: Checkpointer) -> Path | None:
     there.resume_or_load("", resume=True)
     checkpointer.loaded_from = there.loaded_from
     return folder
+
+
+def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size: int) -> int:
+    """The batches of an update that keep the samples per update of the checkpoint that an elastic run resumes from.
+
+    ``batch_size``: the samples of a batch of all processes together; 0: unknown.
+
+    Raises:
+        ConfigError: they are no multiple of a batch.
+    """
+    asked, now = config.resume_from_checkpoint, config.gradient_accumulation_steps
+    if not config.elastic or asked in (None, False) or not batch_size:
+        return now
+    own = output_dir / config.checkpoints_dir
+    folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
+    candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
+    if not candidates or not (file := candidates[0] / "trainer.json").is_file():
+        return now
+    state = json.loads(file.read_text())
+    total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
+    steps, rest = divmod(total, batch_size)
+    if rest:
+        raise ConfigError(
+            f"TrainingConfig.elastic: an update of the checkpoint has {total} samples, which batches of {batch_size}"
+            f" ({config.batch_size} batch_size x {batch_size // config.batch_size} data ranks) do not divide. Set"
+            " another batch_size, or start another number of processes."
+        )
+    if steps and steps != now:
+        logger.info("Elastic: %d batches per update instead of %d, %d samples as before.", steps, now, total)
+    return steps or now
 
 
 def _begin_with_weights(config: "TrainingConfig", model: nn.Module) -> None:

@@ -291,7 +291,9 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     def _build_state(self) -> None:
         """Build the training state, the checkpointer and the hooks that other parts call."""
         config = self.config
-        self.state = TrainerState(self, self._plan, lr=config.learning_rate, seed=config.seed)
+        self.state = TrainerState(
+            self, self._plan, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed
+        )
         self.checkpointer = Checkpointer(
             self.model,
             self.output_dir / config.checkpoints_dir,

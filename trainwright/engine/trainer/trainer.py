@@ -131,6 +131,10 @@ class Trainer(TrainerSetup):
                 build = self.create_eval_dataloader if is_iterated else self._eval_loaders
                 self.eval_dataloader = build(eval_dataset)
         self._build_plan()
+        kept = parts.elastic_accumulation(config, self.output_dir, self._plan.batch_size)
+        if kept != config.gradient_accumulation_steps:
+            self.config = config = config.copy_with(gradient_accumulation_steps=kept)
+            self._build_plan()
 
         self._autocast = optim.autocast_for(config, self.device)
         has_own_step = is_overridden(self, "train_step") or is_overridden(self, "training_step")

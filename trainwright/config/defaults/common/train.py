@@ -96,7 +96,7 @@ train = dict(
         # Tensor-parallel processes also share the activations between their layers.
         sequence_parallel=False,
         pipeline_schedule="1F1B",
-        # Allow a resume on another number of processes or another layout.
+        # A resume on another number of processes keeps the samples per update.
         elastic=False,
         pipeline_num_layers=None,
         custom_pipeline_stage_id=None,
