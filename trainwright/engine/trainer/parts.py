@@ -227,7 +227,7 @@ def elastic_accumulation(config: "TrainingConfig", output_dir: Path, batch_size:
         ConfigError: they are no multiple of a batch.
     """
     asked, now = config.resume_from_checkpoint, config.gradient_accumulation_steps
-    if not config.elastic or asked in (None, False) or not batch_size:
+    if asked is None or asked is False or not config.elastic or not batch_size:
         return now
     own = output_dir / config.checkpoints_dir
     folder = own if asked is True else _checkpoints_at(Path(asked), config.checkpoints_dir)
