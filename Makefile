@@ -12,7 +12,7 @@ help:
 	@echo "make test    run the tests (about ten minutes on two cores)"
 	@echo "make test-fast  run the tests that neither start programs nor compile (two and a half minutes)"
 	@echo "make test-all   run all tests, with the products of cases that make test samples (13 minutes); automation runs it"
-	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results (minutes)"
+	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results; all layouts of checkpoints (minutes)"
 	@echo "make check   format, lint, strict types, import floors"
 	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
 	@echo "make bench-table  run all benchmarks and update the table of docs/performance.md (about an hour)"
@@ -68,6 +68,7 @@ test-all: $(VENV)/.all
 torture: $(VENV)/.all
 	@echo "== Killing runs"
 	$(BIN)/python -m tests.torture.run --kills 500 --every-operation
+	TORTURE=1 $(PYTEST) tests/distributed/test_sharded_checkpoints.py tests/checkpoint/test_sharded_saving.py
 
 check: $(VENV)/.all
 	@echo "== Format"; $(BIN)/ruff format --check .

@@ -134,7 +134,11 @@ def test_what_one_rank_meets_ends_all_of_them(
     assert run.code != 0
     assert run.seconds < 30
     assert says in run.output, run.output
-    assert run.output.count("trainwright: ") == 2, run.output  # both have said it, with no traceback
+    printed = run.output.count(
+        "trainwright: "
+    )  # both have said it, with no traceback; or one, and the other that it has
+    assert printed >= 1, run.output
+    assert printed + run.output.count(", because rank ") == 2, run.output
     assert "Traceback (most recent call last)" not in run.output.partition("torch/distributed")[0], run.output
     assert "exitcode  : 1" in run.output
     assert len(run.checkpoints()) == saved
