@@ -1,5 +1,8 @@
 """Both APIs train, evaluate and predict with a model that is cut into pipeline stages, as one process does."""
 
+import logging
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +247,31 @@ def test_float16_with_a_fused_optimizer(tmp_path: Path) -> None:
     run = ("objects", {"layout": {"pipeline_parallel_size": 2}, **settings})
     for (found,) in train_on_ranks(tmp_path / "stages", [run], world_size=2):
         assert found["losses"] == pytest.approx(expected["losses"], abs=1e-3)
+
+
+def start_of_four(folder: Path) -> tuple[str, list[str]]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
+    data = [{"input_ids": row["token_ids"], "labels": row["labels"]} for row in samples(8)]
+    settings = TrainingConfig(
+        output_dir=folder, pipeline_parallel_size=2, zero_stage=1, batch_size=2, save_enabled=False, metrics=None,
+        num_epochs=1, device_str="cpu",
+    )  # fmt: skip
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("trainwright.engine").addHandler(handler)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Trainer(model, settings, data).train()
+    return next((line for line in lines if line.startswith("Training\n")), ""), [str(each.message) for each in caught]
+
+
+def test_the_start_names_the_layout_and_the_share_of_the_model_that_it_counts(tmp_path: Path) -> None:
+    ranks = on_ranks(start_of_four, tmp_path, world_size=4)
+    start = ranks[0][0]
+    assert re.search(r"Model +LlamaForCausalLM: [\d,]+ parameters \(\S+ kB\) on the first of 2 stages: ", start)
+    assert re.search(r"Layout +4 processes: 2 data \(ZeRO 1\) x 2 pipeline\n", start)
+    assert not [text for _, texts in ranks for text in texts if "view" in text]

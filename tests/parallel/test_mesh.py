@@ -23,7 +23,7 @@ def _places() -> dict[str, Any]:
         assert mesh is current_mesh()
         rank = torch.tensor(float(dist.get_rank()))
         dist.reduce_over_data(rank)
-        found[str(layout)] = {
+        found[repr(layout)] = {
             "data": (dist.get_data_parallel_rank(), dist.get_data_parallel_size()),
             "tensor": (dist.get_tensor_parallel_rank(), dist.get_tensor_parallel_size()),
             "pipeline": (dist.get_pipeline_parallel_rank(), dist.get_pipeline_parallel_size()),

@@ -14,7 +14,6 @@ from trainwright.config.errors import ConfigError
 if TYPE_CHECKING:
     from trainwright.engine.estimation import Estimate
     from trainwright.engine.layout_search import Candidate
-    from trainwright.parallel.layout import Layout
 
 DONE, DOES_NOT_FIT = 0, 1
 
@@ -105,20 +104,6 @@ def in_units(size: float) -> str:
     return f"{size:,.{1 if power else 0}f} {units[power]}"
 
 
-def name_of(layout: "Layout") -> str:
-    """
-    >>> from trainwright.parallel.layout import Layout
-    >>> name_of(Layout(data=8, tensor=4, pipeline=2, zero_stage=3)), name_of(Layout())
-    ('8 data (ZeRO 3) x 4 tensor x 2 pipeline', '1 data')
-    """
-    zero = f" (ZeRO {layout.zero_stage})" if layout.zero_stage else ""
-    copies = f" in {layout.replicate} copies" if layout.zero_stage and layout.replicate > 1 else ""
-    sizes = [f"{layout.data} data{zero}{copies}"]
-    sizes += [f"{layout.tensor} tensor"] if layout.tensor > 1 else []
-    sizes += [f"{layout.pipeline} pipeline"] if layout.pipeline > 1 else []
-    return " x ".join(sizes)
-
-
 def lines_of(found: "Estimate") -> list[str]:
     """The estimate as text."""
     from trainwright.cli.checkpoint import table
@@ -131,7 +116,7 @@ def lines_of(found: "Estimate") -> list[str]:
     traffic = dict.fromkeys(kind for cost in costs for kind in cost.traffic)
     rows += [["exchanged per update", *("" for _ in costs)]] if traffic else []
     rows += [[kind, *(in_units(cost.traffic.get(kind, 0)) for cost in costs)] for kind in traffic]
-    processes = "1 process" if size == 1 else f"{size} processes: {name_of(found.layout)}"
+    processes = "1 process" if size == 1 else f"{size} processes: {found.layout}"
     return [f"{processes}{stages}", *table(rows, right=range(1, len(found.costs) + 1))]
 
 
@@ -155,7 +140,7 @@ def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
                 "",
                 "does not fit: parameters and states alone",
             ]
-        rows.append([name_of(candidate.layout), *sizes])
+        rows.append([str(candidate.layout), *sizes])
     world = candidates[0].layout.world_size
     first = f"{world} {'process' if world == 1 else 'processes'} with {in_units(memory)} each, best layout first"
     return [first, *table(rows, right={1, 2, 3})]

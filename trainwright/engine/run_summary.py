@@ -23,6 +23,7 @@ from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, get_world_size, is_main_process
+from trainwright.parallel.mesh import current_mesh
 from trainwright.terminal import open_standard_streams
 
 logger = logging.getLogger("trainwright.engine")
@@ -72,11 +73,11 @@ def log_start(facts: RunFacts) -> None:
 
 
 def _rows(facts: RunFacts) -> dict[str, object]:
-    ranks = get_data_parallel_size()
+    mesh, ranks = current_mesh(), get_data_parallel_size()
     global_batch = facts.batch_size * facts.accumulation * ranks
     processes = "1 process" if ranks == 1 else f"{ranks} processes"
-    if (world := get_world_size()) != ranks:
-        processes = f"{ranks} data ranks ({world} processes)"
+    if get_world_size() != ranks:
+        processes = f"{ranks} data rank{'s' if ranks > 1 else ''}"
     data = [
         f"{number:,} {name}"
         for name, number in (("to train", facts.num_train), ("to evaluate", facts.num_eval))
@@ -90,6 +91,7 @@ def _rows(facts: RunFacts) -> dict[str, object]:
         "Data": f"{', '.join(data)} (samples)" if data else None,
         "Iterations": f"{facts.first_iter + 1} to {facts.last_iter}{epochs}",
         "Batch": batch,
+        "Layout": f"{mesh.layout.world_size} processes: {mesh.layout}" if mesh else None,
         "Optimizer": _described_optimizer(facts.optimizer, facts.schedule),
         "Device": ", ".join(filter(None, [str(facts.device.type), facts.precision, f"{facts.mode} mode"])),
         "Metrics": facts.metrics,
@@ -116,7 +118,11 @@ def described_model(model: nn.Module) -> str:
     shown = [f"{name} {number:,}" for number, name in parts[:_MAX_PARTS] if number]
     others = sum(number for number, _ in parts[_MAX_PARTS:])
     shown += [f"others {others:,}"] if others else []
-    return f"{type(model).__name__}: {total:,} parameters ({size}{frozen})" + (f": {', '.join(shown)}" if shown else "")
+    mesh = current_mesh()
+    # The modules of other stages are absent; torch names the class of a shared model after FSDP.
+    stage = f" on the first of {mesh.layout.pipeline} stages" if mesh and mesh.layout.pipeline > 1 else ""
+    name = type(model).__name__.removeprefix("FSDP" if mesh else "")
+    return f"{name}: {total:,} parameters ({size}{frozen}){stage}" + (f": {', '.join(shown)}" if shown else "")
 
 
 def _described_optimizer(optimizer: Any, schedule: str | None) -> str:

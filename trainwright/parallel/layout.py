@@ -39,6 +39,18 @@ class Layout:
     schedule: str = "1F1B"
     custom_stage_ids: tuple[int, ...] | None = None
 
+    def __str__(self) -> str:
+        """
+        >>> str(Layout(data=8, tensor=4, pipeline=2, zero_stage=3)), str(Layout())
+        ('8 data (ZeRO 3) x 4 tensor x 2 pipeline', '1 data')
+        """
+        zero = f" (ZeRO {self.zero_stage})" if self.zero_stage else ""
+        copies = f" in {self.replicate} copies" if self.zero_stage and self.replicate > 1 else ""
+        sizes = [f"{self.data} data{zero}{copies}"]
+        sizes += [f"{self.tensor} tensor"] if self.tensor > 1 else []
+        sizes += [f"{self.pipeline} pipeline"] if self.pipeline > 1 else []
+        return " x ".join(sizes)
+
     @property
     def world_size(self) -> int:
         """The number of processes."""

@@ -53,8 +53,9 @@ class Pipeline:
         own = [stage for stage, rank in enumerate(self._rank_of) if rank == mesh.pipeline_rank]
         self._model = model
         self.stages, self.ties, self.layer_stages = cut_model(model, number, own, layout.all_stages.stage_ids)
-        for stage in self.stages:  # schedules with zero bubbles detach outputs in place, which views do not allow
-            stage.copies_output = layout.schedule.endswith("ZeroBubble")
+        # Schedules with zero bubbles detach outputs in place, which views do not allow. FSDP2 warns of views.
+        for stage in self.stages:
+            stage.copies_output = layout.schedule.endswith("ZeroBubble") or layout.data > 1
         self.is_last, self.last_rank = self.stages[-1].is_last, self._rank_of[-1]
         self.device = device
         self._mesh, self._group = mesh, mesh.pipeline_group
