@@ -11,11 +11,13 @@ our two APIs for it.
 """
 
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from benchmarks.rounds import parser_of, print_table, run, write
@@ -35,6 +37,21 @@ def ddp(job: Any) -> Callable[[], None]:
     dataset = job.dataset()
     loader = job.loader(dataset=dataset, sampler=torch.utils.data.DistributedSampler(dataset))
     model = torch.nn.parallel.DistributedDataParallel(job.model_with_loss())
+    return _step_of(job, model, job.optimizer(model.parameters(), fused=True), loader)
+
+
+def zero(job: Any, stage: int) -> Callable[[], None]:
+    """FSDP2 as a user writes it: each layer and the rest are sharded; stages 1 and 2 keep the weights gathered."""
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.data import DistributedSampler
+
+    dataset = job.dataset()
+    loader, model = job.loader(dataset=dataset, sampler=DistributedSampler(dataset)), job.model_with_loss()
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    for layer in [layer for layers in lists for layer in layers]:
+        fully_shard(layer, reshard_after_forward=stage == 3)
+    fully_shard(model, reshard_after_forward=stage == 3)
     return _step_of(job, model, job.optimizer(model.parameters(), fused=True), loader)
 
 
@@ -64,7 +81,12 @@ class Layout:
     config: dict[str, Any] = field(default_factory=dict)
 
 
-LAYOUTS = {"ddp": Layout(2, ddp)}
+def _zero(stage: int) -> Layout:
+    settings = {"zero_optimization": {"enabled": True, "stage": stage}}
+    return Layout(2, partial(zero, stage=stage), {"zero_stage": stage}, settings)
+
+
+LAYOUTS = {"ddp": Layout(2, ddp), "zero1": _zero(1), "zero3": _zero(3)}
 
 
 def alternate(job: Any, plain: Callable[[], Callable[[], None]]) -> tuple[Any, dict[str, list[list[float]]]]:
@@ -104,7 +126,9 @@ def measure(api: str, settings: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.job import Job
 
     layout = LAYOUTS[settings.pop("layout")]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        # One folder for all processes, which share a checkpoint.
+        folder = own if layout.build is ddp else f"{tempfile.gettempdir()}/ranks-{os.environ['MASTER_PORT']}"
         job = Job(folder=folder, settings=layout.objects if api == "objects" else layout.config, **settings)
         hook, times = alternate(job, lambda: layout.build(job))
         job.hooks.append(hook)
