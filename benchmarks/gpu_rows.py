@@ -138,7 +138,7 @@ def prefetch(settings: Settings) -> Found:
 
 
 def saves(settings: Settings) -> Found:
-    """Save asynchronously while training goes on, and load: the values are those at the time of the save."""
+    """Save asynchronously during the training, and load: the values are those at the time of the save."""
     training = Training(2 if settings.tiny else 96, settings.device)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "measured").mkdir()

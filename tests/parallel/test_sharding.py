@@ -102,7 +102,7 @@ class Net(nn.Module):
 
 
 class Gan(nn.Module):
-    """A collection of models: nobody calls it."""
+    """A collection of models, which is not called itself."""
 
     def __init__(self) -> None:
         super().__init__()

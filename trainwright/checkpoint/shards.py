@@ -46,7 +46,7 @@ class Grid:
 
     @property
     def is_first_of_stage(self) -> bool:
-        """Whether this process writes what all processes of its stage have, beside tensors."""
+        """Whether this process writes what all processes of its stage have, apart from tensors."""
         return self.rank == self._ranks[0]
 
     def writes(self, name: str, tensor: Tensor) -> bool:

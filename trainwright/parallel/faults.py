@@ -182,7 +182,7 @@ def watch_faults(
 ) -> None:
     """Report failures among the processes that share ``store`` until :func:`stop_watching`.
 
-    ``leave``: called when an uncaught error is printed, so that the others hear of it at once.
+    ``leave``: called when an uncaught error is printed, so that the others end at once.
     """
     global _watch
     stop_watching()

@@ -30,7 +30,7 @@ def _is_of_this_job(file: Path, is_restart: bool) -> bool:
 
 
 def _start_of(process: int) -> float | None:
-    """When a process has started, as ``time.time()``; None where the system does not tell."""
+    """When a process has started, as ``time.time()``; None where the system has no such record."""
     try:
         ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
