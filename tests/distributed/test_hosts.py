@@ -60,10 +60,12 @@ class Hosts:
         """Run Python on one of them; its output is in ``HOST.log``."""
         own = "; ".join([f"hostname {host}", f"mount --bind {self.folder}/hosts /etc/hosts", *mounts, 'exec "$@"'])
         command = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--mount", "bash", "-c", own, "bash"]
+        # torchrun starts its processes with PYTHON_EXEC, which may be the fork server: that one is on no host.
+        own_python = {"PYTHON_EXEC": sys.executable, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{host}.log").open("wb") as log:
             process = subprocess.Popen(
                 [*command, sys.executable, *map(str, arguments)],
-                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment},
+                env={**os.environ, **own_python, **environment},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
