@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.checkpoint import CheckpointError, verify
 from trainwright.data import ColumnDataset, build_image_train_loader
@@ -192,3 +193,23 @@ def test_a_layer_that_is_trained_for_a_while_only_is_saved_with_the_trainable_we
         assert torch.equal(left, right)
     saved = load_file(tmp_path / "cut/final_epoch/model.safetensors")
     assert {"0.weight", "0.bias", "2.weight", "2.bias"} == saved.keys()
+
+
+def sharded(folder: str) -> dict[str, Tensor]:
+    """The weights after a training with ZeRO stage 3, whose checkpoint has the adapters."""
+    trainer = objects(Path(folder), zero_stage=3, save_trainable_only=True)
+    trainer.train()
+    weights = peft.get_peft_model_state_dict(trainer.model, save_embedding_layers=False)
+    return {name: value.full_tensor().detach() for name, value in weights.items()}
+
+
+def test_adapters_of_a_sharded_model_are_complete(tmp_path: Path) -> None:
+    weights = on_ranks(sharded, str(tmp_path))[0]
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    folder = next(tmp_path / "checkpoints" / name for name in ("final_epoch", "model_final", "3") if name in names)
+    assert verify(folder)
+    loaded = peft.PeftModel.from_pretrained(base(), folder)
+    found = peft.get_peft_model_state_dict(loaded, save_embedding_layers=False)
+    assert found.keys() == weights.keys()
+    for name, value in weights.items():
+        assert torch.equal(found[name], value)

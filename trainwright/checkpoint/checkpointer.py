@@ -185,7 +185,10 @@ class Checkpointer:
                 raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
             iteration = extra.get("iteration")
             commit: dict[str, Any] = {"tag_last": tag_last and name != "model_best", "on_commit": on_commit}
-            attached = self.attachments() if self.attachments is not None and self._is_writer else {}
+            attached: Mapping[str, bytes] = {}
+            if self.attachments is not None and (self._is_writer or sharing is not None):
+                attached = self.attachments()  # of a sharded model, all processes gather what it holds
+                attached = attached if self._is_writer else {}
             if sharing is not None:
                 share = self._share(sharing, extra, attached)
                 if keep_trained:

@@ -5,7 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from trainwright.parallel.dist import get_pipeline_parallel_size
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 
@@ -36,9 +38,10 @@ class TrainableNames(set[str]):
 def adapter_files(model: nn.Module) -> dict[str, bytes]:
     """The files that ``PeftModel.from_pretrained(base, folder)`` reads, by their relative names; none for other models.
 
-    The first adapter's are in the folder itself if it is called "default", others in a folder of their name.
+    The first adapter's are in the folder itself if it is called "default", others in a folder of their name. Of a
+    sharded model every process must call this; a model that is cut into pipeline stages has no such files.
     """
-    if not is_peft_model(model):
+    if not is_peft_model(model) or get_pipeline_parallel_size() > 1:
         return {}
     from peft import get_peft_model_state_dict
     from safetensors.torch import save
@@ -48,7 +51,9 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
     for name, config in peft_model.peft_config.items():
         weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
         prefix = "" if name == "default" else f"{name}/"
-        files[prefix + WEIGHTS_NAME] = save({key: value.detach().cpu().clone() for key, value in weights.items()})
+        files[prefix + WEIGHTS_NAME] = save(
+            {key: _whole(value).detach().cpu().clone() for key, value in weights.items()}
+        )
         written = copy.copy(config)
         written.inference_mode = True
         if written.base_model_name_or_path is None:
@@ -57,3 +62,9 @@ def adapter_files(model: nn.Module) -> dict[str, bytes]:
             written.save_pretrained(folder)
             files |= {prefix + path.name: path.read_bytes() for path in Path(folder).iterdir()}
     return files
+
+
+def _whole(value: Any) -> Tensor:
+    """A tensor, gathered if each process has a part of it."""
+    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole
