@@ -9,9 +9,9 @@ OUTPUT := output/MNIST
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; creates .venv first)"
-	@echo "make test    run the tests (about ten minutes on two cores)"
-	@echo "make test-fast  run the tests that neither start programs nor compile (two and a half minutes)"
-	@echo "make test-all   run all tests, with the products of cases that make test samples (13 minutes); automation runs it"
+	@echo "make test    run the tests (about a quarter of an hour on two cores)"
+	@echo "make test-fast  run the tests that neither start programs nor compile (about three minutes)"
+	@echo "make test-all   run all tests, with the products of cases that make test samples (20 minutes); automation runs it"
 	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results; all layouts of checkpoints (minutes)"
 	@echo "make check   format, lint, strict types, import floors"
 	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
