@@ -20,11 +20,17 @@ class TensorParallel(HookBase):
 
         self._loss = LossParallel()
         self._handles: list[Any] = []
+        self._is_checked = False
 
     def before_train(self) -> None:
         self._loss.enter()
+        self._is_checked = False
         first, *_ = each_optimizer(self.trainer.optimizer)
         self._handles.append(first.register_step_pre_hook(self._check))
+
+    def after_step(self) -> None:
+        if self._is_checked and self._handles:  # not in the check: torch still reads the hooks of the optimizer there
+            self._remove()
 
     def after_train(self) -> None:
         self._remove()
@@ -33,7 +39,9 @@ class TensorParallel(HookBase):
     def _check(self, *_: Any) -> None:
         from trainwright.parallel.tensor import check_replicas
 
-        self._remove()
+        if self._is_checked:
+            return
+        self._is_checked = True
         mesh = current_mesh()
         assert mesh is not None, "tensor parallel has one"
         check_replicas(self.trainer.model, mesh.device_mesh["tp"])
