@@ -98,12 +98,14 @@ def use_replaced_parameters(optimizer: Any, before: Iterable[tuple[str, Tensor]]
         before: the named parameters of the model at that time, with duplicates.
     """
     after = dict(model.named_parameters(remove_duplicate=False))
-    names = {id(parameter): name for name, parameter in before}
+    names: dict[int, list[str]] = {}
+    for name, parameter in before:  # a tied weight has several, and a pipeline stage may have any of them
+        names.setdefault(id(parameter), []).append(name)
     for group in optimizer.param_groups:
         params = group["params"]
         group["params"] = []
         for old in params:
-            new = after.get(names[id(old)]) if id(old) in names else old
+            new = next((after[name] for name in names[id(old)] if name in after), None) if id(old) in names else old
             state = {} if new is old else optimizer.state.pop(old, {})
             if new is not None:
                 group["params"].append(new)
