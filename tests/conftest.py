@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,20 @@ def logging_as_it_was() -> Iterator[None]:
     yield
     library.setLevel(level)
     library.handlers = handlers
+
+
+@pytest.fixture(autouse=True)
+def no_log_files_of_earlier_tests() -> Iterator[None]:
+    """A log file of a trainer that a test left open would get the lines of later tests, in a thread of its own."""
+    library = logging.getLogger("trainwright")
+    before = [*library.handlers]
+    yield
+    for handler in [*library.handlers]:
+        if handler not in before and isinstance(handler, MemoryHandler):
+            library.removeHandler(handler)
+            if handler.target is not None:
+                handler.target.close()
+            handler.close()
 
 
 @pytest.fixture
