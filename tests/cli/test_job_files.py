@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from trainwright.cli.launch import main
+from trainwright.cli.main import main
 
 TRAIN = ("train", "config.py", "model.layers=[1, 2]", "data.path=it's here")
 KUBERNETES = ("--image", "registry/project:1", "--volume", "runs:/output")
 
 
 def job_file(capsys: pytest.CaptureFixture[str], cluster: str, *options: str, nodes: str = "2") -> str:
-    assert main(["-n", "4", "--nnodes", nodes, "--to", cluster, "--print", *options, *TRAIN]) == 0
+    assert main(["launch", "-n", "4", "--nnodes", nodes, "--to", cluster, "--print", *options, *TRAIN]) == 0
     return capsys.readouterr().out
 
 
@@ -167,10 +167,10 @@ def test_a_job_is_written_into_a_file_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["-n", "4", "--to", "slurm", *TRAIN]
-    assert main(arguments) == 0
+    assert main(["launch", *arguments]) == 0
     assert "sbatch job.sbatch" in capsys.readouterr().out
     assert (tmp_path / "job.sbatch").read_text().startswith("#!/bin/bash\n")
-    assert main(arguments) == 2
+    assert main(["launch", *arguments]) == 2
     assert "job.sbatch exists" in capsys.readouterr().err
 
 
@@ -186,16 +186,16 @@ def test_a_job_is_written_into_a_file_once(
     ids=["image", "accelerator", "name", "volume", "hosts"],
 )
 def test_what_a_cluster_needs(options: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-n", "4", "--nnodes", "2", *options, *TRAIN]) == 2
+    assert main(["launch", "-n", "4", "--nnodes", "2", *options, *TRAIN]) == 2
     message = capsys.readouterr().err
     assert all(fact in message for fact in facts), message
 
 
 def test_the_number_of_processes_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--to", "slurm", *TRAIN]) == 2
+    assert main(["launch", "--to", "slurm", *TRAIN]) == 2
     assert "set --nproc-per-node" in capsys.readouterr().err
 
 
 def test_an_option_without_effect_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["-n", "4", "--to", "slurm", "--print", "--image", "registry/project:1", *TRAIN]) == 0
+    assert main(["launch", "-n", "4", "--to", "slurm", "--print", "--image", "registry/project:1", *TRAIN]) == 0
     assert "--image has no effect with --to slurm" in capsys.readouterr().err

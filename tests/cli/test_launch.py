@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainwright.cli.launch import main
+from trainwright.cli.main import main
 
 SCRIPT = """
 import os, sys
@@ -93,20 +93,20 @@ WRONG = [
 
 @pytest.mark.parametrize(("arguments", "facts"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
 def test_wrong_arguments(arguments: list[str], facts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
+    assert main(["launch", *arguments]) == 2
     message = capsys.readouterr().err
     assert all(fact in message for fact in facts), message
 
 
 def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main(["--nproc-per-nodes", "2", "train"])
+        main(["launch", "--nproc-per-nodes", "2", "train"])
     assert "Did you mean '--nproc-per-node'?" in capsys.readouterr().err
 
 
 def test_more_processes_than_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert main(["-n", "4", "train", "config.py"]) == 2
+    assert main(["launch", "-n", "4", "train", "config.py"]) == 2
     message = capsys.readouterr().err
     assert "--nproc-per-node: got 4, but this machine has 2 GPUs" in message
     assert "CUDA_VISIBLE_DEVICES=" in message
@@ -117,7 +117,7 @@ def test_torchrun_knows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     from torch.distributed.run import get_args_parser
 
     with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
+        main(["launch", "--help"])
     listed = re.findall(r"^  (--[a-z-]+) ", capsys.readouterr().out.partition("--module")[0], re.MULTILINE)
     ours = {"--rejoin"}
     assert {"--nnodes", "--rdzv-endpoint", "--tee"} <= {*listed}

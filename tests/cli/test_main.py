@@ -1,17 +1,35 @@
 """The command line itself."""
 
+import importlib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import trainwright
+from trainwright.cli.main import COMMANDS, main
 
 
 def test_help_is_printed_and_is_no_error(run_python, tmp_path: Path) -> None:
     for arguments in (["--help"], []):
         done = run_python("-m", "trainwright.cli.main", *arguments, cwd=tmp_path)
-        assert "trainwright train CONFIG" in done.stdout
+        assert "trainwright train config.py" in done.stdout
         assert "--resume" in done.stdout
+        for name, command in COMMANDS.items():
+            assert f"  {name} " in done.stdout
+            assert command.text in done.stdout
+        assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_parser_and_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = importlib.import_module(COMMANDS[name].module).parser()
+    assert parser.prog == f"trainwright {name}"
+    with suppress(SystemExit):
+        assert main([name, "--help"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"usage: trainwright {name} ")
+    assert said.err == ""
 
 
 def test_the_package_runs_the_command_line(run_python, tmp_path: Path) -> None:
@@ -36,6 +54,7 @@ def test_the_version_is_printed(run_python, tmp_path: Path) -> None:
     [
         (["trian", "config.py"], ["'trian'", "Did you mean 'train'?"]),
         (["lunch", "train"], ["'lunch'", "Did you mean 'launch'?"]),
+        (["--versoin"], ["no option '--versoin'", "Did you mean '--version'?"]),
         (["train"], ["No configuration file", "trainwright train"]),
         (["train", "config.py", "--resum"], ["--resum", "--resume"]),
     ],

@@ -8,8 +8,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,62 +23,9 @@ from trainwright.checkpoint.verify import (
     inspect_checkpoint,
     inspect_folders,
 )
+from trainwright.cli.text import counted, local_time, shown, size, table
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError, MissingFileError, UserError, did_you_mean
-
-
-def shown(text: object) -> str:
-    """``text`` on one line, without terminal control sequences.
-
-    >>> shown("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in str(text))
-
-
-def size(num_bytes: int | None) -> str:
-    """
-    >>> size(999), size(1_000), size(1_234_567), size(None)
-    ('999 B', '1.0 kB', '1.2 MB', '?')
-    """
-    if num_bytes is None:
-        return "?"
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    value = float(num_bytes)
-    for unit in ("kB", "MB", "GB", "TB"):
-        value /= 1000
-        if value < 999.95 or unit == "TB":
-            break
-    return f"{value:,.1f} {unit}"
-
-
-def local_time(moment: datetime | None) -> str:
-    """To the second, in the local time zone."""
-    if moment is None:
-        return "?"
-    try:
-        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError):  # at the ends of the calendar
-        return moment.isoformat(timespec="seconds")
-
-
-def counted(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
-
-
-def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Lines of aligned columns; the columns in ``right`` are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if number in right else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
-
+from trainwright.config.errors import ConfigError, MissingFileError, did_you_mean
 
 _EXTRA = "extra.json"
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)
@@ -192,7 +138,7 @@ def _pair(name: str, value: Any) -> str:
     return shown(f"{name} = {text[:_MAX_SHOWN]}")
 
 
-COMPLETE, FAULTY, USAGE_ERROR = 0, 1, 2
+COMPLETE, FAULTY = 0, 1
 
 USAGE = """\
 usage: trainwright checkpoint COMMAND ...
@@ -215,19 +161,19 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE, end="")
         return COMPLETE
-    try:
-        if argv[0] not in _COMMANDS:
-            raise ConfigError(f"checkpoint: no command {argv[0]!r}. {did_you_mean(argv[0], _COMMANDS)}")
-        args = _parser(argv[0]).parse_args(argv[1:])
-        return _COMMANDS[argv[0]](_existing(args.path), args)
-    except BrokenPipeError:  # the reader has closed the pipe, as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAULTY
-    except UserError as error:
-        print(f"trainwright: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"trainwright: {error.filename}: {error.strerror}.", file=sys.stderr)
-    return USAGE_ERROR
+    if argv[0] not in _COMMANDS:
+        raise ConfigError(f"checkpoint: no command {argv[0]!r}. {did_you_mean(argv[0], _COMMANDS)}")
+    args = _parser(argv[0]).parse_args(argv[1:])
+    return _COMMANDS[argv[0]](_existing(args.path), args)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands, for shell completion."""
+    parser = argparse.ArgumentParser(prog="trainwright checkpoint")
+    commands = parser.add_subparsers(dest="command")
+    for name in _COMMANDS:
+        commands.add_parser(name, parents=[_parser(name)], add_help=False)
+    return parser
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from trainwright.cli.text import table
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError
 
@@ -26,10 +27,9 @@ Bytes are those of tensors; an accelerator also needs 1 to 2 GiB for its context
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
-def main(argv: Sequence[str], *, prog: str = "trainwright estimate") -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the estimate and return the exit code."""
-    parser = _parser(prog)
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
     args.opts = [text for text in args.opts if text != args.config_file]
     from trainwright.cli.train import CAUSED_BY_THE_USER, load, print_error
@@ -44,7 +44,8 @@ def main(argv: Sequence[str], *, prog: str = "trainwright estimate") -> int:
         return 1
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    prog = "trainwright estimate"
     parser = TrainingArgumentParser(
         prog=prog, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -106,8 +107,6 @@ def in_units(size: float) -> str:
 
 def lines_of(found: "Estimate") -> list[str]:
     """The estimate as text."""
-    from trainwright.cli.checkpoint import table
-
     size = found.layout.world_size
     stages = "" if found.layout.pipeline == 1 else " (first stage, last stage)" if len(found.costs) == 2 else ""
     costs, kinds = found.costs.values(), ("parameters", "gradients", "optimizer", "activations", "peak")
@@ -122,8 +121,6 @@ def lines_of(found: "Estimate") -> list[str]:
 
 def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
     """The layouts as text, those that fit first."""
-    from trainwright.cli.checkpoint import table
-
     rows = [["layout", "peak", "of the memory", "exchanged per update", ""]]
     for candidate in candidates:
         found = candidate.estimate

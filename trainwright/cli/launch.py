@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from trainwright.cli.main import COMMANDS
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError, MissingFileError, UserError, did_you_mean
+from trainwright.config.errors import ConfigError, MissingFileError, did_you_mean
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-USAGE_ERROR = 2
 TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the connection to the other hosts was lost
 _REJOIN_AFTER_S = 5
 _JOIN_TIMEOUT_S = 60  # how long the doctor waits for a host; torchrun waits ten minutes
@@ -54,15 +53,11 @@ _TORCHRUN = {
 
 def main(argv: Sequence[str]) -> int:
     """Run the processes of this host, or write a job file; return the exit code."""
-    try:
-        args = _parse(argv)
-        if args.to:
-            _write_job_file(args)
-            return 0
-        arguments = [*_torchrun_options(args), *_program(args)]
-    except UserError as error:
-        print(f"trainwright: {error}", file=sys.stderr)
-        return USAGE_ERROR
+    args = _parse(argv)
+    if args.to:
+        _write_job_file(args)
+        return 0
+    arguments = [*_torchrun_options(args), *_program(args)]
     code = _run(arguments)
     if code == TRY_AGAIN and args.rejoin > 0:
         print(f"trainwright launch: joins the other hosts again in {_REJOIN_AFTER_S} s.", file=sys.stderr, flush=True)
@@ -73,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parser() -> TrainingArgumentParser:
     parser = TrainingArgumentParser(
         prog="trainwright launch",
         usage="trainwright launch [-n N] [--nnodes A:B] [--max-restarts N] [options] COMMAND|SCRIPT|-m MODULE ...",
@@ -112,9 +107,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     jobs.add_argument("--time", metavar="TIME", help="slurm: time limit, such as 24:00:00")
     jobs.add_argument("--port", type=int, default=29500, help="port where the hosts meet (default: 29500)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND|SCRIPT ...", help=argparse.SUPPRESS)
-    known, unknown = parser.parse_known_args(list(argv))
+    return parser
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    options = parser()
+    known, unknown = options.parse_known_args(list(argv))
     if unknown:
-        parser.refuse(unknown[0])
+        options.refuse(unknown[0])
     args: argparse.Namespace = known
     args.min_nodes, args.max_nodes = _nodes(args.nnodes)
     for name in ("max_restarts", "rejoin"):

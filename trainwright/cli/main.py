@@ -1,53 +1,105 @@
-"""The command ``trainwright``. Its help does not load torch."""
+"""The command ``trainwright``. Its help does not load torch.
 
-import importlib
-import sys
-from collections.abc import Sequence
-
-USAGE = """\
-usage: trainwright COMMAND ...
-
-  trainwright train CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]
-        train from a configuration file; see `trainwright train --help`
-  trainwright launch [--nproc-per-node N] [--nnodes A:B] COMMAND|SCRIPT ...
-        run a command or a script in several processes, or write the job file of a cluster
-  trainwright estimate CONFIG [--world N] [--memory 80GiB] [key=value ...]
-        memory and traffic of a run on N processes, and which layouts fit into a memory
-  trainwright doctor [--output-dir FOLDER]
-        check this machine, or under `trainwright launch` all hosts and the network between them
-  trainwright checkpoint list|show|verify PATH
-        list, show or verify the checkpoints of a run
-  trainwright --version
+A command is a row of ``GROUPS`` and a module with ``parser()``, which returns its ArgumentParser, and ``main(argv)``,
+which returns an exit code. It imports what is slow when it runs. It may raise a UserError, which is printed here.
 """
 
-COMMANDS = {
-    "train": "trainwright.cli.train",
-    "launch": "trainwright.cli.launch",
-    "estimate": "trainwright.cli.estimate",
-    "doctor": "trainwright.cli.doctor.command",
-    "checkpoint": "trainwright.cli.checkpoint",
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """``module`` runs it; ``text`` is its line of the help."""
+
+    module: str
+    text: str
+
+
+GROUPS = {
+    "train": {
+        "train": Command("trainwright.cli.train", "train from a configuration file; --resume continues a run"),
+        "launch": Command("trainwright.cli.launch", "run a command or a script in several processes, or on a cluster"),
+    },
+    "prepare": {
+        "estimate": Command("trainwright.cli.estimate", "memory and traffic of a run, and the layouts that fit"),
+        "doctor": Command("trainwright.cli.doctor.command", "check this machine, or all hosts and their network"),
+    },
+    "look at runs": {
+        "checkpoint": Command("trainwright.cli.checkpoint", "list, show, verify or export the checkpoints of a run"),
+    },
 }
+
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+
+_EXAMPLES = """\
+examples:
+  trainwright train config.py optim.lr=1e-3 train.train_epoch=5
+  trainwright train config.py --resume
+  trainwright launch -n 2 train config.py
+  trainwright checkpoint list output/run
+
+`trainwright COMMAND --help` shows the options of a command.
+`trainwright --version` shows the version.
+"""
+
+
+def usage() -> str:
+    """The help of ``trainwright`` itself."""
+    width = max(map(len, COMMANDS))
+    lines = ["usage: trainwright COMMAND ...", ""]
+    for title, group in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name.ljust(width)}  {command.text}" for name, command in group.items()), ""]
+    return "\n".join([*lines, _EXAMPLES])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong arguments or configuration."""
+    """Run a command and return its exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0
+        print(usage(), end="")
+        return DONE
     if arguments[0] in ("-V", "--version"):
         from trainwright import __version__
 
         print(f"trainwright {__version__}")
-        return 0
+        return DONE
     if arguments[0] in COMMANDS:
-        command = importlib.import_module(COMMANDS[arguments[0]]).main
-        prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}
-        return int(command(arguments[1:], **prog))
+        return _run(COMMANDS[arguments[0]].module, arguments)
     from trainwright.config.errors import did_you_mean
 
-    print(f"trainwright: no command {arguments[0]!r}. {did_you_mean(arguments[0], COMMANDS)}", file=sys.stderr)
-    return 2
+    name = arguments[0]
+    kind, allowed = ("option", ["--help", "--version"]) if name.startswith("-") else ("command", list(COMMANDS))
+    print(f"trainwright: no {kind} {name!r}. {did_you_mean(name, allowed)}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def _run(module: str, arguments: Sequence[str]) -> int:
+    from trainwright.config.errors import UserError
+    from trainwright.terminal import print_line
+
+    command = importlib.import_module(module).main
+    prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}
+    try:
+        return int(command(arguments[1:], **prog))
+    except UserError as error:
+        print_line("\n  ".join([f"trainwright: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return int(getattr(error, "exit_code", USAGE_ERROR))
+    except BrokenPipeError:  # the reader has closed the pipe, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print_line(f"trainwright: {error.filename}: {error.strerror}.", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print_line("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -40,6 +40,14 @@ CAUSED_BY_THE_USER = (
 )
 
 
+def parser(prog: str | None = "trainwright train") -> argparse.ArgumentParser:
+    """``prog=None``: of a training script, which takes the file as --config-file only."""
+    parser = default_argument_parser(prog=prog)
+    if prog is not None:
+        parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]"
+    return parser
+
+
 def main(
     argv: Sequence[str] | None = None, *, trainer_class: "type[DefaultTrainer] | None" = None, prog: str | None = None
 ) -> int:
@@ -49,10 +57,7 @@ def main(
     training ends the process with 143, after a save.
     """
     open_standard_streams()
-    parser = default_argument_parser(prog=prog)
-    if prog is not None:  # the installed command, which takes the file as an argument
-        parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [key=value ...]"
-    args = parser.parse_args(argv)
+    args = parser(prog).parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
         args.opts = [text for text in args.opts if text != args.config_file]

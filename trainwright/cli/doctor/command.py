@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from trainwright.cli.doctor.group import Speed
     from trainwright.cli.doctor.host import Facts
 
-HEALTHY, FAULTY, USAGE_ERROR = 0, 1, 2
+HEALTHY, FAULTY = 0, 1
 MIN_FREE_BYTES = 1_000_000_000
 MIN_SHM_BYTES = 500_000_000
 MAX_CLOCK_S = 1.0
@@ -50,8 +48,7 @@ class Line:
         return bool(self.advice) and not self.is_warning
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the checks; rank 0 prints. Every rank returns the same exit code."""
+def parser() -> argparse.ArgumentParser:
     parser = TrainingArgumentParser(
         prog="trainwright doctor",
         epilog=_EPILOG,
@@ -60,13 +57,14 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--output-dir", default=".", metavar="FOLDER", help="output folder of the run (default: .)")
     parser.add_argument("--port", type=int, default=29500, help="port where hosts will meet (default: 29500)")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the checks; rank 0 prints. Every rank returns the same exit code."""
+    args = parser().parse_args(argv)
     start = time.perf_counter()
-    try:
-        facts, lines = _examine(Path(args.output_dir), args.port)
-    except UserError as error:  # more processes than devices
-        print(f"trainwright: {error}", file=sys.stderr)
-        return USAGE_ERROR
+    facts, lines = _examine(Path(args.output_dir), args.port)
     is_first = facts[0].rank == _rank() and os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first:  # rank 0, or one of each host if they cannot exchange anything
         print(report(facts, lines, time.perf_counter() - start), flush=True)

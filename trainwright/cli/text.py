@@ -1,0 +1,57 @@
+"""Text of the commands: tables, sizes, times."""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+
+def shown(text: object) -> str:
+    """``text`` on one line, without terminal control sequences.
+
+    >>> shown("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in str(text))
+
+
+def size(num_bytes: int | None) -> str:
+    """
+    >>> size(999), size(1_000), size(1_234_567), size(None)
+    ('999 B', '1.0 kB', '1.2 MB', '?')
+    """
+    if num_bytes is None:
+        return "?"
+    if num_bytes < 1000:
+        return f"{num_bytes} B"
+    value = float(num_bytes)
+    for unit in ("kB", "MB", "GB", "TB"):
+        value /= 1000
+        if value < 999.95 or unit == "TB":
+            break
+    return f"{value:,.1f} {unit}"
+
+
+def local_time(moment: datetime | None) -> str:
+    """To the second, in the local time zone."""
+    if moment is None:
+        return "?"
+    try:
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError):  # at the ends of the calendar
+        return moment.isoformat(timespec="seconds")
+
+
+def counted(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"
+
+
+def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Lines of aligned columns; the columns in ``right`` are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
