@@ -28,6 +28,7 @@ GROUPS = {
         "doctor": Command("trainwright.cli.doctor.command", "check this machine, or all hosts and their network"),
     },
     "look at runs": {
+        "runs": Command("trainwright.cli.runs", "table of the runs in a folder: state, progress, best metric"),
         "checkpoint": Command("trainwright.cli.checkpoint", "list, show, verify or export the checkpoints of a run"),
     },
 }

@@ -1,0 +1,62 @@
+"""What the files of a run say, also when they are damaged or those of another version."""
+
+import json
+from pathlib import Path
+
+from trainwright.cli.run_folder import read_run, run_folders, setting
+
+LOG = "[2026-01-02 03:04:05 trainwright.engine INFO] Training\n  Iterations  1 to 100 (2.0 epochs)\n"
+
+
+def run(folder: Path, log: str = LOG, rows: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text("train: {seed: 3, list: [a, b]}\n")
+    (folder / "log.txt").write_text(log)
+    (folder / "metrics.json").write_text(rows)
+    return folder
+
+
+def test_a_killed_run_is_interrupted(tmp_path: Path) -> None:
+    rows = '{"iteration": 9, "total_loss": 0.5}\n{"iteration": 19, "total_loss": 0.25}\n{"iteration": 29, "total'
+    found = read_run(run(tmp_path, rows=rows), tmp_path)
+    assert (found.state, found.iteration, found.max_iteration, found.loss) == ("interrupted", 20, 100, 0.25)
+    assert found.progress == 0.2
+    assert found.name == tmp_path.name
+
+
+def test_a_resumed_run_is_judged_by_its_last_start(tmp_path: Path) -> None:
+    failed = LOG + "[2026-01-02 03:05:05 trainwright.engine ERROR] Training failed in iteration 3: out of memory\n"
+    assert read_run(run(tmp_path, failed), tmp_path).state == "failed"
+    assert read_run(run(tmp_path, failed + LOG), tmp_path).state == "interrupted"
+    done = failed + LOG + "[2026-01-02 03:06:05 trainwright.engine INFO] Finished after iteration 100\n"
+    assert read_run(run(tmp_path, done), tmp_path).state == "finished"
+
+
+def test_a_record_of_the_run_counts_first(tmp_path: Path) -> None:
+    start = {"started": "2026-01-02T03:04:05+00:00", "status": "finished", "iterations_done": 7, "last_iteration": 14}
+    start |= {"seconds": 2.5, "ended": "2026-01-02T03:04:08+00:00", "git": {"commit": "0123456789abcdef"}}
+    best = {"metric": "Acc@1", "value": 90.0, "iteration": 5, "is_higher_better": True}
+    (run(tmp_path) / "run.json").write_text(json.dumps({"starts": [{**start, "best": None}, {**start, "best": best}]}))
+    found = read_run(tmp_path, tmp_path)
+    assert (found.state, found.progress, found.seconds, found.commit) == ("finished", 0.5, 5.0, "0123456789abcdef")
+    assert (found.metric, found.best, found.is_higher_better) == ("Acc@1", 90.0, True)
+
+
+def test_damaged_files_are_no_error(tmp_path: Path) -> None:
+    folder = run(tmp_path, log="\x00\xff", rows="[1]\nnull\n{}")
+    (folder / "run.json").write_text("[")
+    found = read_run(folder, tmp_path)
+    assert (found.state, found.iteration, found.best, found.loss) == ("interrupted", None, None, None)
+
+
+def test_settings_and_folders(tmp_path: Path) -> None:
+    folder = run(tmp_path / "a" / "b")
+    run(tmp_path / "a" / ".hidden")
+    run(folder / "earlier_runs" / "001")
+    assert list(run_folders(tmp_path)) == [folder]
+    assert list(run_folders(tmp_path, earlier=True)) == [folder, folder / "earlier_runs" / "001"]
+    assert (setting(folder, "train.seed"), setting(folder, "train.list.1"), setting(folder, "train.no")) == (
+        3,
+        "b",
+        None,
+    )

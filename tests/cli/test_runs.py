@@ -1,0 +1,168 @@
+"""``trainwright runs``: real runs of both APIs, that finished, failed, were stopped, and that train while it looks."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from tests.cli.conftest import FinishedRun
+from trainwright import Trainer, TrainingConfig
+from trainwright.cli.main import main
+from trainwright.hooks.callbacks import Callback
+
+EPOCHS, STEPS = 2, 4
+
+
+@dataclass(frozen=True)
+class Runs:
+    folder: Path
+    while_training: str  # the table of a run by itself
+
+
+class Act(Callback):
+    """Does something in one step."""
+
+    def __init__(self, act: Callable[[], None], step: int) -> None:
+        super().__init__()
+        self.act, self.step = act, step
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        if logs["global_step"] == self.step:
+            self.act()
+
+
+def train(folder: Path, act: Callable[[], None] = lambda: None, step: int = 6, lr: float = 0.1) -> None:
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,)))
+    config = TrainingConfig(output_dir=folder, num_epochs=EPOCHS, batch_size=4, learning_rate=lr, print_steps=1)
+    Trainer(torch.nn.Linear(4, 2), config, data, data, callbacks=[Act(act, step)]).train()
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def fail() -> None:
+    raise OSError("the disk is gone")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("runs")
+    seen: list[str] = []
+
+    def look() -> None:
+        from contextlib import redirect_stdout
+        from io import StringIO
+
+        text = StringIO()
+        with redirect_stdout(text):
+            assert main(["runs", str(folder / "sweep" / "a"), "--json"]) == 0
+        seen.append(text.getvalue())
+
+    train(folder / "sweep" / "a", look)
+    train(folder / "sweep" / "b", lr=0.2)
+    with pytest.raises(KeyboardInterrupt):
+        train(folder / "stopped", stop)
+    with pytest.raises(OSError, match="the disk is gone"):
+        train(folder / "failed", fail)
+    return Runs(folder, seen[0])
+
+
+def of(folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    capsys.readouterr()  # what trainings have logged
+    assert main(["runs", str(folder), "--json", *arguments]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def names(found: list[dict[str, Any]]) -> list[str]:
+    return [run["name"] for run in found]
+
+
+def test_each_run_has_its_state_and_progress(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {run["name"]: run for run in of(runs.folder, capsys)}
+    states = {name: run["state"] for name, run in found.items()}
+    assert states == {"sweep/a": "finished", "sweep/b": "finished", "stopped": "interrupted", "failed": "failed"}
+    assert found["sweep/a"]["iteration"] == found["sweep/a"]["max_iteration"] == EPOCHS * STEPS
+    assert found["failed"]["iteration"] < EPOCHS * STEPS == found["failed"]["max_iteration"]
+    assert found["sweep/a"]["metric"] == "evaluation/loss"
+    assert 0 < found["sweep/a"]["seconds"] < 60
+    row = json.loads((runs.folder / "sweep" / "a" / "metrics.json").read_text().splitlines()[-2])
+    assert found["sweep/a"]["loss"] == row["total_loss"]
+
+
+def test_a_run_that_trains_is_running(runs: Runs) -> None:
+    (run,) = json.loads(runs.while_training)
+    assert (run["state"], run["max_iteration"], run["name"]) == ("running", EPOCHS * STEPS, "a")
+
+
+def test_a_run_of_a_config_file(finished: FinishedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    (run,) = of(finished.folder, capsys, "--show", "optim.lr")
+    assert (run["state"], run["iteration"], run["max_iteration"]) == ("finished", 60, 60)
+    assert run["metric"] == "Acc@1"
+    assert run["is_higher_better"] is True
+    assert run["settings"]["optim.lr"] > 0
+
+
+def test_sort_and_filter(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    in_order = of(runs.folder, capsys, "--sort", "best", "--state", "finished")
+    assert [run["best"] for run in in_order] == sorted(run["best"] for run in in_order)
+    assert names(of(runs.folder, capsys, "--sort", "name", "--reverse"))[0] == "sweep/b"
+    started = [run["started"] for run in of(runs.folder, capsys, "--sort", "started")]
+    assert started == sorted(started)
+    assert names(of(runs.folder, capsys, "--where", "learning_rate>0.15")) == ["sweep/b"]
+    assert names(
+        of(runs.folder, capsys, "--where", "learning_rate!=0.2", "--where", "progress<1", "--sort", "name")
+    ) == [
+        "failed",
+        "stopped",
+    ]
+    assert names(of(runs.folder, capsys, "--where", "optimizer=Adam", "--state", "failed")) == ["failed"]
+
+
+def test_the_table(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(runs.folder), "--sort", "name", "--show", "learning_rate"]) == 0
+    head, first, *_, last = capsys.readouterr().out.splitlines()
+    assert head.split()[:6] == ["name", "state", "progress", "best", "loss", "learning_rate"]
+    assert first.split()[:2] == ["failed", "failed"]
+    assert last == "4 runs"
+    assert main(["runs", str(runs.folder), "--state", "running"]) == 0
+    assert "none of 4 runs fits" in capsys.readouterr().out
+
+
+def test_an_earlier_run_is_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        train(tmp_path / "run")
+    assert names(of(tmp_path, capsys)) == ["run"]
+    assert sorted(names(of(tmp_path, capsys, "--all"))) == ["run", "run/earlier_runs/001"]
+
+
+def test_a_folder_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: no runs.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (["--sort", "bst"], "Did you mean 'best'?"),
+        (["--state", "finished,fail"], "'fail'. Did you mean 'failed'?"),
+        (["--where", "best"], "KEY=VALUE"),
+        (["--where", "learning_rat>1"], "Did you mean 'learning_rate'?"),
+        (["--show", "optimzer"], "Did you mean 'optimizer'?"),
+    ],
+)
+def test_wrong_arguments(runs: Runs, arguments: list[str], fact: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(runs.folder), *arguments]) == 2
+    assert fact in capsys.readouterr().err
+
+
+def test_a_missing_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "nowhere"]) == 2
+    assert capsys.readouterr().err == "trainwright: nowhere: no such folder.\n"

@@ -1,0 +1,178 @@
+"""Table of the runs below a folder: ``trainwright runs [FOLDER]``."""
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from trainwright.cli.run_folder import STATES, Run, read_run, run_folders, setting, setting_names
+from trainwright.cli.text import counted, local_time, shown, table
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+from trainwright.terminal import is_terminal
+
+_EPILOG = """\
+examples:
+  trainwright runs output --sort best
+  trainwright runs output --state failed,interrupted
+  trainwright runs sweep --show optim.lr --where 'optim.lr>1e-3' --where 'best>90'
+
+states: running (a process holds the folder), finished, interrupted (by a signal, max_time, or killed), failed
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = TrainingArgumentParser(
+        prog="trainwright runs",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.usage = "trainwright runs [FOLDER] [--sort KEY] [--state STATE] [--where KEY=VALUE] [--show KEY] [--json]"
+    parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="default: the working folder")
+    parser.add_argument("--sort", default="started", metavar="KEY", help=f"{', '.join(_KEYS)}; default: started")
+    parser.add_argument("--reverse", action="store_true", help="reverse the order")
+    parser.add_argument("--state", metavar="STATE", help=f"only these: {', '.join(STATES)}; several with commas")
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="KEY=VALUE", help="a column or a setting; also != < > <= >="
+    )
+    parser.add_argument("--show", action="append", default=[], metavar="KEY", help="add a column with a setting")
+    parser.add_argument("--all", action="store_true", help="also earlier runs, which newer ones moved aside")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table and return the exit code."""
+    args = parser().parse_args(argv)
+    folder = Path(args.folder)
+    if not folder.is_dir():
+        raise MissingFileError(f"{folder}: no such folder.")
+    if args.sort not in _KEYS:
+        raise ConfigKeyError(f"--sort: no column {args.sort!r}. {did_you_mean(args.sort, _KEYS)}")
+    states = args.state.split(",") if args.state else STATES
+    for state in states:
+        if state not in STATES:
+            raise ConfigError(f"--state: got {state!r}. {did_you_mean(state, STATES)}")
+    all_runs = [read_run(path, folder) for path in run_folders(folder, earlier=args.all)]
+    conditions = [_condition(text, all_runs) for text in args.where]
+    for key in args.show:
+        _check_setting(key, all_runs, "--show")
+    runs = [run for run in all_runs if run.state in states and all(condition(run) for condition in conditions)]
+    runs = _sorted(runs, args.sort, reverse=args.reverse)
+    if args.json:
+        settings = [{key: setting(run.path, key) for key in args.show} for run in runs]
+        facts = [
+            asdict(run) | ({"settings": more} if args.show else {}) for run, more in zip(runs, settings, strict=True)
+        ]
+        print(json.dumps(facts, indent=1))
+    elif runs:
+        print("\n".join(_lines(runs, args.show)))
+        left_out = f" of {len(all_runs)}" if len(runs) < len(all_runs) else ""
+        print(f"{len(runs)}{left_out} runs" if len(all_runs) != 1 else "1 run")
+    else:
+        found = f"none of {counted(len(all_runs), 'run', 'runs')} fits." if all_runs else "no runs."
+        print(f"{folder}: {found}")
+    return 0
+
+
+_KEYS: dict[str, Callable[[Run], Any]] = {
+    "name": lambda run: run.name,
+    "state": lambda run: STATES.index(run.state),
+    "progress": lambda run: run.progress,
+    "best": lambda run: None if run.best is None else run.best if run.is_higher_better is False else -run.best,
+    "loss": lambda run: run.loss,
+    "started": lambda run: run.started and datetime.fromisoformat(run.started).timestamp(),
+    "duration": lambda run: run.seconds,
+    "commit": lambda run: run.commit,
+}
+
+
+def _sorted(runs: Sequence[Run], key: str, *, reverse: bool) -> list[Run]:
+    """By a column, the best metric first; runs without a value at the end."""
+    value = _KEYS[key]
+    known = sorted((run for run in runs if value(run) is not None), key=value, reverse=reverse)
+    return [*known, *(run for run in runs if value(run) is None)]
+
+
+_VALUES: dict[str, Callable[[Run], Any]] = {**_KEYS, "state": lambda run: run.state, "best": lambda run: run.best}
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "=": lambda a, b: a == b, "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b, ">": lambda a, b: a > b, "<=": lambda a, b: a <= b, ">=": lambda a, b: a >= b,
+}  # fmt: skip
+
+
+def _check_setting(key: str, runs: Sequence[Run], option: str) -> None:
+    """Raise if no run has the setting: a wrong name would look like a run without a value."""
+    if runs and all(setting(run.path, key) is None for run in runs):
+        names = {name for run in runs for name in setting_names(run.path)}
+        if key not in names:
+            raise ConfigKeyError(f"{option}: no run has a setting {key!r}.{nearest_name(key, {*names, *_KEYS})}")
+
+
+def _condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
+    match = re.fullmatch(r"\s*([\w.@/-]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", text)
+    if match is None:
+        raise ConfigError(f"--where: got {text!r}; it must be KEY=VALUE, or KEY<VALUE with one of != < > <= >=.")
+    key, compare, wanted = match[1], _COMPARED[match[2].replace("==", "=")], _number(match[3])
+    if key not in _VALUES:
+        _check_setting(key, runs, "--where")
+
+    def is_met(run: Run) -> bool:
+        value = _VALUES[key](run) if key in _VALUES else setting(run.path, key)
+        value = _number(str(value).lower() if isinstance(value, bool) else value)
+        if isinstance(value, float) != isinstance(wanted, float):
+            return match[2] == "!="
+        return compare(value if isinstance(value, float) else str(value), wanted)
+
+    return is_met
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
+    """The table; on a narrow terminal without its last columns."""
+    columns: dict[str, Callable[[Run], str]] = {
+        "name": lambda run: shown(run.name),
+        "state": lambda run: run.state,
+        "progress": lambda run: "?" if run.progress is None else f"{100 * min(1.0, run.progress):.0f} %",
+        "best": lambda run: (
+            "" if run.best is None else f"{shown(run.metric).removeprefix('evaluation/')} {run.best:.4g}"
+        ),
+        "loss": lambda run: "" if run.loss is None else f"{run.loss:.4g}",
+        **{shown(key): lambda run, key=key: _text(setting(run.path, key)) for key in settings},  # type: ignore[misc]
+        "duration": lambda run: "?" if run.seconds is None else str(timedelta(seconds=round(run.seconds))),
+        "started": lambda run: local_time(datetime.fromisoformat(run.started))[:16] if run.started else "?",
+        "commit": lambda run: "" if run.commit is None else run.commit[:8],
+    }
+    for key in ("commit",):
+        if not any(getattr(run, key) for run in runs):
+            del columns[key]
+    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+    while True:
+        right = [number for number, name in enumerate(columns) if name in ("progress", "loss", "duration")]
+        lines = table([list(columns), *([text(run) for text in columns.values()] for run in runs)], right=right)
+        if width is None or max(map(len, lines)) <= width or len(columns) <= 4:
+            return lines
+        del columns[next(reversed(columns))]
+
+
+def _best(run: Run) -> str:
+    return "" if run.best is None else f"{shown(run.metric).removeprefix('evaluation/')} {run.best:.4g}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else shown(value)
