@@ -4,8 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from tests.distributed.layout_runs import assert_equal_runs, train, train_on_ranks
+from tests.distributed.layout_runs import (
+    LENGTH,
+    Record,
+    Texts,
+    assert_equal_runs,
+    build_language,
+    train,
+    train_on_ranks,
+)
+from tests.ranks import on_ranks
+from trainwright import Trainer, TrainingConfig
 
 Run = tuple[str, dict[str, Any]]
 
@@ -56,3 +68,72 @@ def test_stages_data_ranks_and_tensor_ranks_for_twenty_updates(tmp_path: Path) -
         20, zero3={**tensor, "zero_stage": 3}, copies=tensor, hybrid={"zero_stage": 2, "replicate_size": 2},
     )  # fmt: skip
     assert_as_one_process(tmp_path, runs, 8)
+
+
+def cropped(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch whose length depends on its first token; those of a rank and those of an update differ."""
+    length = LENGTH - int(samples[0]["token_ids"][0]) % 3
+    return {name: torch.stack([sample[name][:length] for sample in samples]) for name in samples[0]}
+
+
+def train_cropped(folder: Path, layouts: list[dict[str, Any]]) -> list[list[float]]:
+    """The losses of four updates over 30 samples, whose last batches are smaller, on two data ranks."""
+    found = []
+    for number, layout in enumerate(layouts):
+        config = TrainingConfig(
+            output_dir=str(folder / str(number)), num_epochs=2, batch_size=4, gradient_accumulation_steps=2,
+            learning_rate=1e-2, save_enabled=False, eval_strategy="no", device_str="cpu", num_dataloader_workers=0,
+            dataloader_drop_last=False, log_steps=1000, max_grad_norm=1.0, **layout,
+        )  # fmt: skip
+        trainer, record = (
+            Trainer(build_language(plain=True), config, train_dataset=Texts(30), data_collator=cropped),
+            Record(),
+        )
+        trainer.register_hooks([record])
+        trainer.train()
+        found.append(record.losses)
+    return found
+
+
+def test_batches_of_different_lengths_on_several_data_ranks(tmp_path: Path) -> None:
+    layouts = [{"pipeline_parallel_size": 2, "zero_stage": stage} for stage in (0, 2, 3)]
+    (expected, *_) = on_ranks(train_cropped, tmp_path / "whole", [{}], world_size=2)
+    for rank in on_ranks(train_cropped, tmp_path / "cut", layouts, world_size=4):
+        for losses in rank:
+            assert losses == pytest.approx(expected[0], abs=1e-5)
+
+
+def train_watched(folder: Path) -> dict[str, Any]:
+    """Which blocks are moved to the device, the number of parameters here, the log, and the times of a run."""
+    model, moved = build_language(plain=True), []
+
+    def watch(module: nn.Module, name: str) -> None:
+        apply = module._apply
+        module._apply = lambda *a, **k: (moved.append(name), apply(*a, **k))[1]  # type: ignore[method-assign]
+
+    for name, block in [*model.blocks.named_children()]:  # type: ignore[union-attr, operator]
+        watch(block, name)
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=1, batch_size=6, gradient_accumulation_steps=4, eval_strategy="no",
+        save_enabled=False, device_str="cpu", num_dataloader_workers=0, pipeline_parallel_size=2,
+    )  # fmt: skip
+    trainer = Trainer(model, config, train_dataset=Texts(72))
+    trainer.train()
+    log = folder / ("log.txt" if torch.distributed.get_rank() == 0 else "log.txt.rank1")
+    number = sum(parameter.numel() for parameter in model.parameters())
+    return {"moved": {*moved}, "number": number, "log": log.read_text(), "phases": trainer.phases}
+
+
+def test_a_stage_moves_only_its_part_and_reports_its_size_and_times(tmp_path: Path) -> None:
+    ranks = on_ranks(train_watched, tmp_path, world_size=2)
+    assert [rank["moved"] for rank in ranks] == [{"0", "1"}, {"2", "3"}]
+    whole = sum(parameter.numel() for parameter in build_language(plain=True).parameters())
+    for number, rank in enumerate(ranks):
+        assert f"GPTTextGeneration: {whole:,} parameters (" in rank["log"]
+        assert (
+            f"pipeline stage {number} of 0 to 1 (layers {2 * number} to {2 * number + 1}): {rank['number']:,} of"
+            in (rank["log"])
+        )
+        phases = rank["phases"]
+        assert min(phases.forward, phases.backward, phases.waiting, phases.optimizer) > 0
+        assert phases.forward + phases.backward + phases.waiting <= phases.step

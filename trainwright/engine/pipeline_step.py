@@ -79,12 +79,16 @@ class PipelineStep(Step):
             raise
         kept = [self._from_row(row) for row in self._share(rows, length)]
         update.batch = batches[-1]
-        phases.forward += clock() - start
+        phases.forward += self._pipeline.forward_s
+        phases.backward += self._pipeline.backward_s
+        phases.waiting += clock() - start - self._pipeline.forward_s - self._pipeline.backward_s
         if self.after_batch is not None:
             for logs, batch in zip(kept, batches, strict=True):
                 self.after_batch({"step_loss": logs[0]}, batch)
         if self._update_weights is not None:
+            start = clock()
             self._update_weights(kept)
+            phases.forward += clock() - start  # it subtracts what is another phase
         self._end_window(kept, data_time)
 
     def _finish(self, rows: list[dict[str, Any]], outputs: Any, batch: Any) -> Tensor:

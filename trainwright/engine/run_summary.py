@@ -24,6 +24,7 @@ from trainwright.hooks.timer import Facts, SettingNames
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, get_world_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.pipeline import ModelSize, pipeline_of
 from trainwright.terminal import open_standard_streams
 
 logger = logging.getLogger("trainwright.engine")
@@ -88,6 +89,7 @@ def _rows(facts: RunFacts) -> dict[str, object]:
     return {
         "Task": facts.task,
         "Model": described_model(facts.model),
+        "Stage": _described_stages(facts.model),
         "Data": f"{', '.join(data)} (samples)" if data else None,
         "Iterations": f"{facts.first_iter + 1} to {facts.last_iter}{epochs}",
         "Batch": batch,
@@ -107,22 +109,27 @@ def described_model(model: nn.Module) -> str:
     'Sequential: 58 parameters (232 B): 0 40, 1 18'
     """
 
-    def count(module: nn.Module) -> int:
-        return sum(parameter.numel() for parameter in module.parameters())
-
-    parameters = list(model.parameters())
-    total, trainable = count(model), sum(p.numel() for p in parameters if p.requires_grad)
-    size = _bytes(sum(p.numel() * p.element_size() for p in parameters))
-    frozen = "" if trainable == total else f", {trainable:,} trainable"
-    parts = sorted(((count(child), name) for name, child in model.named_children()), reverse=True)
+    pipeline = pipeline_of(model)
+    size = ModelSize.of(model) if pipeline is None else pipeline.complete_size  # modules of other stages are absent
+    frozen = "" if size.trainable == size.total else f", {size.trainable:,} trainable"
+    parts = sorted(((number, name) for name, number in size.parts.items()), reverse=True)
     shown = [f"{name} {number:,}" for number, name in parts[:_MAX_PARTS] if number]
     others = sum(number for number, _ in parts[_MAX_PARTS:])
     shown += [f"others {others:,}"] if others else []
-    mesh = current_mesh()
-    # The modules of other stages are absent; torch names the class of a shared model after FSDP.
-    stage = f" on the first of {mesh.layout.pipeline} stages" if mesh and mesh.layout.pipeline > 1 else ""
-    name = type(model).__name__.removeprefix("FSDP" if mesh else "")
-    return f"{name}: {total:,} parameters ({size}{frozen}){stage}" + (f": {', '.join(shown)}" if shown else "")
+    # Torch names the class of a shared model after FSDP.
+    name = type(model).__name__.removeprefix("FSDP" if current_mesh() else "")
+    text = f"{name}: {size.total:,} parameters ({_bytes(size.num_bytes)}{frozen})"
+    return text + (f": {', '.join(shown)}" if shown else "")
+
+
+def _described_stages(model: nn.Module) -> str | None:
+    """The pipeline stages of this process and their parameters; None: the model is complete."""
+    pipeline = pipeline_of(model)
+    if pipeline is None:
+        return None
+    size = ModelSize.of(model)
+    names = "; ".join(map(str, pipeline.stages))
+    return f"{names}: {size.total:,} of these parameters ({_bytes(size.num_bytes)}) in this process"
 
 
 def _described_optimizer(optimizer: Any, schedule: str | None) -> str:

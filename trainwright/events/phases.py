@@ -11,12 +11,13 @@ from typing import Literal
 class PhaseTimes:
     """Seconds that the training process has spent in each phase since the training started.
 
-    ``data``: waiting for a batch and moving it to the device. ``forward``, ``backward``, ``optimizer``: the parts of a
-    step; ``forward`` is the complete step where it is not divided (graph mode, a custom step). ``metrics``: the
-    training metrics of the Python API, with the import of the package that computes them. ``compile``: compilation in
-    graph mode, which happens inside steps and is in no other phase. ``hooks``: everything between two steps, including
-    ``evaluation``, ``save`` and ``imports``, which are also counted on their own. ``imports``: loading packages that an
-    evaluation or a save uses for the first time; it is not part of these two.
+    ``data``: waiting for a batch and moving it to the device. ``forward``, ``backward``, ``optimizer``: the parts
+    of a step; ``forward`` is the complete step where it is not divided (graph mode, a custom step). ``waiting``: in
+    a step, for other pipeline stages, with the exchange between them. ``metrics``: the training metrics of the
+    Python API, with the import of the package that computes them. ``compile``: compilation in graph mode, which
+    happens inside steps and is in no other phase. ``hooks``: everything between two steps, including
+    ``evaluation``, ``save`` and ``imports``, which are also counted on their own. ``imports``: loading packages
+    that an evaluation or a save uses for the first time; it is not part of these two.
 
     On an accelerator these are host times; the host runs ahead of the device.
     """
@@ -24,6 +25,7 @@ class PhaseTimes:
     data: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
+    waiting: float = 0.0
     optimizer: float = 0.0
     metrics: float = 0.0
     hooks: float = 0.0
@@ -35,7 +37,7 @@ class PhaseTimes:
     @property
     def step(self) -> float:
         """Time in steps, without the hooks between them."""
-        return self.data + self.forward + self.backward + self.optimizer + self.metrics + self.compile
+        return sum((self.data, self.forward, self.backward, self.waiting, self.optimizer, self.metrics, self.compile))
 
     @property
     def total(self) -> float:

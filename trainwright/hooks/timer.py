@@ -187,7 +187,7 @@ def advice(shares: Mapping[str, float], seconds: float, facts: Facts) -> str | N
 def _about_data(shares: Mapping[str, float], seconds: float, facts: Facts) -> tuple[float, str]:
     takes = f"Waiting for data takes {percent(shares['data'])} of the time"
     batches = facts.iterations * facts.batches
-    step = sum(shares[name] for name in ("data", "forward", "backward", "optimizer", "metrics"))
+    step = sum(shares[name] for name in ("data", "forward", "backward", "waiting", "optimizer", "metrics"))
     wait, iteration = shares["data"] * seconds / batches, step * seconds / batches
     names, num_workers = facts.names, facts.num_workers
     by_workers = f"with {num_workers} worker{'' if num_workers == 1 else 's'}"

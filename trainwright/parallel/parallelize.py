@@ -46,9 +46,13 @@ def parallelize(
     words = {} if mesh is None else _tensor_words(model, mesh)
     if mesh is not None and mesh.layout.data > 1:
         check_shardable(model)
-    model.to(device)
-    share_state(model)  # equal weights, even if a model draws from generators of its own
-    pipeline = None if mesh is None or mesh.layout.pipeline == 1 else Pipeline(model, mesh, device)
+    is_cut = mesh is not None and mesh.layout.pipeline > 1
+    if not is_cut:
+        model.to(device)
+    share_state(model, device)  # equal weights, even if a model draws from generators of its own
+    pipeline = Pipeline(model, mesh, device) if mesh is not None and is_cut else None
+    if pipeline is not None:
+        _move_stages((model, *pipeline.stages), device)
     recomputed = recompute_blocks(model) if recompute else []
     if mesh is not None and words:
         from trainwright.parallel.tensor import shard_tensors
@@ -68,17 +72,32 @@ def parallelize(
     return recomputed
 
 
-def share_state(model: nn.Module) -> None:
-    """Broadcast the parameters and buffers of the first process."""
+def _move_stages(parts: Iterable[nn.Module], device: torch.device) -> None:
+    """Move modules to the device. Buffers that several of them hold stay shared."""
+    moved: dict[int, tuple[Tensor, Tensor]] = {}
+    for part in parts:
+        for module in part.modules():
+            for name, buffer in [*module.named_buffers(recurse=False)]:
+                if id(buffer) not in moved:
+                    moved[id(buffer)] = buffer, buffer.to(device)
+                setattr(module, name, moved[id(buffer)][1])
+        part.to(device)
+
+
+def share_state(model: nn.Module, device: torch.device | None = None) -> None:
+    """Broadcast the parameters and buffers of the first process, on ``device`` one after another; None: where it is."""
     if get_world_size() > 1:
-        share_tensors([*model.buffers(), *model.parameters()])
+        share_tensors([*model.buffers(), *model.parameters()], device)
 
 
-def share_tensors(tensors: Iterable[Tensor]) -> None:
-    """Broadcast the values of the first process."""
+def share_tensors(tensors: Iterable[Tensor], device: torch.device | None = None) -> None:
+    """Broadcast the values of the first process, on ``device`` one after another; None: where they are."""
     dist: Any = torch.distributed
     for tensor in tensors:
-        dist.broadcast(tensor.detach(), 0)
+        sent = tensor.detach() if device is None else tensor.detach().to(device)
+        dist.broadcast(sent, 0)
+        if sent.device != tensor.device:
+            tensor.detach().copy_(sent)
 
 
 def _tensor_words(model: nn.Module, mesh: Mesh) -> dict[str, str]:

@@ -8,6 +8,7 @@ import functools
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.cut import Stage, Tie, cut_model
-from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline
+from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
@@ -34,6 +35,27 @@ class _EarlierStageError(RuntimeError):
     """A stage before this one has failed."""
 
 
+@dataclass(frozen=True)
+class ModelSize:
+    """The parameters of a model: their number, those that are trained, their bytes, and the number of each part."""
+
+    total: int
+    trainable: int
+    num_bytes: int
+    parts: Mapping[str, int]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelSize":
+        parameters = [*model.parameters()]
+        parts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+        return cls(
+            sum(p.numel() for p in parameters),
+            sum(p.numel() for p in parameters if p.requires_grad),
+            sum(p.numel() * p.element_size() for p in parameters),
+            parts,
+        )
+
+
 class Pipeline:
     """The stages of this process, and their connection to those of the others.
 
@@ -43,11 +65,15 @@ class Pipeline:
         last_rank: the pipeline rank of the process that has it.
         ties: the parameters that several stages hold.
         layer_stages: the stage of each layer.
+        complete_size: of the model before it was cut.
+        forward_s, backward_s: seconds of the latest ``run`` in forward and backward passes of this process's stages.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, device: torch.device) -> None:
         """Cut ``model``, in place. Every process calls this with the same model."""
         layout = mesh.layout
+        self.complete_size = ModelSize.of(model)
+        self.forward_s = self.backward_s = 0.0
         self._number = number = layout.all_stages.pipeline
         self._rank_of = [_rank_of(stage, layout.pipeline, layout.schedule) for stage in range(number)]
         own = [stage for stage, rank in enumerate(self._rank_of) if rank == mesh.pipeline_rank]
@@ -63,6 +89,9 @@ class Pipeline:
         self._shapes: dict[Any, list[tuple[Tensor, Tensor]]] = {}
         self._schedules: dict[Any, Any] = {}
         self._copies: list[list[nn.Parameter]] | None = None
+        # At stage 3 parameters are gathered in each pass: data ranks must make the same passes in the same order.
+        self._agree = _agreement() if layout.zero_stage == 3 and layout.shard > 1 else None
+        self._has_warned = False
         self._sent: Any = None
         self._sharded: list[Any] = []
         self._num_windows = 0
@@ -96,12 +125,34 @@ class Pipeline:
                 differentiated.
         """
         self._reshard()
+        self.forward_s = self.backward_s = 0.0
         self._num_windows += 1
         if self._num_windows & (self._num_windows - 1) == 0:  # 1, 2, 4, 8 ...: often enough to find what goes apart
             self._compare(batches)
-        for key, group in groupby(batches, key=shapes_of):
-            same = [*group]
-            self._run_schedule(self._shapes_for(key, same[0]), key, same, finish)
+        runs = [(key, [*group]) for key, group in groupby(batches, key=shapes_of)]
+        is_new = False
+        if self._agree is not None:
+            apart = [(shapes_of(batch), [batch]) for batch in batches]
+            is_alike, *are_known = self._agree(len(runs) == 1, self._has_schedules(runs), self._has_schedules(apart))
+            runs, is_new = (runs, not are_known[0]) if is_alike else (apart, not are_known[1])
+        if len(runs) > 1 and not self._has_warned:
+            self._warn_of_shapes(runs[0][0], runs[1][0])
+        for number, (key, same) in enumerate(runs, start=1):
+            if is_new:  # on some of the processes that compute together: all learn the shapes, which takes a pass
+                self._shapes.pop(key, None)
+                self._schedules.pop((len(same), key), None)
+            self._run_schedule(self._shapes_for(key, same[0]), key, same, finish, is_last=number == len(runs))
+
+    def _has_schedules(self, runs: Sequence[tuple[Any, Sequence[Any]]]) -> bool:
+        return all((len(same), key) in self._schedules for key, same in runs)
+
+    def _warn_of_shapes(self, first: Any, second: Any) -> None:
+        self._has_warned = True
+        logger.warning(
+            "The micro-batches of an update have different shapes (%s and %s), so stages wait for each other between"
+            " them. Training is faster if all are padded to one length.",
+            _described(first), _described(second),
+        )  # fmt: skip
 
     def _compare(self, batches: Sequence[Any]) -> None:
         """Raise on all stages if they have read different batches: their losses would be those of no model."""
@@ -119,16 +170,24 @@ class Pipeline:
         )
 
     def _run_schedule(
-        self, shapes: list[tuple[Tensor, Tensor]], key: Any, batches: list[Any], finish: Callable[[Any, Any], Tensor]
+        self,
+        shapes: list[tuple[Tensor, Tensor]],
+        key: Any,
+        batches: list[Any],
+        finish: Callable[[Any, Any], Tensor],
+        *,
+        is_last: bool,
     ) -> None:
         key = len(batches), key
-        schedule = self._schedules.get(key)
-        if schedule is None:
+        if key not in self._schedules:
             if len(self._schedules) >= MAX_SCHEDULES:
                 del self._schedules[next(iter(self._schedules))]
-            schedule = self._schedules[key] = self._new_schedule(shapes, len(batches))
+            self._schedules[key] = self._new_schedule(shapes, len(batches))
+        schedule, timed = self._schedules[key]
         for stage in self.stages:
             stage.begin(batches, finish)
+        for one in timed:
+            one.averages, one.forward_s, one.backward_s = is_last, 0.0, 0.0
         placeholder = torch.zeros(len(batches), device=self.device)
         arguments = [placeholder] if self.stages[0].is_first else []
         error = None
@@ -138,20 +197,25 @@ class Pipeline:
             error = next((stage.error for stage in self.stages if stage.error is not None), None)
             if error is None:
                 raise
+        self.forward_s += sum(one.forward_s for one in timed)
+        self.backward_s += sum(one.backward_s for one in timed)
         if error is not None:  # torch has replaced it by one of its own, which is not to be its context
             raise error
 
-    def _new_schedule(self, shapes: list[tuple[Tensor, Tensor]], length: int) -> Any:
+    def _new_schedule(self, shapes: list[tuple[Tensor, Tensor]], length: int) -> tuple[Any, list[Any]]:
+        """A schedule and its stages."""
         # A new one for each shape: torch's keeps buffers for hidden states of one shape.
         from torch.distributed import pipelining
 
+        from trainwright._torch_compat.pipeline_stage import TimedStage
+
         stages = [
-            pipelining.PipelineStage(stage, stage.index, self._number, self.device, before, after, group=self._group)
+            TimedStage(stage, stage.index, self._number, self.device, before, after, group=self._group)
             for stage, (before, after) in zip(self.stages, shapes, strict=True)
         ]
         kind = getattr(pipelining, f"Schedule{self._schedule_for(length)}")
-        single = len(stages) == 1
-        return kind(stages[0] if single else stages, length, loss_fn=lambda loss, _: loss, scale_grads=False)
+        given = stages[0] if len(stages) == 1 else stages
+        return kind(given, length, loss_fn=lambda loss, _: loss, scale_grads=False), stages
 
     def _schedule_for(self, length: int) -> str:
         """The schedule for a number of micro-batches: some need a certain number."""
@@ -162,12 +226,6 @@ class Pipeline:
         found = self._shapes.get(key)
         if found is not None:
             return found
-        if self._shapes and self._mesh.layout.data > 1:
-            raise ConfigError(
-                f"The batches of a pipeline with {self._mesh.layout.data} data ranks must all have the same shapes; got"
-                f" {_described(key)} after {_described(next(iter(self._shapes)))}. Pad all samples to one length, and"
-                " leave out the last, smaller batch of an epoch (drop_last=True)."
-            )
         found = [_meta_pair(stage, *pair) for stage, pair in zip(self.stages, self._probe(batch), strict=True)]
         if len(self._shapes) >= MAX_SCHEDULES:
             del self._shapes[next(iter(self._shapes))]
@@ -390,6 +448,18 @@ class Pipeline:
         groups = [dist.new_group(row) for row in places]
         mine = dist.get_rank()
         return next((group for row, group in zip(places, groups, strict=True) if mine in row), None)
+
+
+def _agreement() -> Callable[..., list[bool]]:
+    """A function that returns which of its arguments are True on all processes. Every process must call this."""
+    group, dist = new_cpu_group(), torch.distributed
+
+    def agree(*values: bool) -> list[bool]:
+        tensor = torch.tensor(values, dtype=torch.int32, device="cpu")
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=group)  # type: ignore[attr-defined]
+        return [bool(value) for value in tensor]
+
+    return agree
 
 
 def pipeline_of(model: Any) -> Pipeline | None:

@@ -19,7 +19,7 @@ from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.data_parallel import leave_at_exit, num_launched, setup_dist_util
-from trainwright.parallel.dist import get_data_parallel_size, get_world_size, use_mesh
+from trainwright.parallel.dist import get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
@@ -275,14 +275,6 @@ class RankedTrainer(TrainerShared):
             raise ConfigError(
                 "TrainingConfig.evaluate_with_generate: got True with pipeline_parallel_size > 1, whose stages have a"
                 " part of the model. Use tensor parallelism or ZeRO, or set it to False."
-            )
-        plan = self._plan
-        if get_data_parallel_size() > 1 and plan.batch_size and plan.samples_per_epoch % plan.batch_size:
-            raise ConfigError(
-                f"TrainingConfig.dataloader_drop_last: got False, and the last batch of an epoch has"
-                f" {plan.samples_per_epoch % plan.batch_size} instead of {plan.batch_size} samples"
-                f" ({plan.samples_per_epoch} in all). Stages with {get_data_parallel_size()} data ranks need batches of"
-                " one size: set it to True."
             )
         refuse_unseeded_loader(self.train_dataloader, "Trainer.train_dataloader")
         steps = self.config.gradient_accumulation_steps
