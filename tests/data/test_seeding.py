@@ -128,6 +128,41 @@ def test_put_back_restores_each_state(beginning):
     assert read_state() == before
 
 
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_that_are_drawn_between_batches_are_those_without_batches(name):
+    def draws(*, reads: bool):
+        seed_everything(7)
+        drawn = []
+        for number in range(6):
+            if reads:
+                outside = SavedGenerators()
+                if number % 2:
+                    _keep_second_normal_numbers()
+                assert outside.has_drawn() == bool(number % 2)
+                outside.restore()
+            if number > 1:
+                drawn.append(DRAWS[name]())
+        return [*drawn, *(draw() for draw in DRAWS.values())]
+
+    assert draws(reads=True) == draws(reads=False)
+
+
+def test_saving_within_saved_generators_restores_both():
+    seed_everything(7)
+    before = read_state()
+    outer = SavedGenerators()
+    inside = read_state()
+    for _ in range(2):
+        inner = SavedGenerators()
+        random.random()
+        assert inner.has_drawn()
+        inner.restore()
+        assert read_state() == inside
+    assert not outer.has_drawn()
+    outer.restore()
+    assert read_state() == before
+
+
 def test_numpys_generator_may_be_replaced_meanwhile():
     twister = np.random.get_bit_generator()
     for make in (np.random.MT19937, np.random.PCG64):
@@ -179,6 +214,8 @@ def test_seeding_leaves_the_generators_of_accelerators_alone(monkeypatch):
     seed_generators(bytes(8), "")
 
 
-def test_the_number_that_is_written_out_is_the_one_that_numpy_gives():
-    np.random.seed(generators._NUMPY_MARK.seed)
-    assert np.random.get_bit_generator().random_raw() == generators._NUMPY_MARK.next
+def test_the_numbers_that_are_written_out_are_those_that_numpy_gives():
+    mark = generators._NUMPY_MARK
+    np.random.seed(mark.seed)
+    generator = np.random.get_bit_generator()
+    assert (mark.first, mark.second) == (generator.random_raw(), generator.random_raw())

@@ -1,11 +1,12 @@
 """Random seeds as pure functions of (seed, place), and the three global generators that data sets draw from.
 
 The generators are ``random``, ``numpy.random`` and torch's on the CPU. Before a batch is read, their states are saved
-and replaced by known states (`SavedGenerators`). If each generator then returns the number that follows its known
-state, nothing was drawn. That takes about 20 us per batch and uses only public functions.
+(`SavedGenerators`). If each generator then returns the number that follows its state, nothing was drawn. That takes
+about 7 us per batch and uses only public functions.
 
-Only numpy's state is slow to read and to write (30 us each). Usually no code draws from numpy in the training process,
-and its generator still has the state that `seed_everything` set: one draw checks that, and seeding again restores it.
+The states of Python and numpy are slow to read (7 and 30 us). Usually no code draws from these two in the training
+process between two batches, so their states are kept: one draw checks that a generator is still there, a second one
+that nothing was drawn while the batch was read, and setting the state again (of numpy: the seed) undoes both.
 """
 
 import hashlib
@@ -58,7 +59,9 @@ def seed_generators(key: bytes, place: str) -> None:
 
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's generators (all devices) of this process."""
+    global _python
     random.seed(seed)
+    _python = None
     seed_numpy(seed % 2**32)  # the legacy generator, which is the one that transforms draw from, takes 32 bits
     torch.manual_seed(seed)
 
@@ -67,7 +70,7 @@ def seed_numpy(seed: int) -> None:
     """``np.random.seed(seed)``, which is remembered."""
     global _numpy_seed
     np.random.seed(seed)
-    _numpy_seed = _Seed(seed, _numpy_generator().random_raw())
+    _numpy_seed = _Seed(seed, _numpy_generator().random_raw(), _numpy_generator().random_raw())
     np.random.seed(seed)
 
 
@@ -81,46 +84,45 @@ def read_state() -> tuple[Any, ...]:
 
 
 class SavedGenerators:
-    """Saves the states of the three generators and replaces them by known states.
+    """Saves the states of the three generators.
 
     ``restore`` restores the saved states. Before that, ``has_drawn`` returns, once, whether numbers were drawn since.
     """
 
-    __slots__ = ("_numpy", "_numpy_mark", "_python", "_torch")
+    __slots__ = ("_numpy", "_numpy_state", "_python", "_torch")
 
     def __init__(self) -> None:
-        self._python = random.getstate()
-        random.setstate(_PYTHON_MARK)
+        self._python = _python_state()
         self._torch = torch.default_generator.get_state()
-        torch.default_generator.set_state(_TORCH_MARK)
-        self._numpy: Any = None
-        self._numpy_mark = _reset_numpy_to_its_seed()
-        if self._numpy_mark is None and _has_twister():
-            self._numpy, self._numpy_mark = np.random.get_state(), _NUMPY_MARK
-            np.random.seed(_MARK)
+        self._numpy_state: Any = None
+        self._numpy = _numpy_at_its_seed()
+        if self._numpy is None and _has_twister():
+            self._numpy_state, self._numpy = np.random.get_state(), _NUMPY_MARK
+            np.random.seed(_NUMPY_MARK.seed)
+            _numpy_generator().random_raw()
 
     def has_drawn(self) -> bool:
         """Whether a generator was drawn from, seeded, or set."""
         return (
-            random.getrandbits(64) != _PYTHON_NEXT
-            or not torch.equal(torch.default_generator.get_state(), _TORCH_MARK)
+            random.getrandbits(32) != self._python.second
+            or torch.default_generator.get_state().numpy().tobytes() != self._torch.numpy().tobytes()
             or self._has_drawn_from_numpy()
         )
 
     def restore(self) -> None:
-        random.setstate(self._python)
+        random.setstate(self._python.state)
         torch.default_generator.set_state(self._torch)
-        if self._numpy_mark is None or not _has_twister():
+        if self._numpy is None or not _has_twister():
             return
-        if self._numpy is None:
-            np.random.seed(self._numpy_mark.seed)
+        if self._numpy_state is None:
+            np.random.seed(self._numpy.seed)
         else:
-            np.random.set_state(self._numpy)
+            np.random.set_state(self._numpy_state)
 
     def _has_drawn_from_numpy(self) -> bool:
-        if self._numpy_mark is None:  # another kind of generator is left alone
+        if self._numpy is None:  # another kind of generator is left alone
             return False
-        return not _has_twister() or _numpy_generator().random_raw() != self._numpy_mark.next
+        return not _has_twister() or _numpy_generator().random_raw() != self._numpy.second
 
 
 @contextmanager
@@ -162,21 +164,52 @@ def unchanged_afterwards() -> Iterator[None]:
         _state_afterwards = before
 
 
+class _PythonState(NamedTuple):
+    """A state of Python's generator, and the next two numbers of 32 bits."""
+
+    state: tuple[Any, ...]
+    first: int
+    second: int
+
+
 class _Seed(NamedTuple):
-    """A seed of numpy's generator, and the first number that the generator gives after it."""
+    """A seed of numpy's generator, and the first two numbers that the generator gives after it."""
 
     seed: int
-    next: int
+    first: int
+    second: int
 
 
-def _reset_numpy_to_its_seed() -> _Seed | None:
-    """The seed of numpy's generator if nothing was drawn since it was set; otherwise None, with its state unchanged."""
+def _python_state() -> _PythonState:
+    """The state of Python's generator, which then has given its ``first`` number.
+
+    The state is read only if the number differs from that of the latest state, so if there were draws in between.
+    """
+    global _python
+    before = random.getstate() if _python is None else None
+    first = random.getrandbits(32)
+    if _python is not None and _python.first == first:
+        return _python
+    version, words, normal = random.getstate()
+    second = random.getrandbits(32)
+    if before is None:
+        before = version, (*words[:-1], words[-1] - 1), normal  # the number that was drawn here: the next one again
+    random.setstate((version, words, None))  # a second normal number would be given without a draw
+    found = _PythonState(before, first, second)
+    _python = found if normal is None else None
+    return found
+
+
+def _numpy_at_its_seed() -> _Seed | None:
+    """The seed of numpy's generator if nothing was drawn since it was set; the generator has then given ``first``.
+
+    Otherwise None, with its state unchanged.
+    """
     global _numpy_seed
     seed = _numpy_seed
     if seed is None or not _has_twister():
         return None
-    if _numpy_generator().random_raw() == seed.next:
-        np.random.seed(seed.seed)
+    if _numpy_generator().random_raw() == seed.first:
         return seed
     _numpy_seed = None
     state = np.random.get_state(legacy=False)
@@ -194,10 +227,7 @@ def _has_twister() -> bool:
     return isinstance(_numpy_generator(), np.random.MT19937)
 
 
+_python: _PythonState | None = None  # the latest
 _numpy_seed: _Seed | None = None
 _state_afterwards: dict[str, Any] | None = None
-_MARK = 0x7A3C59E1  # any seed
-_NUMPY_MARK = _Seed(_MARK, 2034890414)  # written out, so that numpy.random is not imported for it
-_PYTHON_MARK = random.Random(_MARK).getstate()
-_PYTHON_NEXT = random.Random(_MARK).getrandbits(64)
-_TORCH_MARK = torch.Generator().manual_seed(_MARK).get_state()
+_NUMPY_MARK = _Seed(0x7A3C59E1, 2034890414, 4134651746)  # any seed; so that numpy.random is not imported here
