@@ -13,6 +13,8 @@ import torch
 
 from tests.distributed.layouts import checkpointer_of, content, full, load, step
 from trainwright.checkpoint import Checkpointer, CheckpointError, keep_newest, verify
+from trainwright.engine.loop import TrainerBase
+from trainwright.hooks import PeriodicCheckpointer
 from trainwright.parallel import dist
 
 
@@ -67,13 +69,19 @@ def links(folder: str) -> dict[str, Any]:
 
 
 def apart(folder: str) -> str:
-    """Every rank has a folder of its own."""
+    """Every rank has a folder of its own, in a training that saves."""
     checkpointer, *_ = checkpointer_of("zero 2", Path(folder, str(dist.get_rank())), 0.25)
+    trainer = NoSteps()
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 1)])
     try:
-        checkpointer.prepare()
+        trainer.train(0, 2)
     except CheckpointError as error:
-        return str(error)
+        return f"after {trainer.iterations_done} steps: {error}"
     return "not refused"
+
+
+class NoSteps(TrainerBase):
+    def run_step(self) -> None: ...
 
 
 def states(folder: str) -> list[str]:

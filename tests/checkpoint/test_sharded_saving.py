@@ -61,6 +61,7 @@ def test_links_hard_links_and_retention(results: dict[str, Any]) -> None:
 def test_a_folder_that_not_all_ranks_see_is_refused(results: dict[str, Any]) -> None:
     first, second = results["apart"]
     assert first == second
+    assert first.startswith("after 0 steps: ")
     assert "rank 1 on " in first
     assert "does not see the files of rank 0" in first
     assert "use a folder that all hosts share" in first

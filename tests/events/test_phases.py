@@ -39,6 +39,8 @@ class Saver:
     def wait(self, *, alone: bool = False) -> None:
         pass
 
+    def check_folder(self) -> None: ...
+
     def prepare(self, *, reserve: bool = True) -> None:
         pass
 

@@ -279,6 +279,7 @@ class Checkpointer:
         if not dist.broadcast_object(resume and self.has_checkpoint()):
             self.load(path, checkpointables=[])
             return {}
+        self.check_folder()
         if self._is_writer:
             self._writer.remove_stale()
         folder, wanted = Path(self.save_dir), list(self.checkpointables)
@@ -322,6 +323,15 @@ class Checkpointer:
         """Whether a background save of this rank has failed. Does not wait; the next `wait` raises the error."""
         return self._writer.has_failed()
 
+    def check_folder(self) -> None:
+        """Check that all ranks which write or read a share of a checkpoint see the same folder. Call it on all ranks.
+
+        Raises:
+            CheckpointError: a rank does not see what rank 0 writes there. Raised on all ranks.
+        """
+        if self._mesh() is not None and self.save_dir:
+            check_is_shared(Path(self.save_dir))
+
     def prepare(self, *, reserve: bool = True) -> None:
         """Check that the state can be saved, and allocate the memory for staging in the background.
 
@@ -334,8 +344,6 @@ class Checkpointer:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
         """
         sharing = self._sharing_now()
-        if sharing is not None and self.save_dir:
-            check_is_shared(Path(self.save_dir))
         with raised_together():
             files: Mapping[str, Writer]
             if sharing is not None:

@@ -58,6 +58,8 @@ class Saver(Protocol):
 
     def wait(self, *, alone: bool = False) -> None: ...
 
+    def check_folder(self) -> None: ...
+
     def prepare(self, *, reserve: bool = True) -> None: ...
 
     def has_failed(self) -> bool: ...
@@ -104,6 +106,9 @@ class PeriodicCheckpointer(HookBase):
         self._reserves = saves_before_end
         self._due: int | None = None  # the iteration to save
         self._is_prepared = False
+
+    def before_train(self) -> None:
+        self._checkpointer.check_folder()
 
     def after_step(self) -> None:
         if self._is_due(self.trainer):

@@ -18,6 +18,8 @@ from trainwright.evaluation import (
     TorchMetricsHandler,
 )
 from trainwright.parallel.data_parallel import shut_down
+from trainwright.parallel.layout import Layout
+from trainwright.parallel.mesh import use_layout
 
 RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 CUTS = {"uneven": (0, 5, 9, 10, 23, 30), "one batch": (0, 30)}  # with one batch the second rank has none
@@ -40,6 +42,11 @@ def results_of(handler, predictions, targets, cuts) -> dict:
     batches = list(pairwise(cuts))
     for start, stop in batches[RANK::WORLD_SIZE]:
         handler.update(predictions[start:stop], targets[start:stop])
+    return handler.compute()
+
+
+def results_of_all(handler) -> dict:
+    handler.update(LOGITS, CLASSES)
     return handler.compute()
 
 
@@ -72,6 +79,11 @@ def main() -> None:
         TMMetrics("Accuracy").compute()
     except ValueError as error:
         said["empty"] = str(error)
+    if WORLD_SIZE > 1:
+        use_layout(Layout(data=1, tensor=2), "cpu")  # both have the same batches
+    counts = TMMetrics("StatScores", task="multiclass", num_classes=4, average="micro")
+    counts.update(LOGITS, CLASSES)
+    said["tensor ranks"] = {"counts": counts.compute().tolist(), "own": results_of_all(Own())}
     print(json.dumps(said))
     if WORLD_SIZE > 1:
         shut_down()

@@ -77,3 +77,9 @@ def test_a_train_copy_is_read_by_one_rank_without_the_other(said):
 
 def test_no_samples_on_any_rank_are_an_error_on_all(said):
     assert {one["empty"] for one in (said[0], *said[1])} == {"metric Accuracy has seen no samples."}
+
+
+def test_samples_of_tensor_parallel_ranks_count_once(said):
+    alone, ranks = said
+    assert alone["tensor ranks"]["counts"][-1] == 30
+    assert [rank["tensor ranks"] for rank in ranks] == [alone["tensor ranks"]] * 2

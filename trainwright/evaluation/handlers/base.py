@@ -28,7 +28,7 @@ from trainwright.evaluation.metrics.metric import Metric
 from trainwright.evaluation.metrics.task_inference import scores_of, shape_and_type
 from trainwright.evaluation.metrics.tm_metrics import TMMetrics
 from trainwright.evaluation.rank_exchange import in_order
-from trainwright.parallel.dist import all_gather_object
+from trainwright.parallel.dist import all_gather_object, get_tensor_parallel_rank
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -141,7 +141,8 @@ class MetricsHandler:
         Raises:
             EvaluationError: there are no samples.
         """
-        batches = in_order(all_gather_object(self._batches))
+        own = self._batches if get_tensor_parallel_rank() == 0 else []  # tensor ranks have the same batches
+        batches = in_order(all_gather_object(own))
         if not batches:
             raise EvaluationError(f"{type(self).__name__} has seen no samples.")
         predictions, labels = [one for one, _ in batches], [other for _, other in batches]

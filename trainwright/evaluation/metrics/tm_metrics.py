@@ -21,7 +21,7 @@ from trainwright.evaluation.metrics.task_inference import (
     shape_and_type,
 )
 from trainwright.evaluation.metrics.torchmetrics_factory import IGNORED_LABEL, MetricFactory, available_names, key_of
-from trainwright.parallel.dist import all_gather_object, get_world_size
+from trainwright.parallel.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 
 MAX_BATCHES = 128
 MAX_ELEMENTS = 1_000_000  # of predictions and targets together: 4 MB in float32
@@ -303,7 +303,8 @@ class TMMetrics:
         """
         mine = self._inferred, None if self._metric is None else take_state(self._metric)
         indices = [(predictions.cpu(), targets.cpu()) for predictions, targets in self._buffer]
-        shares = [share for share in all_gather_object((*mine, indices) if self._has_seen else None) if share]
+        is_counted = self._has_seen and get_tensor_parallel_rank() == 0  # tensor ranks have the same batches
+        shares = [share for share in all_gather_object((*mine, indices) if is_counted else None) if share]
         if not shares:
             return None
         if kept := [pair for _, _, pairs in shares for pair in pairs]:
