@@ -86,7 +86,7 @@ def job_of(args: argparse.Namespace, options: Sequence[str], command: Sequence[s
         if getattr(args, name) is not None and args.to not in clusters:
             print(f"trainwright launch: --{name} has no effect with --to {args.to}.", file=sys.stderr)
     if faults:
-        raise ConfigError("\n".join(f"launch: {fault}" for fault in faults))
+        raise ConfigError("\ntrainwright: ".join(f"launch: {fault}" for fault in faults))
     return Job(
         name=args.name, min_nodes=args.min_nodes, max_nodes=args.max_nodes, options=options, command=command,
         processes=int(args.nproc_per_node), gpus=gpus, port=args.port, accelerator=args.accelerator,
