@@ -262,6 +262,17 @@ Resume = Annotated[bool | _Name | None, Allowed("None, False, True (the newest c
 Device = Annotated[str | None, Allowed("None or a device such as 'cpu' or 'cuda:0'")]
 
 
+def trackers_of(value: Any) -> Any:
+    """A tracker's name, a list of names, or a dict of their arguments: always as a dict of arguments by name."""
+    if isinstance(value, str):
+        return {value: {}}
+    if isinstance(value, Sequence) and all(isinstance(name, str) for name in value):
+        return {name: {} for name in value} or None
+    if isinstance(value, Mapping):
+        return {name: {} if arguments in (None, True) else arguments for name, arguments in value.items()} or None
+    return None if value is False else value
+
+
 class EarlyStopping(TypedDict, total=False):
     """When to stop before the last epoch."""
 
@@ -284,6 +295,17 @@ class TensorBoard(TypedDict, total=False):
 
     log_dir: PathOrNone
     comment: Text
+
+
+_TrackerArguments = Annotated[dict[str, Any], Allowed("a dict of arguments, such as {'project': 'digits'}")]
+
+
+class Trackers(TypedDict, total=False):
+    """Experiment trackers, with the arguments of the function that begins a run of them."""
+
+    wandb: _TrackerArguments
+    mlflow: _TrackerArguments
+    trackio: _TrackerArguments
 
 
 class Profile(TypedDict, total=False):
@@ -344,6 +366,11 @@ ModelCheckpointOrNone = Annotated[
     ModelCheckpoint | None, Allowed('{"every_n_epoch": n}, {"every_n_iteration": n} or None')
 ]
 TensorBoardOrNone = Annotated[TensorBoard | None, Allowed(_KEYS.format("log_dir and comment"))]
+TrackersOrNone = Annotated[
+    Trackers | None,
+    BeforeValidator(trackers_of),
+    Allowed("'wandb', 'mlflow' or 'trackio', a list of these, a dict of their arguments by name, or None"),
+]
 ProfileOrNone = Annotated[
     Profile | None,
     BeforeValidator(_settings_of_bool),

@@ -22,6 +22,7 @@ from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
 
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
+TRACKERS_NAME = "trackers.json"  # of the writers of experiment trackers
 _MAX_READ = 1 << 20  # bytes read to recognize a file
 _EVENTS = "events.out.tfevents.*"
 _TRACE = re.compile(r"rank\d+\.\d+\.pt\.trace\.json")
@@ -51,7 +52,7 @@ class Layout:
     def names(self, world_size: int) -> list[str]:
         """The files that every run writes."""
         logs = ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, world_size))]
-        return [self.config, *logs, *self.tables, self.pointer]
+        return [self.config, *logs, *self.tables, self.pointer, TRACKERS_NAME]
 
 
 class RunFiles:

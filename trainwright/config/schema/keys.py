@@ -27,6 +27,7 @@ from trainwright.config.validation import (
     ProfileOrNone,
     RatioBelowOne,
     TextOrNone,
+    TrackersOrNone,
     UnfreezeOrNone,
     Words,
     YesNo,
@@ -124,6 +125,7 @@ class Train(TypedDict, total=False):
     eval_on_start: YesNo
     deterministic: YesNoOrWarn
     profile: ProfileOrNone
+    trackers: TrackersOrNone
     float32_matmul_precision: MatmulPrecision
     scheduler: Lazy
     input_placement_device: _Device

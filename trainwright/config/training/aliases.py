@@ -121,6 +121,7 @@ VALUES: dict[str, dict[Any, Any]] = {
     "early_stopping": _NO,
     "model_checkpoint": _NO,
     "tensorboard": _NO,
+    "trackers": _NO,
     "profile": _NO | {True: {}},
     "ema": _NO | {True: {}},
     "overfit_batches": {0: None},

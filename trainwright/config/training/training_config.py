@@ -109,6 +109,12 @@ class TrainingConfig(CheckedConfig):
         "callback",
         "The folder of TensorBoard's event files, and the suffix of its name.",
     )
+    trackers: types.TrackersOrNone = setting(
+        None,
+        "callback",
+        "Experiment trackers: 'wandb', 'mlflow' or 'trackio', a list of these, or their arguments by name, such as"
+        " {'wandb': {'project': 'digits'}}.",
+    )
     loss: types.NamedOrNone = setting(
         "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss."
     )

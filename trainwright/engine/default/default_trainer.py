@@ -16,8 +16,11 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
+from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete, total_iterations
+from trainwright.config.secrets import without_secrets
+from trainwright.config.validation import trackers_of
 from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
@@ -325,7 +328,11 @@ class DefaultTrainer(StepMethods):
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, TensorBoard."""
         train = self.cfg.train
-        return default_writers(train.output_dir, self.max_iter, batch_size=train.global_batch_size)
+        settings, _ = without_secrets(to_plain(self.cfg)[0])
+        return default_writers(
+            train.output_dir, self.max_iter, batch_size=train.global_batch_size,
+            trackers=trackers_of(train.trackers), settings=settings,
+        )  # fmt: skip
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:

@@ -61,38 +61,38 @@ class SafeWriter(FileWriter):
     """Wrap another writer: if it raises, log the error once and disable it; the run continues."""
 
     def __init__(self, writer: EventWriter) -> None:
-        self._writer = writer
+        self.writer = writer
         self.in_background = getattr(writer, "in_background", True)
         self._is_on = True
 
     def __repr__(self) -> str:
-        return f"SafeWriter({self._writer!r})"
+        return f"SafeWriter({self.writer!r})"
 
     def write(self, storage: EventStorage | None = None) -> None:
-        self._try(self._writer.write if storage is None else partial(self._writer.write, storage))
+        self._try(self.writer.write if storage is None else partial(self.writer.write, storage))
 
     def close(self) -> None:
         try:
-            self._writer.close()
+            self.writer.close()
         except Exception:
             self._disable()
 
     @property
     def is_of_file(self) -> bool:
         """Whether the wrapped writer can be called as a file writer."""
-        return is_file_writer(self._writer)
+        return is_file_writer(self.writer)
 
     def gather(self, storage: EventStorage) -> None:
-        if isinstance(self._writer, FileWriter):
-            self._try(partial(self._writer.gather, storage))
+        if isinstance(self.writer, FileWriter):
+            self._try(partial(self.writer.gather, storage))
 
     def flush(self) -> None:
-        if isinstance(self._writer, FileWriter):
-            self._try(self._writer.flush)
+        if isinstance(self.writer, FileWriter):
+            self._try(self.writer.flush)
 
     def sync(self) -> None:
-        if isinstance(self._writer, FileWriter):
-            self._try(self._writer.sync)
+        if isinstance(self.writer, FileWriter):
+            self._try(self.writer.sync)
 
     def _try(self, call: Callable[[], None]) -> None:
         try:
@@ -104,7 +104,7 @@ class SafeWriter(FileWriter):
     def _disable(self) -> None:
         """Call it in the ``except`` block of the error."""
         if self._is_on:
-            logger.exception("%r failed and is disabled for the rest of the run; training continues.", self._writer)
+            logger.exception("%r failed and is disabled for the rest of the run; training continues.", self.writer)
         self._is_on = False
 
 

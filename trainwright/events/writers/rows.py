@@ -19,6 +19,7 @@ from trainwright.events.writers.base import FileWriter
 
 logger = logging.getLogger("trainwright.events")
 Row = dict[str, float]
+METRICS_NAME = "metrics.json"
 
 
 def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[int, Row]:
@@ -205,6 +206,17 @@ class JSONWriter(RowWriter):
             if removed:  # else the lines were only in another order
                 logger.info("%s: removed %s.", self._file.path, removed)
         return max(kept, default=-1)
+
+
+def read_rows(path: Path) -> dict[int, Row]:
+    """The complete rows of a file of a JSONWriter in order, without values that are not finite; {}: no such file."""
+    rows: dict[int, Row] = {}
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        iteration = _iteration(line)
+        if iteration is not None:
+            named = json.loads(line).items()
+            rows[iteration] = {name: value for name, value in named if name != "iteration" and value is not None}
+    return dict(sorted(rows.items()))
 
 
 def _line(iteration: int, row: Row) -> str:

@@ -12,6 +12,7 @@ from trainwright.events.media import Image, Medium, Text
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 from trainwright.events.writers.rows import is_blocked, rows_after
+from trainwright.events.writers.trackers import flat
 
 
 class TensorBoardWriter(FileWriter):
@@ -22,10 +23,20 @@ class TensorBoardWriter(FileWriter):
     """
 
     def __init__(
-        self, log_dir: str | os.PathLike[str], window_size: int = 20, *, aliases: Mapping[str, str] | None = None
+        self,
+        log_dir: str | os.PathLike[str],
+        window_size: int = 20,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """``aliases``: second names, by metric name; such a metric is written under both names."""
+        """
+        Args:
+            aliases: second names, by metric name; such a metric is written under both names.
+            settings: of the run, shown as hyperparameters by TensorBoard's page HPARAMS.
+        """
         self._aliases = dict(aliases or {})
+        self._settings = dict(flat(settings or {}))
         self._log_dir = os.fspath(log_dir)
         self._window_size = window_size
         self._last_written = -1
@@ -99,8 +110,19 @@ class TensorBoardWriter(FileWriter):
         mark = f".{uuid.uuid4().hex[:8]}"  # identifies this writer's file
         self._writer = make_writer(self._log_dir, purge_step=self._last_written + 1, filename_suffix=mark)
         (self._file,) = Path(self._log_dir).glob(f"events.out.tfevents.*{mark}")
+        if self._settings:
+            self._add_settings()
         self._writer.flush()
         sync_folder(self._file.parent)
+
+    def _add_settings(self) -> None:
+        """The hyperparameters of a session; TensorBoard finds the metrics, which are not known yet, by itself."""
+        from torch.utils.tensorboard.summary import hparams
+
+        write: Any = hparams
+        known = {name: value for name, value in self._settings.items() if value is not None}
+        _, session_start, _ = write(known, {})
+        self._writer.file_writer.add_summary(session_start)
 
     def _add_media(self, item: Medium) -> None:
         if isinstance(item, Text):

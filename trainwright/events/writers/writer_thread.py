@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from trainwright.config.errors import ConfigTypeError
 from trainwright.events.storage import EventStorage, Snapshot, StorageView, storages_of_threads, take_snapshot
-from trainwright.events.writers.base import EventWriter, FileWriter, is_file_writer
+from trainwright.events.writers.base import EventWriter, FileWriter, SafeWriter, is_file_writer
 
 logger = logging.getLogger("trainwright.events")
 
@@ -229,7 +229,9 @@ class WriterThread:
                 self._failure = self._failure or error
 
     def _name(self) -> str:
-        return ", ".join(type(writer).__name__ for writer in self._writers)
+        return ", ".join(
+            type(writer.writer if isinstance(writer, SafeWriter) else writer).__name__ for writer in self._writers
+        )
 
 
 class WriterDispatcher:

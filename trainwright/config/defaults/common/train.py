@@ -83,6 +83,8 @@ train = dict(
     # Record a few iterations with torch.profiler, into the output folder: True, or arguments of a ProfileHook such as
     # dict(wait=10, active=3).
     profile=None,
+    # Experiment trackers: "wandb", "mlflow" or "trackio", a list of these, or dict(wandb=dict(project="digits")).
+    trackers=None,
     # max_iter and warmup_iter are set from train_iter, train_epoch and warmup_ratio.
     scheduler=LazyCall("trainwright.optim.WarmupCosineLR")(warmup_factor=0.001, alpha=0.01, warmup_method="linear"),
     # None: the accelerator if there is one, else the CPU.

@@ -1,0 +1,244 @@
+"""Experiment trackers: the metrics and the settings of a run in Weights & Biases, MLflow or Trackio.
+
+The run of the tracker and its last written iteration are recorded in ``trackers.json`` in the run folder, so that a
+resumed run continues it. Iterations that a killed run has already written are repeated by the resumed run with the same
+values; they are not written again. What the tracker lost is sent from ``metrics.json``.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import re
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trainwright.checkpoint.files import atomic_write
+from trainwright.config.errors import ConfigError
+from trainwright.events.storage import EventStorage, get_event_storage
+from trainwright.events.writers.base import EventWriter
+from trainwright.events.writers.rows import METRICS_NAME, Row, read_rows, rows_after
+
+logger = logging.getLogger("trainwright.events")
+
+RECORD_NAME = "trackers.json"
+_record_lock = threading.Lock()  # each tracker writes in its own thread
+_NOT_IN_MLFLOW = re.compile(r"[^\w\-./: ]")  # characters that no name may have, such as @
+
+
+class Tracker(EventWriter):
+    """Base of the writers of a tracking service: opens its run with the first row, and sends each iteration once.
+
+    Args:
+        folder: the run folder, whose name is the default name of the tracker's run.
+        settings: the settings of the run, shown by the tracker as hyperparameters: names and plain values.
+        arguments: of the tracker's own function that begins a run.
+
+    Raises:
+        ConfigError: the package of the tracker is not installed.
+    """
+
+    name: ClassVar[str]  # also of the package
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        settings: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        window_size: int = 20,
+    ) -> None:
+        if importlib.util.find_spec(self.name) is None:
+            raise ConfigError(
+                f"trackers: {self.name!r}: its package is not installed. Install it with `pip install {self.name}`, or"
+                " remove it from trackers."
+            )
+        self._folder = Path(folder).absolute()
+        self._settings = dict(flat(settings or {}))
+        self._arguments = dict(arguments or {})
+        self._window_size = window_size
+        self._storage: EventStorage | None = None
+        self._last_written = -1
+        self._run_id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._folder)!r})"
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        storage = get_event_storage() if storage is None else storage
+        if storage is not self._storage:
+            self.close()
+            self._storage = storage
+            self._last_written = storage.first_unwritten - 1
+        rows = rows_after(storage, self._last_written, self._window_size)
+        if not rows:
+            return
+        if self._run_id is None:
+            rows = self._rows_to_begin_with(storage) | rows
+        new = {iteration: row for iteration, row in rows.items() if iteration > self._last_written}
+        if new:
+            self.send(new)
+            self._last_written = max(new)
+            self._save_record()
+
+    def _rows_to_begin_with(self, storage: EventStorage) -> dict[int, Row]:
+        """Begin the run, or continue it; the rows of ``metrics.json`` that it does not have."""
+        record = self._record() if storage.start_iter else {}
+        self._run_id = self.begin_run(record.get("id"))
+        there = self._last_written = self.last_iteration(self._run_id, record) if record else -1
+        if there >= storage.first_unwritten:
+            logger.info(
+                "%s has the metrics up to iteration %d already, from before this resume: they are kept.",
+                self.name, there + 1,
+            )  # fmt: skip
+        if not storage.start_iter:
+            return {}
+        known = read_rows(self._folder / METRICS_NAME).items()
+        return {iteration: row for iteration, row in known if there < iteration < storage.first_unwritten}
+
+    def close(self) -> None:
+        run_id, self._run_id = self._run_id, None
+        if run_id is not None:
+            self.end_run(run_id)
+
+    @abstractmethod
+    def begin_run(self, run_id: str | None) -> str:
+        """Begin a run of the tracker, or continue ``run_id``; returns the id."""
+
+    @abstractmethod
+    def send(self, rows: Mapping[int, Row]) -> None:
+        """Send the metrics of some iterations, in order."""
+
+    @abstractmethod
+    def end_run(self, run_id: str) -> None:
+        """Send what is left, and close the run."""
+
+    def last_iteration(self, run_id: str, record: Mapping[str, Any]) -> int:
+        """The last iteration that the run of the tracker has; -1: none."""
+        return int(record.get("last_iteration", -1))
+
+    def _record(self) -> dict[str, Any]:
+        found = self._records().get(self.name)
+        return found if isinstance(found, dict) else {}
+
+    def _records(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self._folder / RECORD_NAME).read_bytes())
+        except (OSError, ValueError):  # none yet, or not ours
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _save_record(self) -> None:
+        record = {"id": self._run_id, "last_iteration": self._last_written}
+        with _record_lock:
+            atomic_write(self._folder / RECORD_NAME, json.dumps({**self._records(), self.name: record}).encode())
+
+
+class WandbTracker(Tracker):
+    """Weights & Biases. ``arguments``: of ``wandb.init``, such as ``project``, ``name``, ``mode="offline"``."""
+
+    name = "wandb"
+
+    def begin_run(self, run_id: str | None) -> str:
+        import wandb
+
+        arguments = {"dir": str(self._folder), "name": self._folder.name, "config": self._settings, **self._arguments}
+        self._run = wandb.init(**({"id": run_id, "resume": "allow"} if run_id else {}), **arguments)
+        return str(self._run.id)
+
+    def last_iteration(self, run_id: str, record: Mapping[str, Any]) -> int:
+        """Offline, each session has a file of its own: the newest one is complete."""
+        return -1 if self._run.offline else self._run.step - 1
+
+    def send(self, rows: Mapping[int, Row]) -> None:
+        for iteration, row in rows.items():
+            self._run.log(dict(row), step=iteration)
+
+    def end_run(self, run_id: str) -> None:
+        self._run.finish()
+
+
+class MLflowTracker(Tracker):
+    """MLflow. ``arguments``: ``tracking_uri`` (default: of MLflow), ``experiment`` and ``run_name``."""
+
+    name = "mlflow"
+
+    def begin_run(self, run_id: str | None) -> str:
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._arguments.get("tracking_uri"))
+        if run_id is not None:
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        name = self._arguments.get("experiment", "Default")
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        run = self._client.create_run(experiment, run_name=self._arguments.get("run_name", self._folder.name))
+        params = [Param(_NOT_IN_MLFLOW.sub("_", key), str(value)[:500]) for key, value in self._settings.items()]
+        for first in range(0, len(params), 100):  # the most that a request may hold
+            self._client.log_batch(run.info.run_id, params=params[first : first + 100])
+        return str(run.info.run_id)
+
+    def last_iteration(self, run_id: str, record: Mapping[str, Any]) -> int:
+        """Asked of the server: a process may be killed between a request and its record."""
+        names = self._client.get_run(run_id).data.metrics
+        steps = [metric.step for name in names for metric in self._client.get_metric_history(run_id, name)]
+        return max(steps, default=-1)
+
+    def send(self, rows: Mapping[int, Row]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(_NOT_IN_MLFLOW.sub("_", name), value, now, iteration)
+            for iteration, row in rows.items()
+            for name, value in row.items()
+        ]
+        for first in range(0, len(metrics), 1000):  # as above
+            self._client.log_batch(self._run_id, metrics=metrics[first : first + 1000])
+
+    def end_run(self, run_id: str) -> None:
+        self._client.set_terminated(run_id)
+
+
+class TrackioTracker(Tracker):
+    """Trackio: local, or in a Space. ``arguments``: of ``trackio.init``, such as ``project`` and ``space_id``."""
+
+    name = "trackio"
+
+    def begin_run(self, run_id: str | None) -> str:
+        import trackio
+
+        defaults = {"project": "trainwright", "name": self._folder.name, "config": self._settings, "embed": False}
+        arguments = {**defaults, **self._arguments}
+        if run_id is not None:
+            arguments |= {"name": run_id, "resume": "allow"}
+        self._run = trackio.init(**arguments)
+        return str(self._run.name)
+
+    def send(self, rows: Mapping[int, Row]) -> None:
+        for iteration, row in rows.items():
+            # "time" is a name of its own.
+            self._run.log({"iter_time" if name == "time" else name: row[name] for name in row}, step=iteration)
+
+    def end_run(self, run_id: str) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (WandbTracker, MLflowTracker, TrackioTracker)}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings in nested dicts by their dotted names; lists as text."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        elif value is None or isinstance(value, (bool, int, float, str)):
+            yield f"{prefix}{name}", value
+        else:
+            yield f"{prefix}{name}", str(value)
