@@ -79,6 +79,7 @@ VALUES: dict[str, list[Any]] = {
     "logs_dir": ["logs/here"],
     "progress_bar": [False],
     "float32_matmul_precision": [None, "highest", "high", "medium"],
+    "trackers": [None, "wandb", ["mlflow", "trackio"], {"wandb": {"project": "digits"}, "mlflow": None}],
     "profile": [None, True, False, {}, {"wait": 0, "with_stack": True}],
     "ema": [None, True, False, {}, {"decay": 0.9, "buffers": True}, {"average": "equal", "start": 0.75, "every": 10}],
     "save_enabled": [False],

@@ -12,7 +12,7 @@ from tests.conftest import Run
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.events import EventStorage
-from trainwright.events.writers.trackers import RECORD_NAME, Tracker, flat
+from trainwright.events.writers.trackers import RECORD_NAME, TRACKERS, Tracker, flat
 
 
 class Service(Tracker):
@@ -239,3 +239,13 @@ def test_a_killed_and_resumed_run_is_one_run_with_single_steps(name: str, tracke
     assert found["batch_size"] == 8
     assert found["steps"]["total_loss"] == [*range(1, 24, 2)]
     assert found["steps"]["evaluation/loss"] == [7, 15, 24]
+
+
+def test_a_config_file_names_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engine.default.test_default_trainer import config
+    from trainwright import DefaultTrainer
+
+    monkeypatch.setitem(TRACKERS, "wandb", Service)
+    trainer = DefaultTrainer(config(tmp_path, train_iter=3, trackers={"wandb": {"project": "digits"}}))
+    trainer.train()
+    assert [[iteration for iteration, _ in rows] for rows in Service.runs.values()] == [[0, 1, 2, 3, -1]]

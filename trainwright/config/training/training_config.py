@@ -109,12 +109,6 @@ class TrainingConfig(CheckedConfig):
         "callback",
         "The folder of TensorBoard's event files, and the suffix of its name.",
     )
-    trackers: types.TrackersOrNone = setting(
-        None,
-        "callback",
-        "Experiment trackers: 'wandb', 'mlflow' or 'trackio', a list of these, or their arguments by name, such as"
-        " {'wandb': {'project': 'digits'}}.",
-    )
     loss: types.NamedOrNone = setting(
         "CrossEntropyLoss", "learning", "A loss of torch.nn, for a model without its own loss."
     )
@@ -256,6 +250,12 @@ class TrainingConfig(CheckedConfig):
     )
     logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.")
     progress_bar: types.YesNo = setting(True, "logging", "Show progress bars on a terminal.")
+    trackers: types.TrackersOrNone = setting(
+        None,
+        "logging",
+        "Experiment trackers: 'wandb', 'mlflow' or 'trackio', a list of these, or their arguments by name, such as"
+        " {'wandb': {'project': 'digits'}}.",
+    )
     profile: types.ProfileOrNone = setting(
         None, "logging", "Record a few iterations with torch.profiler, into output_dir; True: by default which ones."
     )

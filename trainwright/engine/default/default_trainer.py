@@ -20,7 +20,6 @@ from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete, total_iterations
 from trainwright.config.secrets import without_secrets
-from trainwright.config.validation import trackers_of
 from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
@@ -329,10 +328,14 @@ class DefaultTrainer(StepMethods):
         """The writers of metrics: the console, ``metrics.json``, TensorBoard."""
         train = self.cfg.train
         settings, _ = without_secrets(to_plain(self.cfg)[0])
+        trackers = None
+        if train.trackers:
+            from trainwright.config.validation import trackers_of  # imports pydantic, which most runs do not need
+
+            trackers = trackers_of(to_plain(train.trackers)[0])
         return default_writers(
-            train.output_dir, self.max_iter, batch_size=train.global_batch_size,
-            trackers=trackers_of(train.trackers), settings=settings,
-        )  # fmt: skip
+            train.output_dir, self.max_iter, batch_size=train.global_batch_size, trackers=trackers, settings=settings
+        )
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
