@@ -14,6 +14,7 @@ FLOORS = [
     {"models"},
     {"evaluation"},
     {"hooks"},
+    {"report"},
     {"engine"},
     {"ops", "cli"},
 ]

@@ -26,6 +26,7 @@ from trainwright.config.secrets import RedactingFormatter, remember_secrets
 from trainwright.engine.run_files import EARLIER_RUNS, Layout, RunFiles
 from trainwright.hooks.base import HookBase
 from trainwright.parallel.dist import get_rank, get_world_size, is_main_process, raised_together, synchronize
+from trainwright.report.run_data import LOSSES_NAME
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class RunFolder:
         self.resume = resume
         self.is_open = False
         self.on_open: Callable[[], None] | None = None  # called once, by all ranks
+        self.record: Callable[[], None] | None = None  # writes run.json; called when the folder is opened
         self.files = RunFiles(self.path, self.layout)
         self._config: Any = None
         self._lock: int | None = None
@@ -255,6 +257,8 @@ class RunFolder:
             self.files.add([*self.layout.names(get_world_size()), *self.files.event_names()])
             if self._config is not None:
                 self.write_config(self._config)
+            if self.record is not None:
+                self.record()
         synchronize()
         on_open, self.on_open = self.on_open, None
         if on_open is not None:
@@ -393,7 +397,7 @@ class TrainerFolder(RunFolder):
         self.layout = Layout(
             "training_config.yaml",
             _is_training_config,
-            tables=("metrics.json", (Path(config.logs_dir) / CSV_NAME).as_posix()),
+            tables=("metrics.json", LOSSES_NAME, (Path(config.logs_dir) / CSV_NAME).as_posix()),
             event_folders=() if event_folder.startswith(os.pardir) else (Path(event_folder).as_posix(),),
             checkpoints=Path(config.checkpoints_dir).as_posix(),
             checkpoint_name=re.compile(r"\d+|model_best(_\d+)?"),

@@ -19,6 +19,7 @@ from typing import Any
 
 from trainwright.checkpoint.files import atomic_write, open_regular, remove_stale, sync_folder
 from trainwright.checkpoint.folder import POINTER_NAME, is_checkpoint
+from trainwright.report.run_data import CURVES_NAME, LOSSES_NAME, RECORD_NAME
 
 LIST_NAME = ".trainwright.json"
 EARLIER_RUNS = "earlier_runs"
@@ -37,7 +38,7 @@ class Layout:
 
     config: str
     is_config: Callable[[bytes], bool]  # called with the beginning of a file
-    tables: tuple[str, ...] = ("metrics.json",)
+    tables: tuple[str, ...] = ("metrics.json", LOSSES_NAME)
     event_folders: tuple[str, ...] = (".",)
     checkpoints: str = "."  # the folder of checkpoints
     checkpoint_name: re.Pattern[str] = re.compile(r".+_(\d{7,}|best|final)", re.DOTALL)
@@ -52,7 +53,7 @@ class Layout:
     def names(self, world_size: int) -> list[str]:
         """The files that every run writes."""
         logs = ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, world_size))]
-        return [self.config, *logs, *self.tables, self.pointer, TRACKERS_NAME]
+        return [self.config, *logs, *self.tables, RECORD_NAME, self.pointer, TRACKERS_NAME]
 
 
 class RunFiles:
@@ -170,7 +171,7 @@ class RunFiles:
         """Files with names that a run may write."""
         layout = self.layout
         stem, _, suffix = layout.config.partition(".")
-        exact = [*layout.tables, layout.pointer, *([layout.card] if layout.card else [])]
+        exact = [*layout.tables, layout.pointer, RECORD_NAME, CURVES_NAME, *([layout.card] if layout.card else [])]
         shapes = [
             rf"{re.escape(stem)}(\.\d+)?\.{re.escape(suffix)}",  # .1, .2 …: other starts of a run
             r"log\.txt(\.rank\d+)?",
@@ -198,6 +199,10 @@ class RunFiles:
             return head.startswith(b"---\n") and b"library_name: trainwright" in head
         if base.startswith("log.txt"):
             return _LOG_LINE.match(head) is not None
+        if base == RECORD_NAME:
+            return head.startswith(b'{\n "starts": [')
+        if base == CURVES_NAME:
+            return b"trainwright" in head[:256]
         if ".csv" in base:
             return re.match(rb"iteration[,\r\n]", head) is not None
         if base.startswith("metrics.json"):

@@ -49,6 +49,7 @@ from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.own_step import OwnStep, StepMethods
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run_directory import OpenRunFolder, RunFolder
+from trainwright.engine.run_record import RunRecord
 from trainwright.engine.run_summary import (
     RunFacts,
     RunSummary,
@@ -196,6 +197,7 @@ class DefaultTrainer(StepMethods):
         summary = RunSummary(cfg.train.output_dir, lambda trainer: next_commands(trainer.cfg))
         self.register_hooks([*self.build_hooks(), summary])
         self.register_hooks([Interruptions(self.checkpointer, self._save, max_time_s=limit)])
+        self.register_hooks([RunRecord(self._folder, lambda trainer: trainer._record())])
 
     # Parts that a subclass may build differently.
 
@@ -630,6 +632,18 @@ class DefaultTrainer(StepMethods):
             mode="graph" if self.cfg.graph.enabled else "eager",
             settings=changed_settings(self._given),
         )
+
+    def _record(self) -> dict[str, Any]:
+        train = self.cfg.train
+        tests = {str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in enumerate(self.test_loader)}
+        return {
+            "api": "config file",
+            "samples_per_iteration": train.global_batch_size,
+            "seed": train.seed,
+            "precision": str(autocast_dtype(self.device)).removeprefix("torch.") if train.amp.enabled else "float32",
+            "data": {"train": getattr(self.train_loader, "dataset", self.train_loader)}
+            | {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()},
+        }
 
     def _num_samples(self) -> int | None:
         return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)

@@ -4,6 +4,7 @@ import logging
 import shlex
 import sys
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run_directory import OpenRunFolder
+from trainwright.engine.run_record import RunRecord
 from trainwright.engine.run_summary import RunFacts, RunSummary, facts_of_objects, log_start
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
@@ -350,6 +352,19 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         limit = max_time_of(config)
         summary = RunSummary(config.output_dir, lambda trainer: trainer._next_commands())
         self.register_hooks([*self.build_hooks(), summary, Interruptions(self.checkpointer, save, max_time_s=limit)])
+        self.register_hooks([RunRecord(self._folder, lambda trainer: trainer._record())])
+
+    def _record(self) -> dict[str, Any]:
+        config, data = self.config, self.train_dataset
+        tests = self.eval_dataset if isinstance(self.eval_dataset, Mapping) else {"eval": self.eval_dataset}
+        return {
+            "api": "Python",
+            "samples_per_iteration": self._plan.samples(self._plan.steps(1)),
+            "seed": config.seed,
+            "precision": str(config.mixed_precision or "float32"),
+            "data": {"train": getattr(self.train_dataloader, "dataset", None) if data is None else data}
+            | {name if name == "eval" else f"eval {name}": one for name, one in tests.items()},
+        }
 
     def _schedule_name(self) -> str | None:
         given = [type(one).__name__ for one in (self.lr_scheduler, *self.lr_schedulers.values()) if one is not None]

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainwright.events.writers.base import EventWriter, SafeWriter
 from trainwright.events.writers.console import ConsoleWriter, ProgressAwareHandler, ProgressWriter
-from trainwright.events.writers.rows import METRICS_NAME, CSVWriter, JSONWriter
+from trainwright.events.writers.rows import METRICS_NAME, CSVWriter, JSONWriter, LossWriter
 from trainwright.events.writers.tensorboard import TensorBoardWriter
 from trainwright.events.writers.trackers import TRACKERS
 from trainwright.terminal import is_terminal
@@ -17,6 +17,7 @@ __all__ = [
     "EventWriter",
     "JSONWriter",
     "CSVWriter",
+    "LossWriter",
     "TensorBoardWriter",
     "ConsoleWriter",
     "ProgressWriter",
@@ -38,7 +39,7 @@ def default_writers(
     trackers: Mapping[str, Mapping[str, Any]] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[EventWriter]:
-    """A progress bar on a terminal, log lines, ``metrics.json`` and TensorBoard events in ``folder``.
+    """A progress bar on a terminal, log lines; ``metrics.json``, ``losses.csv`` and TensorBoard events in ``folder``.
 
     Args:
         batch_size: samples per iteration, for the displayed throughput; 0 if unknown.
@@ -57,6 +58,7 @@ def default_writers(
     if console:
         writers.append(ConsoleWriter(batch_size, max_iter))
     writers.append(JSONWriter(Path(folder, METRICS_NAME)))
+    writers.append(LossWriter(Path(folder, "losses.csv")))
     if table is not None:
         writers.append(CSVWriter(table))
     if tensorboard is not None:

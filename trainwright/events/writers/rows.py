@@ -20,6 +20,7 @@ from trainwright.events.writers.base import FileWriter
 logger = logging.getLogger("trainwright.events")
 Row = dict[str, float]
 METRICS_NAME = "metrics.json"
+LOSS = "total_loss"  # the metric that both APIs record in each iteration
 
 
 def rows_after(storage: EventStorage, iteration: int, window_size: int) -> dict[int, Row]:
@@ -51,7 +52,7 @@ class RowWriter(FileWriter):
             self._file.close()
             self._last_written = self._prepare(storage.first_unwritten, is_new_run=storage.start_iter == 0)
             self._storage = storage
-        rows = rows_after(storage, self._last_written, self._window_size)
+        rows = self._rows_after(storage, self._last_written)
         self._gathered += rows.items()
         self._last_written = max(rows, default=self._last_written)
 
@@ -74,6 +75,9 @@ class RowWriter(FileWriter):
         if last is None:
             logger.info("%s: renamed the file of an earlier run to %s.", self._file.path, self._file.rename_to_backup())
         return -1 if last is None else last
+
+    def _rows_after(self, storage: EventStorage, iteration: int) -> dict[int, Row]:
+        return rows_after(storage, iteration, self._window_size)
 
     @abstractmethod
     def _append(self, rows: list[tuple[int, Row]]) -> None:
@@ -284,6 +288,36 @@ class CSVWriter(RowWriter):
             return [], []
         complete_rows = [row for row in rows if row and len(row) == len(columns) and _ITERATION.fullmatch(row[0])]
         return columns, [dict(zip(columns, row, strict=True)) for row in complete_rows]
+
+
+class LossWriter(CSVWriter):
+    """Append the training loss of each iteration, unsmoothed and with all its digits: two runs are compared by it."""
+
+    def __init__(self, csv_file: str | os.PathLike[str]) -> None:
+        super().__init__(csv_file)
+
+    def __repr__(self) -> str:
+        return f"LossWriter({str(self._file.path)!r})"
+
+    def _rows_after(self, storage: EventStorage, iteration: int) -> dict[int, Row]:
+        history = storage.histories().get(LOSS)
+        values = [] if history is None else history.values_since(iteration + 1)
+        return {at: {LOSS: value} for value, at in values}
+
+    def _keep_before(self, first: int) -> int | None:
+        # The rows are in order and may be millions, so the file is cut without being read row by row.
+        content = self._file.path.read_bytes()
+        header, end = f"iteration,{LOSS}\n".encode(), content.rfind(b"\n") + 1
+        if not content.startswith(header):
+            return None
+        while end > len(header):
+            start = content.rfind(b"\n", 0, end - 1) + 1
+            if int(content[start : content.index(b",", start)]) < first:
+                break
+            end = start
+        self._file.replace(content[:end])
+        self._columns = ["iteration", LOSS]
+        return -1 if end == len(header) else int(content[start : content.index(b",", start)])
 
 
 def _encode(lines: list[list[str]]) -> bytes:

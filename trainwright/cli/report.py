@@ -1,0 +1,67 @@
+"""Write or serve a report about runs: ``trainwright report RUN...``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError
+
+DONE = 0
+_PORT = 6060
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write or serve the report, and return the exit code."""
+    args = parser().parse_args(argv)
+    return _run(args.runs, args.output, is_served=args.serve, port=args.port)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = TrainingArgumentParser(
+        prog="trainwright report",
+        allow_abbrev=False,
+        description="One HTML file with curves, settings, environment and checkpoints of runs. It opens offline.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="the output folder of a run, or a folder that has some")
+    place = "default: report.html in the folder of the run, or here for several"
+    parser.add_argument("-o", "--output", metavar="FILE", help=place)
+    parser.add_argument("--serve", action="store_true", help="serve it on this machine, and follow runs that go on")
+    parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; default: {_PORT}, or a free one")
+    return parser
+
+
+def _run(paths: list[str], output: str | None, *, is_served: bool, port: int | None) -> int:
+    from trainwright.report.page import page, plotly_script
+    from trainwright.report.run_data import find_runs
+
+    if port is not None and not is_served:
+        raise ConfigError("--port: needs --serve.")
+    plotly_script()  # before the runs are read, which may take seconds
+    runs = find_runs(paths)
+    if is_served:
+        return _serve(paths, port)
+    file = Path(output) if output else (runs[0].folder if len(runs) == 1 else Path()) / "report.html"
+    if file.is_dir():
+        file = file / "report.html"
+    text = page(runs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    print(f"{file} ({len(text.encode()) / 1e6:.1f} MB): open it in a browser.")
+    return DONE
+
+
+def _serve(paths: list[str], port: int | None) -> int:
+    from trainwright.report.run_data import find_runs
+    from trainwright.report.server import ReportServer
+
+    try:
+        server = ReportServer(lambda: find_runs(paths), _PORT if port is None else port)
+    except ConfigError:
+        if port is not None:
+            raise
+        server = ReportServer(lambda: find_runs(paths))
+    print(f"{server.url} (Ctrl-C ends it)", flush=True)
+    with server:
+        server.serve_forever()
+    return DONE

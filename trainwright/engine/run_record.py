@@ -1,0 +1,148 @@
+"""``run.json``: what each start of a run used, and how it ended. Read by ``trainwright report`` and ``diff``."""
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.checkpoint.files import atomic_write, irregular
+from trainwright.config.secrets import redact
+from trainwright.data.fingerprint import described_data
+from trainwright.engine.run_directory import RunFolder
+from trainwright.engine.run_environment import code_folder, git_state, machine, numerics, versions, working_folder
+from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.checkpoint import BestCheckpointer
+from trainwright.parallel.dist import get_world_size, is_main_process
+from trainwright.report.run_data import RECORD_NAME, read_starts
+
+logger = logging.getLogger("trainwright.engine")
+
+
+class RunRecord(HookBase):
+    """Write ``run.json`` when the run's folder is opened, and complete it at the end.
+
+    A resumed run adds another start. ``facts(trainer)`` returns what only the API knows; its ``data`` are data sets by
+    name, which are described here. Register it last, and only in the main process it writes.
+    """
+
+    def __init__(self, folder: RunFolder, facts: Callable[[Any], Mapping[str, Any]]) -> None:
+        self._folder, self._facts = folder, facts
+        self._start: dict[str, Any] = {}
+        self._began = 0.0
+
+    def before_train(self) -> None:
+        self._began = time.perf_counter()
+        if not is_main_process():
+            return
+        self._start = self._describe()
+        if self._folder.is_open:
+            self._write()
+        else:
+            self._folder.record = self._write
+
+    def after_end(self) -> None:
+        if self._start and self._folder.is_open:
+            self._start |= self._end()
+            self._write()
+        self._folder.record = None
+
+    def _describe(self) -> dict[str, Any]:
+        trainer = self.trainer
+        facts = dict(self._facts(trainer))
+        data = {name: described_data(one) for name, one in facts.pop("data", {}).items() if one is not None}
+        return {
+            "started": _now(),
+            "trainer": trainer.__class__.__name__,
+            "first_iteration": trainer.start_iter + 1,
+            "last_iteration": trainer.max_iter,
+            **facts,
+            "model": _described_model(trainer.model),
+            "device": str(trainer.device),
+            "processes": get_world_size(),
+            "command": redact(shlex.join([os.path.basename(sys.executable), *sys.argv])),
+            "working_folder": working_folder(),
+            "data": data,
+            "git": git_state(code_folder()),
+            "versions": versions(),
+            "machine": machine(),
+            "numerics": numerics(),
+        }
+
+    def _end(self) -> dict[str, Any]:
+        trainer = self.trainer
+        best = next((hook for hook in trainer._hooks if isinstance(hook, BestCheckpointer)), None)
+        found = None if best is None or best.best_iter is None else best
+        return {
+            "ended": _now(),
+            "status": "stopped" if has_failed(trainer) else "finished",
+            "iterations_done": trainer.iterations_done,
+            "seconds": time.perf_counter() - self._began,
+            "phases": dataclasses.asdict(trainer.phases),
+            "peak_memory_bytes": _peak_memory(torch.device(trainer.device)),
+            "best": None
+            if found is None
+            else {
+                "metric": found._metric,
+                "value": found.best,
+                "iteration": (found.best_iter or 0) + 1,
+                "is_higher_better": found._direction == "higher",
+            },
+        }
+
+    def _write(self) -> None:
+        path = self._folder.path / RECORD_NAME
+        if irregular(path) is not None:
+            return
+        starts = read_starts(path) if self._folder.resume or self._start.get("ended") else []
+        if starts and starts[-1].get("started") == self._start["started"]:
+            starts.pop()
+        content = json.dumps({"starts": [*starts, _plain(self._start)]}, indent=1, allow_nan=False)
+        try:
+            atomic_write(path, content.encode() + b"\n")
+        except OSError as error:  # the run does not depend on it
+            logger.warning("%s: cannot be written (%s); the run continues without it.", path, error)
+
+
+def _described_model(model: nn.Module) -> dict[str, Any]:
+    parameters = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(count for count, _ in parameters),
+        "trainable": sum(count for count, is_trained in parameters if is_trained),
+    }
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    """Of this process: on the accelerator, else in main memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)

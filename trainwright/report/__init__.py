@@ -1,0 +1,1 @@
+"""Reports about runs, read from their folders. Loads no torch."""

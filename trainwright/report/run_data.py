@@ -1,0 +1,230 @@
+"""The content of a run's folder, for reports: metrics, settings, starts, checkpoints, warnings."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainwright.checkpoint.files import open_regular
+from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
+from trainwright.config.errors import ConfigError, MissingFileError, nearest_name
+
+RECORD_NAME = "run.json"
+LOSSES_NAME = "losses.csv"
+METRICS_NAME = "metrics.json"
+CURVES_NAME = "curves.png"
+CONFIG_NAMES = ("config.yaml", "training_config.yaml")
+LOSS = "total_loss"
+
+Array = npt.NDArray[np.float64]
+_BLOCK = 1 << 22  # bytes of metrics that are parsed at once
+_MAX_LOG, _MAX_WARNINGS = 1 << 24, 50
+_MARKS = (METRICS_NAME, LOSSES_NAME, RECORD_NAME, *CONFIG_NAMES)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The values of a metric that are finite, by the number of updates done; ``num_bad`` others are left out."""
+
+    x: Array
+    y: Array
+    num_bad: int = 0
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run's folder. Each part is read when it is first used."""
+
+    folder: Path
+    name: str
+
+    @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """Of ``run.json``, oldest first; empty for a run of an older version, or a loop of the user's own."""
+        return read_starts(self.folder / RECORD_NAME)
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """The latest start."""
+        return self.starts[-1] if self.starts else {}
+
+    @property
+    def status(self) -> str:
+        """ "finished", "stopped", "running" (or killed), or "unknown"."""
+        return str(self.latest.get("status", "running")) if self.starts else "unknown"
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """The metrics by name. The loss is that of each update, where the run has written it."""
+        found = read_metrics(self.folder / METRICS_NAME)
+        exact = read_losses(self.folder / LOSSES_NAME)
+        done = max((int(curve.x[-1]) for name, curve in found.items() if name == LOSS and len(curve.x)), default=0)
+        if exact is not None and len(exact.x):
+            found[LOSS] = exact
+            done = max(done, int(exact.x[-1]))
+        # The final evaluation has the number of the update that would follow.
+        return {
+            name: Curve(np.minimum(curve.x, done) if done else curve.x, curve.y, curve.num_bad)
+            for name, curve in found.items()
+        }
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The configuration, by dotted names."""
+        from trainwright.config.yaml_file import read_mapping
+
+        for name in CONFIG_NAMES:
+            if (self.folder / name).is_file():
+                with suppress(ConfigError):
+                    return dict(_flat(read_mapping(self.folder / name)))
+        return {}
+
+    @cached_property
+    def checkpoints(self) -> list[CheckpointReport]:
+        """The checkpoints under their names, in the order of saving; sizes of files are checked, not their content."""
+        return [entry for place in inspect_folders(self.folder, contents=False) for entry in place.found]
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """The latest warnings and errors of ``log.txt``."""
+        try:
+            with open(open_regular(self.folder / "log.txt"), "rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - _MAX_LOG))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
+        found = [line for line in lines if " WARNING] " in line or " ERROR] " in line]
+        return found[-_MAX_WARNINGS:]
+
+
+def find_runs(paths: list[str]) -> list[RunData]:
+    """The runs at ``paths``: a folder of a run, or a folder that has some.
+
+    Raises:
+        MissingFileError: there is no such folder, or no run in it.
+    """
+    found: dict[Path, None] = {}
+    for text in paths:
+        path = Path(text).expanduser()
+        if not path.is_dir():
+            here = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+            raise MissingFileError(f"{text}: there is no such folder. {nearest_name(path.name, here)}".rstrip())
+        inside = [path] if is_run(path) else sorted(one for one in path.iterdir() if one.is_dir() and is_run(one))
+        if not inside:
+            raise MissingFileError(
+                f"{text}: no run: neither it nor a folder in it has {METRICS_NAME}, {RECORD_NAME} or a configuration."
+                " Pass the output_dir of a run."
+            )
+        found |= dict.fromkeys(inside)
+    folders = list(found)
+    return [RunData(folder, name) for folder, name in zip(folders, short_names(folders), strict=True)]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has written into the folder."""
+    return any((folder / name).is_file() for name in _MARKS)
+
+
+def short_names(folders: list[Path]) -> list[str]:
+    """The shortest ends of the paths that differ.
+
+    >>> short_names([Path("/a/x/run"), Path("/a/y/run")])
+    ['x/run', 'y/run']
+    """
+    parts = [folder.resolve().parts for folder in folders]
+    length = 1
+    while len({part[-length:] for part in parts}) < len(parts) and length < max(map(len, parts)):
+        length += 1
+    return ["/".join(part[-length:]) for part in parts]
+
+
+def read_starts(path: Path) -> list[dict[str, Any]]:
+    """The starts of a run in a ``run.json``, oldest first; empty without such a file."""
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError), open(open_regular(path), "rb") as file:
+        starts = json.load(file)["starts"]
+        return [start for start in starts if isinstance(start, dict)]
+    return []
+
+
+def read_metrics(path: Path) -> dict[str, Curve]:
+    """The metrics of a ``metrics.json`` by name, in the order of iterations; of two rows of one, the later counts."""
+    values: dict[str, tuple[list[int], list[float]]] = {}
+    for row in _rows(path):
+        at = row.pop("iteration", None)
+        if type(at) is not int:
+            continue
+        for name, value in row.items():
+            if value is None or isinstance(value, int | float):
+                xs, ys = values.setdefault(name, ([], []))
+                xs.append(at + 1)
+                ys.append(math.nan if value is None else value)
+    return {name: _curve(np.array(x, dtype=np.float64), np.array(y)) for name, (x, y) in sorted(values.items())}
+
+
+def read_losses(path: Path) -> Curve | None:
+    """The loss of each update in a ``losses.csv``; None without such a file."""
+    table = read_loss_table(path)
+    return None if table is None else _curve(table[:, 0] + 1, table[:, 1])
+
+
+def read_loss_table(path: Path) -> Array | None:
+    """The rows (iteration from 0, loss) of a ``losses.csv``, all values; None without such a file."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    header, _, body = content[: content.rfind(b"\n") + 1].partition(b"\n")
+    if header != f"iteration,{LOSS}".encode():
+        return None
+    numbers = np.fromstring(body.decode("ascii", "replace").replace("\n", ","), sep=",")
+    return numbers[: len(numbers) // 2 * 2].reshape(-1, 2)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete rows of a file of JSON lines. Blocks of lines are parsed at once, in a third of the time."""
+    try:
+        file = open(open_regular(path), "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        return
+    with file:
+        while lines := file.readlines(_BLOCK):
+            try:
+                rows = json.loads(b"[" + b",".join(lines) + b"]")
+            except (ValueError, RecursionError):
+                rows = [row for row in map(_parsed, lines) if row is not None]
+            yield from (row for row in rows if isinstance(row, dict))
+
+
+def _parsed(line: bytes) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(line)
+    return None
+
+
+def _curve(x: Array, y: Array) -> Curve:
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    is_last = np.append(x[1:] != x[:-1], True) if len(x) else np.zeros(0, dtype=bool)
+    x, y = x[is_last], y[is_last]
+    is_finite = np.isfinite(y)
+    return Curve(x[is_finite], y[is_finite], int((~is_finite).sum()))
+
+
+def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
+        for place, value in enumerate(tree):
+            yield from _flat(value, f"{prefix}[{place}]")
+    else:
+        yield prefix, tree
