@@ -42,7 +42,9 @@ def test_a_run_leaves_its_files(finished) -> None:
     assert names - events == {
         "config.yaml",
         "log.txt",
+        "losses.csv",
         "metrics.json",
+        "run.json",
         "last_checkpoint",
         "model_0000029",
         "model_0000044",

@@ -14,6 +14,8 @@ _PORT = 6060
 def main(argv: Sequence[str]) -> int:
     """Write or serve the report, and return the exit code."""
     args = parser().parse_args(argv)
+    if args.png:
+        return _draw(args.runs)
     return _run(args.runs, args.output, is_served=args.serve, port=args.port)
 
 
@@ -26,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the output folder of a run, or a folder that has some")
     place = "default: report.html in the folder of the run, or here for several"
     parser.add_argument("-o", "--output", metavar="FILE", help=place)
+    parser.add_argument("--png", action="store_true", help="instead, write curves.png into the folder of each run")
     parser.add_argument("--serve", action="store_true", help="serve it on this machine, and follow runs that go on")
     parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; default: {_PORT}, or a free one")
     return parser
@@ -48,6 +51,22 @@ def _run(paths: list[str], output: str | None, *, is_served: bool, port: int | N
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     print(f"{file} ({len(text.encode()) / 1e6:.1f} MB): open it in a browser.")
+    return DONE
+
+
+def _draw(paths: list[str]) -> int:
+    from trainwright.report.picture import draw_curves
+    from trainwright.report.run_data import find_runs
+
+    for run in find_runs(paths):
+        try:
+            path = draw_curves(run.folder)
+        except ImportError as error:
+            raise ConfigError(
+                "trainwright report --png: matplotlib is not installed. Install it with"
+                " `pip install 'trainwright[report]'`."
+            ) from error
+        print(path or f"{run.folder}: no losses to draw.")
     return DONE
 
 

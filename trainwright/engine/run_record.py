@@ -23,16 +23,21 @@ from trainwright.engine.run_environment import code_folder, git_state, machine, 
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.parallel.dist import get_world_size, is_main_process
-from trainwright.report.run_data import RECORD_NAME, read_starts
+from trainwright.report.picture import draw_curves
+from trainwright.report.run_data import CURVES_NAME, RECORD_NAME, read_starts
 
 logger = logging.getLogger("trainwright.engine")
+
+MIN_SECONDS = 10.0  # of a training whose curves are drawn: importing matplotlib and drawing takes about one
 
 
 class RunRecord(HookBase):
     """Write ``run.json`` when the run's folder is opened, and complete it at the end.
 
     A resumed run adds another start. ``facts(trainer)`` returns what only the API knows; its ``data`` are data sets by
-    name, which are described here. Register it last, and only in the main process it writes.
+    name, which are described here. A training of at least 10 seconds gets a picture of its curves, too.
+
+    Only the main process writes. Register it before the hooks whose ``after_end`` reads these files.
     """
 
     def __init__(self, folder: RunFolder, facts: Callable[[Any], Mapping[str, Any]]) -> None:
@@ -51,10 +56,13 @@ class RunRecord(HookBase):
             self._folder.record = self._write
 
     def after_end(self) -> None:
-        if self._start and self._folder.is_open:
-            self._start |= self._end()
-            self._write()
         self._folder.record = None
+        if not self._start or not self._folder.is_open:
+            return
+        self._start |= self._end()
+        self._write()
+        if self._start["seconds"] >= MIN_SECONDS and self._start["status"] == "finished":
+            self._draw()
 
     def _describe(self) -> dict[str, Any]:
         trainer = self.trainer
@@ -98,6 +106,22 @@ class RunRecord(HookBase):
                 "is_higher_better": found._direction == "higher",
             },
         }
+
+    def _draw(self) -> None:
+        """Write ``curves.png``, if matplotlib is installed and no run is stopped by it."""
+        path = self._folder.path / CURVES_NAME
+        if irregular(path) is not None or not self._folder.files.is_own(CURVES_NAME):
+            return
+        start = time.perf_counter()
+        try:
+            self._folder.files.add([CURVES_NAME])
+            draw_curves(self._folder.path)
+        except ImportError:
+            logger.debug("No %s: matplotlib is not installed.", CURVES_NAME)
+        except Exception as error:
+            logger.warning("%s: not written (%s: %s).", path, type(error).__name__, error)
+        else:
+            logger.debug("%s: written in %.1f s.", path, time.perf_counter() - start)
 
     def _write(self) -> None:
         path = self._folder.path / RECORD_NAME

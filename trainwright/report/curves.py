@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainwright.events.writers.console import unit_of
 from trainwright.report.run_data import LOSS, Array, Curve, RunData
 
 _TITLES = {
@@ -57,8 +56,7 @@ def charts_of(runs: list[RunData]) -> list[Chart]:
                     Line(number, metric, False, Curve(curve.x, curve.y * 1000, curve.num_bad))
                 )
             elif metric not in _HIDDEN:
-                is_evaluation = metric.startswith(("evaluation/", "eval_"))
-                charts.setdefault(_key(metric), []).append(Line(number, metric, is_evaluation, curve))
+                charts.setdefault(_key(metric), []).append(Line(number, metric, metric in run.evaluated, curve))
 
     def place(key: str) -> tuple[int, str]:
         return (0 if key == "loss" else 2 + _LAST.index(key) if key in _LAST else 1, key.lower())
@@ -78,6 +76,11 @@ def title_of(key: str) -> str:
     words = _TITLES.get(name) or name.replace("_", " ").strip()
     words = words[:1].upper() + words[1:]
     return f"{words} ({prefix})" if prefix else words
+
+
+def unit_of(metric: str) -> str:
+    """Top-k accuracies, ``Acc@k``, are in percent."""
+    return "%" if metric.rpartition("/")[2].startswith("Acc@") else ""
 
 
 def max_points(num_curves: int) -> int:
@@ -136,7 +139,7 @@ def _key(metric: str) -> str:
 def _unit(key: str, has_samples: bool) -> str:
     if key == "throughput":
         return "samples/s" if has_samples else "iterations/s"
-    return "ms" if key == "data_time" else unit_of(key).strip()
+    return "ms" if key == "data_time" else unit_of(key)
 
 
 def _numbers(values: Array) -> list[float]:

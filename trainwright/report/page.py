@@ -6,17 +6,18 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import redact
-from trainwright.events.writers.console import unit_of
-from trainwright.report.curves import charts_of, max_points, thinned
+from trainwright.report.curves import charts_of, max_points, thinned, unit_of
 from trainwright.report.run_data import LOSS, RunData
 from trainwright.report.samples import read_samples
 
 _PHASES = ("data", "forward", "backward", "optimizer", "metrics", "compile", "evaluation", "save", "imports")
 _NONE = "–"
+_MANY = 40  # rows that are shown on demand
 
 
 def plotly_script() -> str:
@@ -88,9 +89,10 @@ def overview(runs: list[RunData]) -> str:
             if value != _NONE
         ]
         return f'<div class="tiles">{"".join(tiles)}</div>'
-    names = [name for name in facts[0] if any(fact[name][0] != _NONE for fact in facts)]
+    absent = (_NONE, "")
+    names = [name for name in dict.fromkeys(chain(*facts)) if any(fact.get(name, absent)[0] != _NONE for fact in facts)]
     rows = [
-        [run.name, *(fact[name][0] + (f" ({fact[name][1]})" if fact[name][1] else "") for name in names)]
+        [run.name, *(value + (f" ({note})" if note else "") for value, note in (fact.get(n, absent) for n in names))]
         for run, fact in zip(runs, facts, strict=True)
     ]
     return _table(["Run", *names], rows, colours=True)
@@ -107,8 +109,8 @@ def _results(run: RunData) -> dict[str, tuple[str, str]]:
     model = start.get("model") or {}
     return {
         "Status": (run.status, _starts_note(run)),
-        f"Best {best.get('metric', 'metric')}" if best else "Best": (
-            (_number(best["value"]) + unit_of(best["metric"]), f"iteration {best['iteration']:,}")
+        f"Best {best['metric'].replace('/', ' ')}" if best else "Best": (
+            (f"{_number(best['value'])} {unit_of(best['metric'])}".strip(), f"iteration {best['iteration']:,}")
             if best
             else (_NONE, "")
         ),
@@ -117,8 +119,8 @@ def _results(run: RunData) -> dict[str, tuple[str, str]]:
         "Time": (duration(seconds), "") if seconds else (_NONE, ""),
         "Throughput": (
             (
-                f"{_number(rate / typical)}/s" if rate else f"{_number(1 / typical)}/s",
-                "samples" if rate else "iterations",
+                _number((rate or 1) / typical),
+                "samples/s" if rate else "iterations/s",
             )
             if typical
             else (_NONE, "")
@@ -142,9 +144,9 @@ def details(runs: list[RunData]) -> str:
     sections = [
         ("Predictions and samples", "".join(samples)),
         ("Checkpoints", _checkpoints(runs)),
-        ("Configuration", _compared([run.settings for run in runs], runs)),
         ("Data", _compared([_data(run) for run in runs], runs)),
         ("Environment", _compared([_environment(run) for run in runs], runs)),
+        ("Configuration", _compared([run.settings for run in runs], runs)),
         ("Warnings", "".join(_warnings(run, many=len(runs) > 1) for run in runs)),
     ]
     return "".join(
@@ -234,7 +236,8 @@ def _compared(found: Sequence[dict[str, Any]], runs: list[RunData]) -> str:
     names = list(dict.fromkeys(name for one in found for name in one))
     rows = [[name, *(_text(one.get(name, _NONE)) for one in found)] for name in names]
     if len(runs) == 1:
-        return _table(["", ""], rows, css="facts") if rows else ""
+        shown = _table(["", ""], rows, css="facts") if rows else ""
+        return f"<details><summary>{len(rows)} settings</summary>{shown}</details>" if len(rows) > _MANY else shown
     differing = [row for row in rows if len(set(row[1:])) > 1]
     equal = [row[:2] for row in rows if len(set(row[1:])) == 1]
     shown = _table(["", *(run.name for run in runs)], differing, css="facts") if differing else ""

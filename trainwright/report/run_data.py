@@ -63,17 +63,29 @@ class RunData:
     @cached_property
     def curves(self) -> dict[str, Curve]:
         """The metrics by name. The loss is that of each update, where the run has written it."""
-        found = read_metrics(self.folder / METRICS_NAME)
+        found = dict(self._metrics)
         exact = read_losses(self.folder / LOSSES_NAME)
-        done = max((int(curve.x[-1]) for name, curve in found.items() if name == LOSS and len(curve.x)), default=0)
         if exact is not None and len(exact.x):
             found[LOSS] = exact
-            done = max(done, int(exact.x[-1]))
+        done = found[LOSS].x[-1] if LOSS in found and len(found[LOSS].x) else math.inf
         # The final evaluation has the number of the update that would follow.
+        return {name: Curve(np.minimum(one.x, done), one.y, one.num_bad) for name, one in found.items()}
+
+    @cached_property
+    def evaluated(self) -> set[str]:
+        """The metrics of evaluations: by their names, as the final evaluation has them, or as they are rare."""
+        rows = self._metrics.get("lr") or self._metrics.get(LOSS)
+        num_rows, last = (len(rows.x), rows.x[-1]) if rows is not None and len(rows.x) else (0, math.inf)
         return {
-            name: Curve(np.minimum(curve.x, done) if done else curve.x, curve.y, curve.num_bad)
-            for name, curve in found.items()
-        }
+            name
+            for name, curve in self._metrics.items()
+            if name.startswith(("evaluation/", "eval_"))
+            or (len(curve.x) and (curve.x[-1] > last or 2 * len(curve.x) <= num_rows))
+        } - {LOSS, "lr", "time"}
+
+    @cached_property
+    def _metrics(self) -> dict[str, Curve]:
+        return read_metrics(self.folder / METRICS_NAME)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -116,7 +128,7 @@ def find_runs(paths: list[str]) -> list[RunData]:
         path = Path(text).expanduser()
         if not path.is_dir():
             here = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-            raise MissingFileError(f"{text}: there is no such folder. {nearest_name(path.name, here)}".rstrip())
+            raise MissingFileError(f"{text}: there is no such folder.{nearest_name(path.name, here)}")
         inside = [path] if is_run(path) else sorted(one for one in path.iterdir() if one.is_dir() and is_run(one))
         if not inside:
             raise MissingFileError(

@@ -195,9 +195,9 @@ class DefaultTrainer(StepMethods):
         self._own_step = OwnStep(["train_step"], self._settings_of_step)
         self.register_hooks([self._own_step if self._has_own_step else None])
         summary = RunSummary(cfg.train.output_dir, lambda trainer: next_commands(trainer.cfg))
-        self.register_hooks([*self.build_hooks(), summary])
+        record = RunRecord(self._folder, lambda trainer: trainer._record())
+        self.register_hooks([record, *self.build_hooks(), summary])
         self.register_hooks([Interruptions(self.checkpointer, self._save, max_time_s=limit)])
-        self.register_hooks([RunRecord(self._folder, lambda trainer: trainer._record())])
 
     # Parts that a subclass may build differently.
 

@@ -20,6 +20,7 @@ from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
 from trainwright.models.adapters import adapter_files, is_peft_model
 from trainwright.parallel.dist import broadcast_object, is_main_process, mesh_in_use, raised_together
+from trainwright.report.run_data import CURVES_NAME
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -225,7 +226,10 @@ class SavingTrainer(TrainerShared):
 
     def _write_card(self) -> None:
         """Write the model card of the run, with the results of its last evaluation."""
-        self._folder.write_card(self._card())
+        card, picture = self._card(), self.output_dir / CURVES_NAME
+        if picture.is_file() and self.model_card is None:
+            card = card.replace("\n## ", f"\n![Curves of the training]({CURVES_NAME})\n\n## ", 1)
+        self._folder.write_card(card)
 
     def _current_results(self) -> dict[str, Any]:
         """The results of an evaluation of the current weights, if there was one."""

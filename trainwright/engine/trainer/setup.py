@@ -351,8 +351,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self.register_hooks([self._unfreezing_hook()])
         limit = max_time_of(config)
         summary = RunSummary(config.output_dir, lambda trainer: trainer._next_commands())
-        self.register_hooks([*self.build_hooks(), summary, Interruptions(self.checkpointer, save, max_time_s=limit)])
         self.register_hooks([RunRecord(self._folder, lambda trainer: trainer._record())])
+        self.register_hooks([*self.build_hooks(), summary, Interruptions(self.checkpointer, save, max_time_s=limit)])
 
     def _record(self) -> dict[str, Any]:
         config, data = self.config, self.train_dataset

@@ -1,0 +1,115 @@
+"""Runs of both APIs, made once, that tests of reports read."""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from trainwright import Trainer, TrainingConfig
+from trainwright.data import build_image_test_loader, build_image_train_loader
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--window-size=1200,900"),
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        scores = self.layer(images)
+        if self.training and labels is not None:
+            return {"losses": nn.functional.cross_entropy(scores, labels)}
+        return {"prediction_scores": scores}
+
+
+def data(seed: int, length: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(length, 6, generator=generator)
+    return TensorDataset(inputs, inputs[:, :3].argmax(1))
+
+
+class Named(torch.utils.data.Dataset):  # samples as the loaders of config files read them
+    def __init__(self, seed: int, length: int) -> None:
+        self.images, self.labels = data(seed, length).tensors
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        from trainwright.data import DistTensorData, Instance
+
+        return Instance(images=DistTensorData(self.images[index]), labels=DistTensorData(self.labels[index]))
+
+
+def train_by_objects(
+    folder: Path, *, seed: int = 0, learning_rate: float = 0.1, num_epochs: int = 4, **more
+) -> Trainer:
+    torch.manual_seed(seed)
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=num_epochs, batch_size=8, learning_rate=learning_rate, seed=seed,
+        metrics=["accuracy"], tensorboard=None, progress_bar=False, log_steps=2, **more,
+    )  # fmt: skip
+    net = nn.Linear(6, 3)
+    trainer = Trainer(net, config, data(1, 64), data(2, 24))
+    trainer.train()
+    return trainer
+
+
+def train_by_files(folder: Path, **train: object) -> None:
+    from trainwright import DefaultTrainer, LazyCall
+    from trainwright.evaluation import ClsEvaluator
+
+    cfg = LazyCall(dict)()
+    cfg.model = LazyCall(Net)()
+    cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1)
+    cfg.dataloader = LazyCall(dict)(
+        train=LazyCall(build_image_train_loader)(dataset=[LazyCall(Named)(seed=1, length=64)], num_workers=0),
+        test=[LazyCall(build_image_test_loader)(dataset=LazyCall(Named)(seed=2, length=24), num_workers=0)],
+    )
+    cfg.train = {
+        "output_dir": str(folder),
+        "train_iter": 24,
+        "log_period": 4,
+        "train_micro_batch_size": 8,
+        "test_micro_batch_size": 8,
+        "checkpointer": {"period": 8},
+        "evaluation": {"eval_period": 8, "evaluator": LazyCall(ClsEvaluator)(topk=(1,))},
+        **train,
+    }
+    DefaultTrainer(cfg).train()
+
+
+@pytest.fixture(scope="session")
+def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the runs ``objects`` and ``files``: read only."""
+    folder = tmp_path_factory.mktemp("runs")
+    train_by_objects(folder / "objects", logs_dir="logs")
+    train_by_files(folder / "files")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def browse(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """``browse(url)``: the document as a real browser has drawn it."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (apt-get install chromium)")
+
+    def dump(url: str, *flags: str) -> str:
+        profile = tmp_path_factory.mktemp("browser")
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *flags, "--dump-dom", url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "CONSOLE" not in done.stderr or "Uncaught" not in done.stderr, done.stderr
+        return done.stdout
+
+    return dump
