@@ -23,8 +23,12 @@ GROUPS = {
         "train": Command("trainwright.cli.train", "train from a configuration file; --resume continues a run"),
         "launch": Command("trainwright.cli.launch", "run a command or a script in several processes, or on a cluster"),
     },
+    "use a trained model": {
+        "eval": Command("trainwright.cli.eval", "evaluate a checkpoint; metrics and predictions to files"),
+    },
     "prepare": {
         "estimate": Command("trainwright.cli.estimate", "memory and traffic of a run, and the layouts that fit"),
+        "config": Command("trainwright.cli.config", "show a configuration, compare two, JSON schema for editors"),
         "doctor": Command("trainwright.cli.doctor.command", "check this machine, or all hosts and their network"),
     },
     "look at runs": {

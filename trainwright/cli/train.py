@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf.errors import OmegaConfBaseException
 
@@ -26,8 +26,11 @@ from trainwright.terminal import guarded, open_standard_streams, print_line
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from torch import nn
 
     from trainwright.engine import DefaultTrainer
+
+T = TypeVar("T")
 
 DONE, FAILED, USAGE_ERROR = 0, 1, 2
 INTERRUPTED = 130  # the shells' code for Ctrl-C
@@ -56,26 +59,35 @@ def main(
     Returns the exit code: 0, 1 (failed), 2 (wrong arguments or configuration) or 130 (stopped by Ctrl-C). SIGTERM in a
     training ends the process with 143, after a save.
     """
-    open_standard_streams()
     args = parser(prog).parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
         args.opts = [text for text in args.opts if text != args.config_file]
+    args.resumes = not args.eval_only
+    return run(args, lambda: load(args), lambda cfg: _prepare(cfg, args, trainer_class))
+
+
+def run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T], Callable[[], object]]) -> int:
+    """Load a user's program, prepare its run, and call what ``prepare`` returns; returns the exit code.
+
+    Errors are printed: without a traceback, unless one comes from the run itself and is no UserError.
+    """
+    open_standard_streams()
     try:
         with _early_signals():
-            return _run(args, trainer_class)
+            return _run(args, load, prepare)
     finally:
         _leave_the_other_ranks()
         guarded(sys.stdout).flush()  # otherwise the exit fails after a closed pipe
 
 
-def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None") -> int:
+def _run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T], Callable[[], object]]) -> int:
     try:
-        cfg = load(args)
+        loaded = load()
     except Exception as error:  # a configuration file is the user's program
         return print_error(error, args)
     try:
-        start = _prepare(cfg, args, trainer_class)
+        start = prepare(loaded)
     except CAUSED_BY_THE_USER as error:
         return print_error(error, args)
     try:
@@ -83,8 +95,9 @@ def _run(args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None")
     except UserError as error:
         return print_error(error, args)
     except KeyboardInterrupt:
-        folder = cfg.train.output_dir
-        print_line(f"Interrupted. --resume continues from the latest checkpoint in {folder}.", file=sys.stderr)
+        folder = try_get_key(loaded, "train.output_dir")
+        hint = f" --resume continues from the latest checkpoint in {folder}." if args.resumes and folder else ""
+        print_line(f"Interrupted.{hint}", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         print_error(error, args, with_traceback=error.errno not in _OF_THE_DISK)
@@ -145,28 +158,36 @@ def _evaluation(
     cfg: "DictConfig", args: argparse.Namespace, trainer_class: "type[DefaultTrainer]"
 ) -> Callable[[], object]:
     """Build the model with its weights, and the test loaders."""
-    from trainwright.checkpoint.checkpointer import Checkpointer
-    from trainwright.engine.default.setup import join_ranks
-    from trainwright.parallel.precision import apply_autocast
-
     if not cfg.train.load_weight and not args.resume:
         raise ConfigError(
             "train.load_weight: nothing to evaluate. Add train.load_weight=FOLDER (a checkpoint, for example"
             f" {cfg.train.output_dir.rstrip('/')}/model_best), or --resume for the latest checkpoint there."
         )
+    model, loaders = build_evaluation(cfg, trainer_class, "" if args.resume else cfg.train.load_weight)
+    return lambda: trainer_class.test(cfg, loaders, model)
+
+
+def build_evaluation(
+    cfg: "DictConfig", trainer_class: "type[DefaultTrainer]", weights: str = ""
+) -> "tuple[nn.Module, list[Any]]":
+    """The model with its weights, by default those of the latest checkpoint, and the test loaders."""
+    from trainwright.checkpoint.checkpointer import Checkpointer
+    from trainwright.engine.default.setup import join_ranks
+    from trainwright.parallel.precision import apply_autocast
+
     device = join_ranks(cfg)
     loaders = trainer_class.build_test_loader(cfg)
     if not loaders:
         raise ConfigError("dataloader.test: no loader to evaluate on; it must be a list with at least one.")
     model = trainer_class.build_model(cfg).to(device)
     checkpointer = Checkpointer(model, cfg.train.output_dir)
-    weights = cfg.train.load_weight if not args.resume else checkpointer.get_checkpoint_file()
+    weights = weights or checkpointer.get_checkpoint_file()
     if not weights:
         raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
     checkpointer.load(weights, checkpointables=[], strict=True)
     if cfg.train.amp.enabled:
         apply_autocast(model, device)  # as in the evaluations of the training, for equal results
-    return lambda: trainer_class.test(cfg, loaders, model)
+    return model, loaders
 
 
 @contextmanager

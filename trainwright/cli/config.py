@@ -1,0 +1,223 @@
+"""Configurations: ``trainwright config show|diff|schema``. Reads them; builds nothing."""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainwright.cli.run_folder import CONFIGS
+from trainwright.cli.text import shown, table
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_EPILOG = """\
+commands:
+  trainwright config show CONFIG|RUN [key=value ...]   every setting, and where it was set
+  trainwright config diff A B                          the settings that differ; A and B are configs or runs
+  trainwright config schema [python|config]            JSON schema of YAML files, for editors
+
+exit code: 0 done, 1 `diff` found differences, 2 wrong file or argument
+"""
+_COMMANDS = ("show", "diff", "schema")
+_DEFAULT = "default"
+_MAX_SHOWN = 100  # characters of a value
+
+
+class Setting(NamedTuple):
+    """A value and where it was set: ``default``, a file and perhaps its line, or an override."""
+
+    value: Any
+    source: str
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands, for the help and shell completion."""
+    parser = TrainingArgumentParser(
+        prog="trainwright config", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.usage = "trainwright config show|diff|schema ..."
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
+    for name in _COMMANDS:
+        commands.add_parser(name, parents=[_parser(name)], add_help=False, allow_abbrev=False)
+    return parser
+
+
+def _parser(command: str) -> TrainingArgumentParser:
+    parser = TrainingArgumentParser(prog=f"trainwright config {command}", allow_abbrev=False)
+    if command == "schema":
+        parser.add_argument("api", nargs="?", default="config", choices=["config", "python"],
+                            help="of config files (default), or of the settings of the Python API")  # fmt: skip
+        parser.add_argument("--output", metavar="FILE", type=Path, help="write it to a file")
+        return parser
+    if command == "show":
+        parser.usage = "trainwright config show CONFIG|RUN [--changed] [--yaml|--json] [key=value ...]"
+        parser.add_argument("opts", nargs="*", metavar="CONFIG|RUN [key=value ...]", help="a configuration, overrides")
+        parser.add_argument("--changed", action="store_true", help="only the settings that are not defaults")
+        parser.add_argument("--yaml", action="store_true", help="print a complete YAML file")
+    else:
+        parser.add_argument("first", metavar="A", help="a config file, or a run's folder")
+        parser.add_argument("second", metavar="B", help="another one")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one of the commands and return its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        parser().print_help()
+        return 0
+    if argv[0] not in _COMMANDS:
+        raise ConfigError(f"config: no command {argv[0]!r}. {did_you_mean(argv[0], _COMMANDS)}")
+    args = _parser(argv[0]).parse_args(argv[1:])
+    if argv[0] == "schema":
+        return _schema(args)
+    from trainwright.cli.train import print_error
+
+    try:
+        return _show(args) if argv[0] == "show" else _diff(args)
+    except Exception as error:  # a configuration file is the user's program
+        return print_error(error, args)
+
+
+def _show(args: argparse.Namespace) -> int:
+    at = next((at for at, text in enumerate(args.opts) if "=" not in text and not text.startswith("~")), None)
+    if at is None:
+        raise ConfigError("config show: no configuration. For example: trainwright config show config.py optim.lr=1e-3")
+    file = _file(args.opts.pop(at))
+    if args.yaml and not _is_python_api(file):
+        from trainwright.config.lazy.serialization import to_yaml
+
+        print(to_yaml(_loaded(file, args), file).decode(), end="")
+        return 0
+    settings = _settings(file, args)
+    if args.yaml:
+        print(file.read_text(encoding="utf-8"), end="")
+        return 0
+    if args.changed:
+        settings = {key: setting for key, setting in settings.items() if setting.source != _DEFAULT}
+    if args.json:
+        print(json.dumps({key: setting._asdict() for key, setting in settings.items()}, indent=1, default=str))
+    else:
+        rows = [[shown(key), _text(setting.value), shown(setting.source)] for key, setting in settings.items()]
+        print("\n".join(table([["setting", "value", "set by"], *rows])))
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    args.opts = []
+    settings = [_settings(_file(name), args) for name in (args.first, args.second)]
+    both = [{key: setting.value for key, setting in one.items() if key != "project_root"} for one in settings]
+    keys = dict.fromkeys(key for one in both for key in one)
+    different = [key for key in keys if any(key not in one for one in both) or both[0][key] != both[1][key]]
+    if args.json:
+        print(json.dumps({key: [one.get(key) for one in both] for key in different}, indent=1, default=str))
+    elif different:
+        rows = [[shown(key), *(_text(one[key]) if key in one else "-" for one in both)] for key in different]
+        print("\n".join(table([["setting", shown(args.first), shown(args.second)], *rows])))
+    else:
+        print("no differences")
+    return int(bool(different))
+
+
+def _file(text: str) -> Path:
+    """The configuration that an argument names."""
+    path = Path(text).expanduser()
+    if path.is_file():
+        return path
+    found = [path / name for name in CONFIGS if (path / name).is_file()]
+    if not found:
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        hint = "" if path.exists() else nearest_name(path.name, names)
+        raise MissingFileError(f"{path}: no config file, and no folder of a run.{hint}")
+    return found[0]
+
+
+def _is_python_api(file: Path) -> bool:
+    """Whether these are settings of a TrainingConfig rather than a LazyConfig."""
+    if file.suffix == ".py":
+        return False
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return file.name == CONFIGS[1] or ("output_dir:" in text and "num_epochs:" in text and "_target_:" not in text)
+
+
+def _settings(file: Path, args: argparse.Namespace) -> dict[str, Setting]:
+    """All settings by their dotted keys. Secrets are ``???``."""
+    if _is_python_api(file):
+        if args.opts:
+            raise ConfigKeyError(f"{args.opts[0]}: overrides are for config files; {file} is of the Python API.")
+        from trainwright.config.training.training_config import TrainingConfig
+
+        given, plain = TrainingConfig.load_from_yaml(file).to_dict(), TrainingConfig().to_dict()
+        return {k: Setting(v, _DEFAULT if v == plain.get(k) else str(file)) for k, v in given.items()}
+    from trainwright.config.lazy.lazy_config import get_config
+    from trainwright.config.lazy.serialization import to_plain
+    from trainwright.config.secrets import without_secrets
+
+    cfg = _loaded(file, args)
+    defaults = dict(_leaves(to_plain(get_config("common/defaults.py"))[0]))
+    values = dict(_leaves(without_secrets(to_plain(cfg)[0])[0]))
+    return {key: Setting(value, _source(cfg, key, value, defaults, file)) for key, value in values.items()}
+
+
+def _loaded(file: Path, args: argparse.Namespace) -> "DictConfig":
+    """The complete configuration, with the overrides."""
+    from trainwright.cli.train import load
+    from trainwright.config.schema.sections import complete
+
+    args.config_file, args.fast_dev_run = str(file), False
+    return complete(load(args))
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}.{number}")
+    else:
+        yield path, value
+
+
+def _source(cfg: "DictConfig", key: str, value: Any, defaults: Mapping[str, Any], file: Path) -> str:
+    from omegaconf import OmegaConf
+
+    from trainwright.config.lazy.provenance import origin_of, override_at
+    from trainwright.config.lazy.provenance import shown as relative
+
+    if (override := override_at(cfg, key)) is not None:
+        return f"override {override}"
+    if key in defaults and defaults[key] == value:
+        return _DEFAULT
+    node = OmegaConf.select(cfg, key.rpartition(".")[0], throw_on_resolution_failure=False) if "." in key else cfg
+    origin = origin_of(node)
+    is_packaged = origin is None or "/config/defaults/" in origin.replace("\\", "/")
+    return relative(str(file.absolute()) if is_packaged or origin is None else origin)
+
+
+def _text(value: Any) -> str:
+    text = shown(value if isinstance(value, str) and value else json.dumps(value, default=str))
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def _schema(args: argparse.Namespace) -> int:
+    from trainwright.config.json_schema import schema_of_config_files, schema_of_settings
+
+    schema = schema_of_settings() if args.api == "python" else schema_of_config_files()
+    text = json.dumps(schema, indent=1) + "\n"
+    if args.output is None:
+        print(text, end="")
+        return 0
+    from trainwright.checkpoint.files import atomic_write
+
+    if not args.output.parent.is_dir():
+        raise ConfigError(f"--output: there is no folder {args.output.parent}.")
+    atomic_write(args.output, text.encode())
+    print(f"As the first line of a YAML file: # yaml-language-server: $schema={shown(args.output)}")
+    return 0

@@ -1,0 +1,181 @@
+"""Evaluate a checkpoint on the evaluation data of its run: ``trainwright eval CONFIG|RUN``."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainwright.cli.run_checkpoint import Target, add_common, find_checkpoint, find_target, load_trainer
+from trainwright.cli.text import shown, table
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError
+from trainwright.terminal import print_line
+
+if TYPE_CHECKING:
+    from trainwright.evaluation.prediction_table import Row
+
+Results = tuple[dict[str, Any], "list[Row] | None"]
+
+_EPILOG = """\
+examples:
+  trainwright eval output/run                                    the best checkpoint, else the last
+  trainwright eval output/run --checkpoint model_final --predictions predictions.csv
+  trainwright eval config.py train.test_micro_batch_size=64      the run in its train.output_dir
+  trainwright eval output/run --trainer train.py:build_trainer   a run of the Python API
+
+Predictions have a row for each sample: its number, its id and labels, if the batches have them, and the outputs.
+The run's folder is not changed. Log lines go to standard error.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = TrainingArgumentParser(
+        prog="trainwright eval",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.usage = (
+        "trainwright eval CONFIG|RUN [--checkpoint NAME] [--predictions FILE] [--metrics FILE] [key=value ...]"
+    )
+    parser.add_argument("opts", nargs="*", metavar="CONFIG|RUN [key=value ...]", help="a config file, a run's folder or"
+                        " one of its checkpoints; overrides of the configuration")  # fmt: skip
+    parser.add_argument("--predictions", metavar="FILE", type=Path, help="write them: .jsonl, .csv or .parquet")
+    parser.add_argument("--metrics", metavar="FILE", type=Path, help="write the metrics as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add_common(parser)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate, print the metrics, and return the exit code."""
+    args = parser().parse_args(argv)
+    target = _target(args)
+    if args.predictions is not None:
+        from trainwright.evaluation.prediction_table import check_table_file
+
+        check_table_file(args.predictions)
+    if args.metrics is not None and not args.metrics.parent.is_dir():
+        raise ConfigError(f"--metrics: there is no folder {args.metrics.parent}.")
+    from trainwright.cli.train import load, run
+
+    args.stdout = sys.stdout
+    with redirect_stdout(sys.stderr):  # log lines, and what the user's program prints
+        if target.config is None:
+            return run(args, lambda: load_trainer(args.trainer), lambda trainer: _of_trainer(trainer, target, args))
+        return run(args, lambda: load(args), lambda cfg: _of_config(cfg, target, args))
+
+
+def _target(args: argparse.Namespace) -> Target:
+    at = next((at for at, text in enumerate(args.opts) if "=" not in text and not text.startswith("~")), None)
+    if at is None:
+        raise ConfigError("eval: nothing to evaluate. For example: trainwright eval output/run")
+    target = find_target(args.opts.pop(at))
+    if target.config is not None:
+        args.config_file = str(target.config)
+        return target
+    if args.opts:
+        raise ConfigError(f"eval: {args.opts[0]}: overrides are for config files; {target.run} is of the Python API.")
+    if args.trainer is None:
+        checkpoint = target.checkpoint or find_checkpoint(target.run, args.checkpoint)  # type: ignore[arg-type]
+        raise ConfigError(
+            f"{target.run}: a run of the Python API. It has the settings and the weights, but not the code of the model"
+            " and the data. Name a function of your script that returns the Trainer:"
+            f" trainwright eval {target.run} --trainer train.py:build_trainer. Or in the script, instead of training:"
+            f" trainer.load({str(checkpoint)!r}); print(trainer.evaluate())"
+        )
+    return target
+
+
+def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[], object]:
+    from trainwright.cli.train import build_evaluation
+    from trainwright.config.lazy.lazy_config import try_get_key
+    from trainwright.engine import DefaultTrainer, default_setup
+    from trainwright.evaluation.evaluator import DatasetEvaluators
+    from trainwright.evaluation.prediction_table import PredictionRecorder
+
+    if try_get_key(cfg, "train.train_micro_batch_size") is not None:  # no training: any number of processes evaluates
+        cfg.train.update({"global_batch_size": None, "num_accumulation_steps": None})
+    default_setup(cfg, args)
+    run = target.run or Path(cfg.train.output_dir)
+    checkpoint = target.checkpoint or find_checkpoint(run, args.checkpoint)
+    model, loaders = build_evaluation(cfg, DefaultTrainer, str(checkpoint))
+    recorder = PredictionRecorder()
+    evaluator = DefaultTrainer.build_evaluator(cfg)
+    if args.predictions is not None:
+        evaluator = DatasetEvaluators([evaluator, recorder])
+
+    def evaluate() -> Results:
+        results = DefaultTrainer.test(cfg, loaders, model, evaluator)
+        if len(loaders) == 1:
+            return results, recorder.tables[0] if recorder.tables else []
+        named = zip(results, recorder.tables, strict=False)
+        return results, [{"dataset": name, **row} for name, rows in named for row in rows]
+
+    return lambda: _evaluate(evaluate, checkpoint, args)
+
+
+def _of_trainer(trainer: Any, target: Target, args: argparse.Namespace) -> Callable[[], object]:
+    from trainwright.evaluation.prediction_table import rows_of
+
+    assert target.run is not None, "without a config file it is a run"
+    checkpoint = target.checkpoint or find_checkpoint(target.run, args.checkpoint)
+    trainer.load(checkpoint)
+
+    def evaluate() -> Results:
+        results = trainer.evaluate()
+        return results, [] if args.predictions is None else rows_of({}, trainer.predict(trainer.eval_dataset))
+
+    return lambda: _evaluate(evaluate, checkpoint, args)
+
+
+def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.Namespace) -> None:
+    from trainwright.checkpoint.files import atomic_write
+    from trainwright.checkpoint.verify import inspect_checkpoint
+    from trainwright.evaluation.prediction_table import write_rows
+    from trainwright.parallel.dist import is_main_process
+
+    results, rows = evaluate()
+    if not is_main_process():
+        return
+    saved = inspect_checkpoint(checkpoint, contents=False).manifest
+    iteration = None if saved is None or saved.iteration is None else saved.iteration + 1
+    facts = {"checkpoint": str(checkpoint), "iteration": iteration, "metrics": _plain(results)}
+    text = json.dumps(facts, indent=1)
+    if args.metrics is not None:
+        atomic_write(args.metrics, text.encode() + b"\n")
+    if args.predictions is not None:
+        write_rows(args.predictions, rows or [])
+    print_line(text if args.json else "\n".join(lines_of(facts)), file=args.stdout)
+    if args.predictions is not None and not args.json:
+        print_line(f"{len(rows or [])} predictions in {shown(args.predictions)}", file=args.stdout)
+
+
+def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _plain(value) if isinstance(value, Mapping) else value.item() if hasattr(value, "item") else value
+        for name, value in results.items()
+    }
+
+
+def lines_of(facts: Mapping[str, Any]) -> list[str]:
+    """The metrics as a table; of several data sets with a column for each."""
+    from trainwright.events.writers.console import unit_of
+
+    found = facts["metrics"]
+    several = {name: value for name, value in found.items() if isinstance(value, Mapping)}
+    columns = several or {"value": found}
+    names = list(dict.fromkeys(name for metrics in columns.values() for name in metrics))
+    rows = [["metric", *map(shown, columns)]]
+    for name in names:
+        values = (metrics.get(name) for metrics in columns.values())
+        rows.append([shown(name), *("" if value is None else _number(value) + unit_of(name) for value in values)])
+    at = "" if facts["iteration"] is None else f" (iteration {facts['iteration']})"
+    return [f"{shown(facts['checkpoint'])}{at}", *table(rows, right=range(1, len(columns) + 1))]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, int | float) else shown(value)

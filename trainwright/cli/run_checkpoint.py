@@ -1,0 +1,101 @@
+"""The run and the checkpoint that a command names: ``RUN``, ``RUN/model_best``, ``CONFIG --checkpoint NAME``."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint.folder import is_checkpoint
+from trainwright.checkpoint.verify import checkpoint_paths, inspect_folders
+from trainwright.cli.run_folder import CONFIGS
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a command works on. ``config``: a config file, None for a run of the Python API. ``run``: a run's folder."""
+
+    config: Path | None
+    run: Path | None
+    checkpoint: Path | None = None
+
+
+def find_target(text: str) -> Target:
+    """The run, checkpoint or config file of an argument."""
+    path = Path(text).expanduser()
+    if path.is_file():
+        is_saved = path.name == CONFIGS[0] and (path.parent / "metrics.json").is_file()
+        return Target(path, path.parent if is_saved else None)
+    if not path.is_dir():
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise MissingFileError(f"{path}: no such run or config file.{nearest_name(path.name, names)}")
+    above = [path, path.parent, path.parent.parent] if is_checkpoint(path) else [path]
+    for folder in above:
+        for name in CONFIGS:
+            if (folder / name).is_file():
+                config = folder / name if name == CONFIGS[0] else None
+                return Target(config, folder, path if folder != path else None)
+    raise ConfigError(
+        f"{path}: is not a run: it has neither {CONFIGS[0]} (config files) nor {CONFIGS[1]} (Python API)."
+        " `trainwright runs` lists the runs below a folder."
+    )
+
+
+def find_checkpoint(run: Path, name: str | None) -> Path:
+    """The checkpoint ``name`` of a run (or its path); by default the best one, else that of a resume."""
+    paths = checkpoint_paths(run)
+    if name:
+        named = [path for path in (*paths, run / name, Path(name).expanduser()) if path.name == Path(name).name]
+        found = [
+            path for path in named if is_checkpoint(path) and (path.name == name or path == Path(name).expanduser())
+        ]
+        if found:
+            return found[0]
+        known = [path.name for path in paths]
+        raise ConfigKeyError(f"--checkpoint: {run} has no checkpoint {name!r}. {did_you_mean(name, known)}")
+    best = [path for path in paths if path.name == "model_best"]
+    last = best or [place.resumed.path for place in inspect_folders(run, contents=False) if place.resumed]
+    if not last:
+        raise MissingFileError(f"{run}: has no complete checkpoint.")
+    return last[0]
+
+
+def load_trainer(text: str, option: str = "--trainer") -> Any:
+    """The Trainer that a function of a script returns: ``FILE.py:NAME``, by default ``build_trainer``."""
+    import importlib.util
+    import sys
+
+    file, _, name = text.rpartition(":") if not text.endswith(".py") else (text, "", "build_trainer")
+    path = Path(file).expanduser()
+    if not path.is_file() or path.suffix != ".py":
+        raise MissingFileError(f"{option}: {file or text}: no such Python file; for example train.py:build_trainer.")
+    sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)  # processes that load data find it
+    spec.loader.exec_module(module)
+    build: Callable[[], Any] | None = getattr(module, name, None)
+    if not callable(build):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigKeyError(f"{option}: {path} has no function {name!r}. {did_you_mean(name, names)}")
+    from trainwright import Trainer
+
+    trainer = build()
+    if not isinstance(trainer, Trainer):
+        raise ConfigError(f"{option}: {path}:{name} returned a {type(trainer).__name__}; it must return a Trainer.")
+    return trainer
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options of all commands that use a checkpoint of a run."""
+    parser.add_argument(
+        "--checkpoint", metavar="NAME", help="a checkpoint of the run; default: model_best, else the last"
+    )
+    parser.add_argument(
+        "--trainer", metavar="FILE.py:NAME", help="Python API: a function that returns the Trainer (build_trainer)"
+    )
+    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
+    parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False, resumes=False)

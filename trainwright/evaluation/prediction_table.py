@@ -1,0 +1,130 @@
+"""Predictions as a table with a row for each sample, and its file: JSON lines, CSV or Parquet.
+
+B samples, C classes.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainwright.checkpoint.files import atomic_write
+from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.data.collate import count_samples, is_label
+from trainwright.evaluation.evaluator import DatasetEvaluator
+from trainwright.models.outputs import named_outputs
+
+Row = dict[str, Any]
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+_SCORES = ("prediction_scores", "logits", "scores")
+_IDS = ("id", "ids", "sample_id", "sample_ids", "path", "paths", "file", "files")
+_MAX_VALUES = 100  # of one sample in one field: larger outputs, such as images, are no columns
+
+
+def rows_of(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
+    """A row for each sample of a batch: its number from ``first`` on, its id and labels, and the model's outputs.
+
+    ``prediction`` is the class with the highest score, if the model returns scores (B, C). Outputs of more than 100
+    values for each sample, and those without a value for each, such as a loss, are left out.
+    """
+    batch = inputs if isinstance(inputs, Mapping) else {}
+    found = named_outputs(outputs)
+    if found is None:
+        found = {"scores" if isinstance(outputs, Tensor) and outputs.ndim == 2 else "output": outputs}
+    sizes = (_length(value) for value in found.values())
+    number = count_samples(batch) or next((size for size in sizes if size), 0)
+    columns: dict[str, list[Any]] = {}
+    for name, value in batch.items():
+        if name in _IDS or is_label(name):
+            _add(columns, name, value, number)
+    for name, value in found.items():
+        if name in _SCORES and "prediction" not in found and isinstance(value, Tensor):
+            is_by_class = value.ndim == 2 and value.shape[1] > 1 and value.is_floating_point()
+            if is_by_class and len(value) == number:
+                columns["prediction"] = value.argmax(1).tolist()
+        _add(columns, name if name not in columns else f"output_{name}", value, number)
+    return [{"sample": first + at, **{name: values[at] for name, values in columns.items()}} for at in range(number)]
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) or (isinstance(value, Tensor) and value.ndim) else 0
+
+
+def _add(columns: dict[str, list[Any]], name: str, value: Any, number: int) -> None:
+    if not number or _length(value) != number:
+        return
+    if isinstance(value, Tensor):
+        if value[0].numel() > _MAX_VALUES or value.is_complex():
+            return
+        value = (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).tolist()
+    columns[name] = [_plain(item) for item in value]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+class PredictionRecorder(DatasetEvaluator):
+    """Keeps a row for each sample, on rank 0: ``tables`` has the rows of each data set. It computes no metric."""
+
+    def __init__(self) -> None:
+        self.tables: list[list[Row]] = []
+
+    def reset(self) -> None:
+        self.tables.append([])
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        self.tables[-1] += rows_of(inputs, outputs, len(self.tables[-1]))
+
+    def evaluate(self) -> dict[str, Any]:
+        return {}
+
+    def known_results(self) -> list[str]:
+        return []
+
+
+def check_table_file(path: Path) -> None:
+    """Raise if :func:`write_rows` cannot write this kind of file."""
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path}: the name must end in {', '.join(SUFFIXES)}. {did_you_mean(path.suffix, SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}.")
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows to a file, atomically. Lists and dicts are JSON texts in CSV."""
+    check_table_file(path)
+    if path.suffix == ".parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        buffer = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), buffer)
+        atomic_write(path, buffer.getvalue())
+        return
+    if path.suffix == ".jsonl":
+        atomic_write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        return
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: json.dumps(v) if isinstance(v, list | dict) else v for name, v in row.items()})
+    atomic_write(path, text.getvalue().encode())
