@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.Distribution.from_name(name).version
         except importlib.metadata.PackageNotFoundError:
             continue
     if torch.version.cuda:

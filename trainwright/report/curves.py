@@ -126,8 +126,9 @@ def smoothed(curve: Curve, share: float) -> Array:
 def _arg(y: Array, bounds: npt.NDArray[np.intp], sign: int) -> npt.NDArray[np.intp]:
     """The place of the largest value (``sign`` 1) or the smallest (-1) of each range."""
     group = np.repeat(np.arange(len(bounds)), np.diff(np.append(bounds, len(y))))
-    order = np.lexsort((sign * y, group))
-    return order[np.append(bounds[1:], len(y)) - 1]
+    order: npt.NDArray[np.intp] = np.lexsort((sign * y, group))
+    places: npt.NDArray[np.intp] = order[np.append(bounds[1:], len(y)) - 1]
+    return places
 
 
 def _key(metric: str) -> str:
