@@ -312,7 +312,9 @@ class EpochSampler(_BatchSampler):
 
     def num_samples(self, batch: int) -> int:
         """The number of this rank's samples in a batch, by the batch's number over all epochs; 0: a padding batch."""
-        return len(self._share(batch % len(self) * self.global_batch_size))
+        start = batch % len(self) * self.global_batch_size
+        is_complete = start + self.global_batch_size <= self.samples_per_epoch
+        return self.batch_size if is_complete else len(self._share(start))
 
     def _share(self, start: int) -> range:
         """This rank's positions in the batch of all ranks that begins at position ``start`` of an epoch."""

@@ -44,6 +44,8 @@ class AllGroups:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
+        if len(self._optimizers) == 1:
+            return self._optimizers[0].param_groups
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
 
@@ -168,6 +170,7 @@ class RankMean(WindowMean):
     ) -> None:
         super().__init__(optimizer, count or partial(count_samples, unknown=1), differentiate)
         self._count_all = count_all
+        self._num_ranks = get_data_parallel_size()
         self._total = 0
         self._is_over = True
 
@@ -185,17 +188,18 @@ class RankMean(WindowMean):
         if not self._total:
             return self._share_by_tokens(loss, count)
         self.weights.append(count)
-        weighted = count * get_data_parallel_size()
+        weighted = count * self._num_ranks
         return loss if weighted == self._total else loss * (weighted / self._total)
 
     def share_again(self, loss: Tensor) -> Tensor:
         if self._is_by_tokens or not self._total:
             return super().share_again(loss)
-        share: Tensor = loss * (self.weights[-1] * get_data_parallel_size() / self._total)
+        share: Tensor = loss * (self.weights[-1] * self._num_ranks / self._total)
         return share
 
     def finish(self) -> None:
-        super().finish()
+        if self._is_by_tokens:
+            super().finish()
         self._is_over = True
 
 

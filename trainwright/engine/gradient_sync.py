@@ -155,7 +155,9 @@ class Replica:
 
     def _trainable_now(self) -> list[bool]:
         # Walking through the modules takes longer than anything else here, so it is done when the optimizer changes.
-        size = sum(len(group["params"]) for group in self.groups())
+        size = 0
+        for group in self.groups():
+            size += len(group["params"])
         if size != self._size:
             self._size, self._parameters = size, list(self._plain.parameters())
         return [parameter.requires_grad for parameter in self._parameters]

@@ -90,6 +90,7 @@ class EagerTrainer(TrainerBase):
                 wraps=wraps_model,
             )
         samples = _batch_size_of(data_loader) if get_world_size() > 1 else None
+        in_window = (samples or 0) * get_data_parallel_size() * grad_acc_steps
         self._update = Update(
             optimizer,
             self._plain_model,
@@ -99,7 +100,7 @@ class EagerTrainer(TrainerBase):
             grad_scaler=grad_scaler,
             **({"replica": self._replica} | stages),
             count=None if samples is None else lambda batch: samples,
-            count_all=None if samples is None else lambda: samples * get_data_parallel_size() * grad_acc_steps,
+            count_all=None if samples is None else lambda: in_window,
         )
         if self._update.closure is not None:
             self._update.closure.recompute = lambda batch: self._train_micro_batch(self.model, batch)

@@ -65,6 +65,7 @@ class TrainerShared(StepMethods):
     _log_steps: int
     _eval_steps: int
     _print_steps: int
+    _common_print_steps: int  # lines of the metrics of several processes; 0: of one
     _output_dir_of_user: str
     _step_model: Any
     _contract: Contract | None

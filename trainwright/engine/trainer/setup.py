@@ -274,6 +274,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._log_steps = steps_of(config.log_steps, self.total_steps)
         self._eval_steps = steps_of(config.eval_steps, self.total_steps)
         self._print_steps = steps_of(config.print_steps, self.total_steps)
+        self._common_print_steps = self._print_steps if get_world_size() > 1 else 0
 
     def _update_plan(self) -> None:
         """Plan the training again if the user has changed its length on the config since it was planned."""

@@ -245,7 +245,7 @@ class MeasuredTrainer(TrainerShared):
         return self.state.has_passed(self._log_steps) if self._log_steps else self.state.is_epoch_end()
 
     def _metrics_are_due(self) -> bool:
-        printed = self._print_steps if get_world_size() > 1 else 0  # print the metrics of all processes
+        printed = self._common_print_steps
         return self._log_is_due() or bool(printed and self.state.has_passed(printed))
 
     def _check_is_due(self) -> bool:
