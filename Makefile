@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROJECT := examples/mnist
 OUTPUT := output/MNIST
 
-.PHONY: help demo test test-fast test-all torture check format bench bench-table gpu docs setup clean
+.PHONY: help demo test test-fast test-all torture check format bench bench-table gpu docs site setup clean
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; creates .venv first)"
@@ -13,10 +13,11 @@ help:
 	@echo "make test-fast  run the tests that neither start programs nor compile (about three minutes)"
 	@echo "make test-all   run all tests, with the products of cases that make test samples (20 minutes); automation runs it"
 	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results; all layouts of checkpoints (minutes)"
-	@echo "make check   format, lint, strict types, import floors"
+	@echo "make check   format, lint, strict types, import floors, the documentation site"
 	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
 	@echo "make bench-table  run all benchmarks and update the table of docs/performance.md (about an hour)"
 	@echo "make gpu     measure everything that needs an NVIDIA GPU (under ten minutes), and write bench-out/gpu.md"
+	@echo "make site    build the documentation site with the API reference into output/site"
 	@echo "make docs    update the images of the documentation from a run of the demo"
 	@echo "make setup   create the complete environment in .venv"
 	@echo "make clean   remove .venv and the output of the demo"
@@ -75,6 +76,11 @@ check: $(VENV)/.all
 	@echo "== Lint"; $(BIN)/ruff check .
 	@echo "== Types"; $(BIN)/mypy
 	@echo "== Floors"; $(BIN)/python -m pytest -q tests/house
+	@echo "== Documentation site"; $(MAKE) -s site
+
+# A warning is an error: a broken link, or a name in a docstring that leads nowhere.
+site: $(VENV)/.all
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: $(VENV)/.all
 	$(BIN)/ruff format .

@@ -1,0 +1,27 @@
+"""What surrounds the documentation: messages that a page quotes, and the files that a host of repositories reads."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+QUOTED = re.findall(r"(?m)^### (.*)$", (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+OF_TORCH = "CUDA out of memory"
+
+
+@pytest.mark.parametrize("heading", [heading for heading in QUOTED if OF_TORCH not in heading])
+def test_a_message_of_the_troubleshooting_page_is_one_of_ours(heading: str) -> None:
+    message = heading.strip("`")
+    sources = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "trainwright").rglob("*.py"))
+    assert any(message in re.sub(r'"\n\s*f?"', "", source) for source in sources), message
+
+
+@pytest.mark.parametrize(
+    "name", ["CITATION.cff", *(str(p.relative_to(REPOSITORY)) for p in REPOSITORY.glob(".github/**/*.yml"))]
+)
+def test_files_of_the_host_are_valid(name: str) -> None:
+    content = yaml.safe_load((REPOSITORY / name).read_text(encoding="utf-8"))
+    expected = {"cff-version", "title", "authors"} if name == "CITATION.cff" else {"name"}
+    assert expected <= set(content)

@@ -1,0 +1,104 @@
+"""Hooks of mkdocs: pages of the API reference from the package's docstrings, and links to files of the repository.
+
+A link from a page to a file outside ``docs`` leads to a copy of it in the site; of one to a folder the text is left.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.structure.files import File, Files
+
+REPOSITORY = Path(__file__).parents[1]
+DOCS = REPOSITORY / "docs"
+PACKAGES = {
+    "trainwright": "The names that most programs need",
+    "trainwright.config": "Configurations",
+    "trainwright.data": "Data sets, samplers and loaders",
+    "trainwright.engine": "Trainers",
+    "trainwright.hooks": "Hooks and callbacks",
+    "trainwright.events": "Metrics of a run, and where they are written",
+    "trainwright.evaluation": "Evaluators and metrics",
+    "trainwright.optim": "Optimizers and schedules",
+    "trainwright.checkpoint": "Checkpoints",
+    "trainwright.parallel": "Processes, devices and layouts",
+    "trainwright.models": "Models",
+    "trainwright.ops": "Operators",
+}
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[\w./-]+)(#[^)\s]*)?\)")
+
+ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?\.?([^`]*)`")
+DOCTEST = re.compile(r"(?m)^( *)>>> .*(?:\n(?! *$).*)*")
+
+
+class PlainDocstrings(griffe.Extension):
+    """Docstrings as Markdown: roles of Sphinx become names, doctests become blocks of code."""
+
+    def on_instance(self, *, obj: Any, **kwargs: Any) -> None:
+        if obj.docstring:
+            text = ROLE.sub(r"`\1`", obj.docstring.value)
+            obj.docstring.value = DOCTEST.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", text)
+
+
+def on_config(config: Any) -> Any:
+    """Add what the navigation does not name: the other pages, in the order of the index, and the reference."""
+    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    others = [page for page in dict.fromkeys(re.findall(r"\]\(([\w/-]+\.md)", index)) if page not in named]
+    tasks = [page for page in others if page.startswith("tasks/")]
+    decisions = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob("decisions/*.md"))
+    config.nav += [
+        {"Guides": [page for page in others if page not in tasks]},
+        {"Tasks": tasks},
+        {"Reference": [{name: f"reference/{name}.md"} for name in PACKAGES]},
+        {"Decisions": decisions},
+    ]
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the reference, and the files of the repository that pages link to."""
+    package: Any = griffe.load("trainwright", search_paths=[REPOSITORY])
+    for name, title in PACKAGES.items():
+        found = package if name == "trainwright" else package[name.removeprefix("trainwright.")]
+        names = [key for key, member in found.members.items() if member.is_alias and not key.startswith("_")]
+        public = [key for key in names if _is_documented(found.members[key])]
+        assert public, f"{name} has no documented names"
+        blocks = "\n\n".join(f"::: {name}.{key}" for key in sorted(public))
+        content = f"# {name}\n\n{title}.\n\n{blocks}\n"
+        files.append(File.generated(config, f"reference/{name}.md", content=content))
+    for path in sorted({path for page in DOCS.rglob("*.md") for path in _linked_files(page)}):
+        files.append(File.generated(config, f"source/{path}", content=(REPOSITORY / path).read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links to files outside ``docs`` lead to their copies; of links to folders only the text is left."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def replaced(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", folder, match["path"]))
+        if (REPOSITORY / path).is_dir():
+            return match["text"]
+        if path.startswith("docs/"):
+            return match[0]
+        return f"[{match['text']}]({posixpath.relpath(f'source/{path}', folder or '.')})"
+
+    return LINK.sub(replaced, markdown)
+
+
+def _linked_files(page: Path) -> list[str]:
+    found = [(page.parent / match["path"]).resolve() for match in LINK.finditer(page.read_text(encoding="utf-8"))]
+    outside = [path for path in found if path.is_file() and DOCS not in path.parents]
+    return [path.relative_to(REPOSITORY).as_posix() for path in outside]
+
+
+def _is_documented(member: Any) -> bool:
+    """Whether an alias leads to a class or function of the package."""
+    try:
+        target = member.final_target
+    except griffe.AliasResolutionError:
+        return False
+    return bool(target.is_class or target.is_function) and bool(target.docstring)
