@@ -25,6 +25,7 @@ GROUPS = {
     },
     "use a trained model": {
         "eval": Command("trainwright.cli.eval", "evaluate a checkpoint; metrics and predictions to files"),
+        "predict": Command("trainwright.cli.predict", "predictions for files: images, texts, recordings"),
     },
     "prepare": {
         "estimate": Command("trainwright.cli.estimate", "memory and traffic of a run, and the layouts that fit"),
