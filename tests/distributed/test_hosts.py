@@ -141,28 +141,30 @@ def test_the_doctor_examines_both_hosts(hosts: Hosts, tmp_path: Path, is_shared:
         assert re.search(r"FAIL  output folder +b: does not see what rank 0 writes into /mnt", table)
 
 
+def train_on(hosts: Hosts, nodes: str, *options: object, meet_at: str = "a") -> "list[subprocess.Popen[bytes]]":
+    """The launchers of both hosts, in the order of their names."""
+    folder = hosts.folder
+    (folder / "config.py").write_text(CONFIG)
+    (folder / "seen").mkdir()
+    launch = [
+        *("-m", "trainwright", "launch", "--nproc-per-node", 1, "--nnodes", nodes, "--max-restarts", 9, *options),
+        *("--rdzv-endpoint", f"{ADDRESSES[meet_at]}:29500", "--rdzv-conf", QUICK, "--monitor-interval", 0.3),
+    ]
+    script = [HERE / "hosts_script.py", "--config-file", folder / "config.py", "--resume"]
+    environment = {"SEEN_FOLDER": str(folder / "seen"), "GLOO_SOCKET_IFNAME": "eth0", "CUDA_VISIBLE_DEVICES": ""}
+    output = f"train.output_dir={folder}/output"
+    return [hosts.start(h, *launch, "--local-addr", ADDRESSES[h], *script, output, **environment) for h in ADDRESSES]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_host_is_cut_off_and_comes_back_and_the_run_goes_on(hosts: Hosts, tmp_path: Path) -> None:
-    (tmp_path / "config.py").write_text(CONFIG)
-    (tmp_path / "seen").mkdir()
-    launch = [
-        *("-m", "trainwright", "launch", "--nproc-per-node", 1, "--nnodes", "1:2", "--max-restarts", 9, "--rejoin", 20),
-        *("--rdzv-endpoint", f"{ADDRESSES['a']}:29500", "--rdzv-conf", QUICK, "--monitor-interval", 0.3),
-    ]
-    script = [HERE / "hosts_script.py", "--config-file", tmp_path / "config.py", "--resume"]
-    environment = {"SEEN_FOLDER": str(tmp_path / "seen"), "GLOO_SOCKET_IFNAME": "eth0", "CUDA_VISIBLE_DEVICES": ""}
-
-    def start(host: str) -> "subprocess.Popen[bytes]":
-        own = ("--local-addr", ADDRESSES[host])
-        return hosts.start(host, *launch, *own, *script, f"train.output_dir={tmp_path}/output", **environment)
-
     def lines(rank: int) -> list[int]:
         """The iteration of each micro-batch that a rank has trained on."""
         path = tmp_path / "seen" / f"rank{rank}.jsonl"
         return [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
 
-    processes = [start(host) for host in ADDRESSES]
+    processes = train_on(hosts, "1:2", "--rejoin", 20)
     wait_until(lambda: len(lines(1)) > 5, "both hosts train", hosts)
 
     hosts.plug(connected=False)
@@ -182,3 +184,18 @@ def test_a_host_is_cut_off_and_comes_back_and_the_run_goes_on(hosts: Hosts, tmp_
     assert [process.wait(timeout=40) for process in processes] == [0, 0], hosts.logs()
     rows = [json.loads(line) for line in (tmp_path / "output" / "metrics.json").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("nodes", "meet_at", "codes"), [("2", "a", [75, 75]), ("1:2", "b", [75, 0])], ids=["2", "1:2"])
+def test_a_host_that_stays_cut_off_leaves_no_process_waiting(
+    hosts: Hosts, tmp_path: Path, nodes: str, meet_at: str, codes: list[int]
+) -> None:
+    processes = train_on(hosts, nodes, meet_at=meet_at)
+    seen = tmp_path / "seen" / "rank1.jsonl"
+    wait_until(lambda: seen.exists() and len(seen.read_text().splitlines()) > 5, "both hosts train", hosts)
+    hosts.plug(connected=False)
+    (tmp_path / "seen" / "finish").touch()  # the host where they meet may train alone if one is enough
+    wait_until(lambda: all(process.poll() is not None for process in processes), "both end", hosts, timeout_s=120)
+    assert [process.returncode for process in processes] == codes, hosts.logs()

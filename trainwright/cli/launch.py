@@ -1,6 +1,7 @@
 """Run a command or a script in several processes: ``trainwright launch``. torchrun starts and watches them."""
 
 import argparse
+import contextlib
 import os
 import platform
 import sys
@@ -58,6 +59,10 @@ def main(argv: Sequence[str]) -> int:
         _write_job_file(args)
         return 0
     arguments = [*_torchrun_options(args), *_program(args)]
+    if args.max_nodes > 1:
+        from trainwright.parallel.connections import end_lost_connections  # here: loads torch
+
+        end_lost_connections(_read_timeout(args.rdzv_conf))
     code = _run(arguments)
     if code == TRY_AGAIN and args.rejoin > 0:
         print(f"trainwright launch: joins the other hosts again in {_REJOIN_AFTER_S} s.", file=sys.stderr, flush=True)
@@ -244,6 +249,14 @@ def _num_processes(asked: str | None) -> str:
             f" most {devices}, or set CUDA_VISIBLE_DEVICES= (empty) to use the CPU."
         )
     return asked
+
+
+def _read_timeout(conf: str | None) -> float:
+    """How many seconds torchrun waits for an answer of another host."""
+    settings = dict(part.strip().partition("=")[::2] for part in (conf or "").split(","))
+    with contextlib.suppress(ValueError):  # torchrun refuses it
+        return float(settings.get("read_timeout", 60))
+    return 60.0
 
 
 def _run(arguments: list[str]) -> int:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
+from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
 from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
@@ -133,6 +134,8 @@ def setup_dist_util(
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
         _watch(seconds)
         leave_at_exit()
+        if os.environ.get("LOCAL_WORLD_SIZE") != str(num_processes):  # several hosts
+            end_lost_connections(min(seconds, LOST_AFTER_S))
     use_layout(layout, device.type)
     if num_processes == 1:
         _warn_of_one_process(sizes, name)
