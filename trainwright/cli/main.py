@@ -20,6 +20,7 @@ class Command(NamedTuple):
 
 GROUPS = {
     "train": {
+        "new": Command("trainwright.cli.new", "a new project that trains at once"),
         "train": Command("trainwright.cli.train", "train from a configuration file; --resume continues a run"),
         "launch": Command("trainwright.cli.launch", "run a command or a script in several processes, or on a cluster"),
     },

@@ -369,7 +369,7 @@ def next_commands(cfg: DictConfig) -> list[str]:
     if "project_root" in cfg:  # a command has trained it, and can read its config.yaml
         run = f"trainwright train {shlex.quote(folder + '/config.yaml')}"
         if Path(folder, "model_best").exists():
-            commands.append(f"{run} --eval-only train.load_weight={shlex.quote(folder + '/model_best')}")
+            commands.append(f"trainwright eval {shlex.quote(folder)}")
         commands.append(f"{run} --resume train.train_iter={2 * cfg.train.train_iter}")
     return commands
 
