@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.ranks import on_ranks
-from tests.tensor_peak import measured_peak
+from tests.tensor_peak import counted_peak, measured_peak
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
@@ -24,13 +24,15 @@ LENGTH, VOCABULARY = 64, 512
 class Texts(Dataset[dict[str, Tensor]]):
     def __init__(self, name: str) -> None:
         self._name = name
-        self._ids = torch.randint(1, VOCABULARY, (1024, LENGTH), generator=torch.Generator().manual_seed(0))
+        ids = torch.randint(1, VOCABULARY, (1024, LENGTH), generator=torch.Generator().manual_seed(0))
+        self._ids = ids.numpy()  # is no tensor of a step
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {self._name: self._ids[index], "labels": self._ids[index]}
+        ids = torch.from_numpy(self._ids[index])
+        return {self._name: ids, "labels": ids}
 
 
 class Residual(nn.Module):
@@ -87,14 +89,14 @@ MODELS: dict[str, Any] = {
 }
 
 
-def run_of(name: str, **settings: Any) -> Any:
-    """The configuration of a run of three updates, and the function that builds its trainer."""
+def run_of(name: str, updates: int = 3, **settings: Any) -> Any:
+    """The configuration of a run, and the function that builds its trainer."""
     make, data = MODELS[name]
     dataset = data()
     if name in ("mlp", "resnet"):
         settings["loss"] = "CrossEntropyLoss"
     settings = {"batch_size": 4, "num_epochs": 9, "save_enabled": False, "progress_bar": False, **settings}
-    settings["max_steps"] = 3 * settings.get("gradient_accumulation_steps", 1)
+    settings["max_steps"] = updates * settings.get("gradient_accumulation_steps", 1)
     config = TrainingConfig(output_dir=tempfile.mkdtemp(), device_str="cpu", **settings)
     return config, lambda config: Trainer(make(), config, train_dataset=dataset)
 
@@ -141,14 +143,23 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def measured_each() -> dict[str, int]:
-    return {layout: measured(*run) for layout, run in LAYOUTS.items()}
+def counted(name: str, updates: int = 8, **settings: Any) -> int:
+    config, build = run_of(name, updates, **settings)
+    return counted_peak(lambda: build(config))
+
+
+def counted_each() -> dict[str, int]:
+    return {layout: counted(name, **settings) for layout, (name, settings) in LAYOUTS.items()}
 
 
 @pytest.fixture(scope="module")
 def on_two_processes() -> list[dict[str, int]]:
     """The measured peak of each layout, by rank."""
-    return on_ranks(measured_each, world_size=2, timeout=180)
+    return on_ranks(counted_each, world_size=2, timeout=180)
+
+
+def test_counted_tensors_are_those_of_the_allocator() -> None:
+    assert counted("gpt", updates=3) == pytest.approx(measured("gpt", {}), rel=0.01)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
