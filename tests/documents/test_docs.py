@@ -104,7 +104,7 @@ def test_the_commands_of_a_page_run(
     _, name, *arguments = command.partition("  #")[0].split()
     if name == "launch" and "--to" not in arguments:
         arguments += ["train.train_epoch=0", "train.train_iter=5"]
-    if name in ("checkpoint", "estimate", "launch", "doctor"):
+    if name in ("check", "checkpoint", "estimate", "find", "launch", "doctor"):
         run_python("-m", "trainwright.cli.main", name, *arguments, cwd=tmp_path / "mnist")
         return
     assert name == "train"

@@ -29,6 +29,7 @@ GROUPS = {
         "predict": Command("trainwright.cli.predict", "predictions for files: images, texts, recordings"),
     },
     "prepare": {
+        "check": Command("trainwright.cli.check", "try a configuration out: can it learn, are the data right"),
         "estimate": Command("trainwright.cli.estimate", "memory and traffic of a run, and the layouts that fit"),
         "config": Command("trainwright.cli.config", "show a configuration, compare two, JSON schema for editors"),
         "doctor": Command("trainwright.cli.doctor.command", "check this machine, or all hosts and their network"),

@@ -24,6 +24,7 @@ from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
+from trainwright.engine.check.methods import SetUpMethods
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
@@ -102,7 +103,7 @@ BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_
 
 
 @overridable
-class DefaultTrainer(StepMethods):
+class DefaultTrainer(StepMethods, SetUpMethods):
     """Train as a configuration describes: ``DefaultTrainer(cfg).train()``.
 
     Every part comes from a ``build_*`` method that a subclass may override. The path of a batch is ``run_step`` of

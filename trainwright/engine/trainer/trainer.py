@@ -20,6 +20,7 @@ from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
 from trainwright.data.streaming import is_stream
+from trainwright.engine.check.methods import SetUpMethods
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_to_console
 from trainwright.engine.trainer import checks, loaders, optim, parts
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @overridable
-class Trainer(TrainerSetup):
+class Trainer(TrainerSetup, SetUpMethods):
     """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
 
     Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or

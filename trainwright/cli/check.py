@@ -1,0 +1,107 @@
+"""Check a set-up before it is trained: ``trainwright check CONFIG``."""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainwright.engine.default.default_trainer import DefaultTrainer
+
+DONE, HAS_PROBLEM = 0, 1
+
+_EPILOG = """\
+The checks train copies for a few updates; nothing is written to the output folder. docs/checks.md describes them.
+Exit code 1: there is a problem; 2: the configuration is wrong.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the findings and return the exit code."""
+    args = with_config_file(parser().parse_args(argv))
+    if args.max_seconds <= 0:
+        raise ConfigError(f"--max-seconds: got {args.max_seconds:g}; it must be above 0.")
+    return with_trainer(args, lambda trainer, folder: _check(trainer, folder, args))
+
+
+def parser() -> argparse.ArgumentParser:
+    usage = "CONFIG [--max-seconds 60] [--only NAME,NAME] [--json] [key=value ...]"
+    found = config_parser("trainwright check", usage, _EPILOG)
+    found.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="time for all checks (default: 60)")
+    found.add_argument("--only", metavar="NAME,NAME", help="the checks to make (default: all)")
+    found.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return found
+
+
+def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> int:
+    from trainwright.engine.check.run import check_trainer
+
+    only = args.only.split(",") if args.only else None
+    with _status() as show:
+        report = check_trainer(trainer, max_seconds=args.max_seconds, only=only, output_dir=folder, on_start=show)
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=1))
+    else:
+        report.print()
+    return DONE if report else HAS_PROBLEM
+
+
+@contextmanager
+def _status() -> Iterator[Any]:
+    """On a terminal, a line with the check that runs."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with console.status("") as status:
+        yield lambda name: status.update(f"check {name} …")
+
+
+# Shared by the commands that try a configuration out.
+
+
+def config_parser(prog: str, usage: str, epilog: str) -> argparse.ArgumentParser:
+    """A parser of a configuration file and overrides."""
+    kind = argparse.RawDescriptionHelpFormatter
+    found = TrainingArgumentParser(prog=prog, epilog=epilog, formatter_class=kind, allow_abbrev=False)
+    found.usage = f"{prog} {usage}"
+    found.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
+    found.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
+    found.add_argument("opts", nargs="*", metavar="key=value", help="overrides of the configuration")
+    found.set_defaults(fast_dev_run=False)
+    return found
+
+
+def with_config_file(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with ``config_file``, which is in any position among the overrides."""
+    args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
+    args.opts = [text for text in args.opts if text != args.config_file]
+    return args
+
+
+def with_trainer(args: argparse.Namespace, use: Any) -> int:
+    """``use(trainer, output_dir)`` with the trainer of the configuration, which writes into a temporary folder."""
+    from trainwright.cli.train import CAUSED_BY_THE_USER, load, print_error
+
+    try:
+        cfg = load(args)
+        from trainwright.config.schema.sections import complete
+        from trainwright.engine import DefaultTrainer
+        from trainwright.engine.check.copies import quiet
+
+        with tempfile.TemporaryDirectory() as folder:
+            cfg = complete(cfg)
+            output_dir = cfg.train.output_dir
+            cfg.train.update({"output_dir": folder, "resume": False})
+            with quiet():
+                trainer = DefaultTrainer(cfg)
+            return int(use(trainer, output_dir))
+    except CAUSED_BY_THE_USER as error:
+        return print_error(error, args)

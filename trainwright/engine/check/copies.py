@@ -1,0 +1,351 @@
+"""Copies of a trainer: a check trains one of them and throws it away, so that nothing of the user's is changed."""
+
+import copy
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from trainwright.config.errors import ConfigError
+from trainwright.config.torch_names import GivenName
+from trainwright.data.batch_loader import BatchLoader
+from trainwright.engine.check.finding import Skipped
+from trainwright.engine.loop import TrainerBase
+from trainwright.engine.loss_fn import losses_of, sum_losses
+from trainwright.engine.run_summary import RunSummary
+from trainwright.hooks import (
+    BestCheckpointer,
+    EvalHook,
+    HookBase,
+    Interruptions,
+    LRScheduler,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    ReduceOnPlateau,
+)
+from trainwright.hooks.callbacks.progress import EpochProgress
+from trainwright.hooks.method_overrides import is_overridden
+from trainwright.hooks.profile import ProfileHook
+from trainwright.optim.named import each_optimizer
+from trainwright.parallel.dist import get_world_size
+
+# Hooks of a run that write files or handle signals.
+_WRITING = (EvalHook, BestCheckpointer, PeriodicCheckpointer, PeriodicWriter)
+_NOT_COPIED = (*_WRITING, RunSummary, Interruptions, EpochProgress, ProfileHook)
+_SCHEDULES = (LRScheduler, ReduceOnPlateau)
+_LONG = 100_000  # epochs or iterations
+_OWN_STEPS = ("run_step", "train_step", "training_step", "optimization_step", "inner_training_loop")
+_DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
+
+
+class Copies:
+    """Copies of ``trainer``, of either API, with their files in ``folder``.
+
+    Data sets are shared by the copies; the model, the optimizer, the loss and the callbacks are copied. A copy has the
+    current weights of the trainer and starts at its first step.
+
+    Attributes:
+        is_config_file: whether the trainer is one of config files.
+        output_dir: the folder of the run, to which nothing is written.
+        has_own_step: whether the step is the user's, so that its loss is unknown.
+        has_own_loss: whether the step or its loss is the user's.
+    """
+
+    def __init__(self, trainer: Any, folder: Path, *, end: float) -> None:
+        """``end``: the time (of ``time.perf_counter``) at which trainings stop."""
+        self.trainer, self.folder, self._end, self._number = trainer, folder, end, 0
+        self.is_config_file = hasattr(trainer, "cfg")
+        self.output_dir = str(trainer.cfg.train.output_dir if self.is_config_file else trainer.output_dir)
+        there = [name for name in _OWN_STEPS if hasattr(type(trainer), name)]
+        self.has_own_step = any(is_overridden(trainer, name) for name in there)
+        self.has_own_loss = self.has_own_step or (not self.is_config_file and is_overridden(trainer, "compute_loss"))
+        assigned = [name for name in (*_OWN_STEPS, "compute_loss", "evaluate") if callable(vars(trainer).get(name))]
+        if get_world_size() > 1:
+            raise ConfigError("check: it runs in one process; start it without a launcher.")
+        if assigned:
+            raise ConfigError(
+                f"check: {type(trainer).__name__}.{assigned[0]} was assigned to the object, so a copy of the trainer"
+                " would train the original. Override it in a subclass."
+            )
+        if self.is_config_file and trainer._trainer is not trainer._built_stepper:
+            raise ConfigError(
+                "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
+            )
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.trainer.device)
+
+    def seconds_left(self) -> float:
+        return self._end - time.perf_counter()
+
+    def make(
+        self, *, folder: Path | None = None, resumes: bool = False, constant_rate: bool = False, **changes: Any
+    ) -> Any:
+        """A new copy.
+
+        ``constant_rate``: with the base learning rate instead of the schedule, and without an end. ``changes``:
+        settings, by their names in ``TrainingConfig``; both APIs have ``batch_size`` and
+        ``gradient_accumulation_steps``.
+        """
+        if constant_rate:
+            length = {"train_iter": _LONG, "train_epoch": 0} if self.is_config_file else {"num_epochs": _LONG}
+            has_end = not self.is_config_file and self.trainer.config.max_steps is not None
+            changes = {**changes, **length, **({"max_steps": _LONG} if has_end else {})}
+        if self.seconds_left() <= 0:
+            raise Skipped("no time was left")
+        self._number += 1
+        folder = folder or self.folder / str(self._number)
+        trainer, kind = self.trainer, self.trainer.__class__
+        arguments, named = trainer._arguments
+        settings = (self._cfg if self.is_config_file else self._config)(folder, resumes, changes)
+        new = kind.__new__(kind, *arguments, **named)
+        memo = self._memo(new, settings)
+        try:
+            arguments, named = copy.deepcopy((arguments, named), memo)
+            new.__init__(*arguments, **named)
+            if self.is_config_file:
+                if not resumes:
+                    new.model.load_state_dict(trainer.model.state_dict())
+                memo[id(trainer.model)] = new.model
+            self._copy_later_changes(new, memo)
+        except (TypeError, RuntimeError, NotImplementedError) as error:
+            if "deepcopy" not in str(error) and "pickle" not in str(error):
+                raise
+            raise ConfigError(f"check: the trainer cannot be copied: {error}") from error
+        dropped = (*_NOT_COPIED, *(_SCHEDULES if constant_rate else ()))
+        new._hooks = [hook for hook in new._hooks if not isinstance(hook, dropped)]
+        if constant_rate:
+            for one in each_optimizer(new.optimizer):
+                for group in one.param_groups:
+                    group["lr"] = group.get("initial_lr", group.get("lr"))
+        return new
+
+    def train(
+        self,
+        new: Any,
+        iterations: int,
+        *,
+        before: Callable[[Any], object] | None = None,
+        after: Callable[[Any], object] | None = None,
+        needed: int | None = None,
+    ) -> int:
+        """Train a copy and return the number of iterations made: fewer if the time is over.
+
+        ``before`` and ``after`` are called with the copy before and after each. Raises Skipped if fewer than
+        ``needed`` (default: all) were made.
+        """
+        watch = _Watch(new, new.start_iter + iterations, self._end, before, after)
+        new.register_hooks([watch])
+        try:
+            new.train()
+        finally:
+            new._hooks.remove(watch)
+        if watch.done < min(iterations if needed is None else needed, iterations) and watch.is_late:
+            raise Skipped(f"the time ended after {watch.done} iterations")
+        return watch.done
+
+    def loader(self, new: Any) -> Any:
+        return new._built_stepper.data_loader if self.is_config_file else new.train_dataloader
+
+    def eval_loaders(self, new: Any) -> list[Any]:
+        """The loaders of evaluations, none of the training data (``overfit_batches``)."""
+        if self.setting("overfit_batches") is not None:
+            return []
+        loaders = new.test_loader if self.is_config_file else new.eval_dataloader
+        listed = loaders.values() if isinstance(loaders, Mapping) else loaders if self.is_config_file else [loaders]
+        return [loader for loader in listed if loader is not None]
+
+    def setting(self, name: str) -> Any:
+        """A setting that both APIs have by one name."""
+        return (self.trainer.cfg.train if self.is_config_file else self.trainer.config)[name]
+
+    @property
+    def accumulation(self) -> int:
+        if self.is_config_file:
+            return int(self.trainer.cfg.train.num_accumulation_steps)
+        return int(self.trainer.config.gradient_accumulation_steps)
+
+    def batches(self, new: Any, number: int) -> list[Any]:
+        """The first batches of the loader, as it gives them."""
+        loader = self.loader(new)
+        first = list(islice(iter(loader), number))
+        for one in (loader, getattr(loader, "loader", None)):
+            if isinstance(one, BatchLoader):
+                one.close()
+        return first
+
+    def use_batches(self, new: Any, batches: Sequence[Any]) -> None:
+        """Train on these batches, again and again."""
+        loader = self.loader(new)
+        kind = type(loader)
+        give = lambda _: map(copy.deepcopy, cycle(batches))  # noqa: E731
+        repeating: Any = object.__new__(type(kind.__name__, (kind,), {"__iter__": give}))
+        vars(repeating).update(vars(loader))
+        if self.is_config_file:
+            new._built_stepper.data_loader = repeating
+            vars(new._built_stepper).pop("_data_loader_iter", None)
+        else:
+            new.train_dataloader = repeating
+
+    def prepared(self, new: Any, batch: Any) -> Any:
+        """The batch as the model gets it."""
+        batch = copy.deepcopy(batch)
+        return new._get_batch(batch) if self.is_config_file else new.prepare_input_batch(batch)
+
+    def loss(self, new: Any, batch: Any) -> Tensor:
+        """The training loss of a prepared batch, with the modes that the modules have.
+
+        Raises:
+            Skipped: the step is the user's.
+        """
+        if self.has_own_step:
+            raise Skipped("the step is your own, and may have several losses")
+        if not self.is_config_file:
+            value: Tensor = new.compute_loss(new.model, batch)
+            return value
+        outputs = new.model(**batch)
+        return sum_losses(outputs if isinstance(outputs, dict) else losses_of(outputs) or outputs)
+
+    def set_train_mode(self, new: Any) -> None:
+        (new.model.train if self.is_config_file else new.set_train_mode)()
+
+    def evaluate(self, new: Any) -> dict[str, Any]:
+        """Evaluate as in a training."""
+        results: dict[str, Any]
+        if self.is_config_file:
+            with new._evaluated_weights():
+                results = new.test(new.cfg, new.test_loader, new.model)
+        else:
+            results = new.evaluate()
+        return results
+
+    def save(self, new: Any) -> None:
+        """Save a checkpoint between two iterations."""
+        (new._save if self.is_config_file else new._save_step)()
+
+    # Implementation.
+
+    def _config(self, folder: Path, resumes: bool, changes: Mapping[str, Any]) -> Any:
+        settings: dict[str, Any] = {"output_dir": str(folder), "resume_from_checkpoint": True if resumes else None}
+        settings |= dict.fromkeys(("profile", "early_stopping", "tensorboard", "print_steps", "max_time"))
+        off = ("graph", "eval_on_start", "progress_bar", "load_best_model_at_end", "fast_dev_run")
+        settings |= dict.fromkeys(off, False)
+        config = self.trainer.config
+        if isinstance(config.optimizer, GivenName):  # passed to the copy, or set later
+            settings["optimizer"] = "Adam"
+        if isinstance(config.loss, GivenName):
+            settings["loss"] = None
+        wanted = {**settings, "init_weights_from": None, **changes}
+        return config.copy_with(**{name: value for name, value in wanted.items() if config[name] != value})
+
+    def _cfg(self, folder: Path, resumes: bool, changes: Mapping[str, Any]) -> Any:
+        cfg = copy.deepcopy(self.trainer._given)
+        train, changes = cfg.train, dict(changes)
+        train.update({"output_dir": str(folder), "resume": resumes, "load_weight": "", "eval_on_start": False})
+        train.update({"profile": None, "max_time": None})
+        cfg.graph.enabled = False
+        sizes = ("gradient_accumulation_steps", "num_accumulation_steps"), ("batch_size", "train_micro_batch_size")
+        if any(name in changes for name, _ in sizes):
+            train.update({ours: changes.pop(name, self.trainer.cfg.train[ours]) for name, ours in sizes})
+            train.global_batch_size = train.num_accumulation_steps * train.train_micro_batch_size
+            train.update({"train_iter": self.trainer.cfg.train.train_iter, "train_epoch": 0})
+        train.update(changes)
+        return cfg
+
+    def _memo(self, new: Any, settings: Any) -> dict[int, Any]:
+        """The memo of ``copy.deepcopy`` with the parts that are replaced, and with those that are shared."""
+        trainer = self.trainer
+        arguments, named = trainer._arguments
+        memo: dict[int, Any] = {id(trainer): new}
+        for part in (*arguments, *named.values()):
+            if type(part) is type(settings) and not isinstance(part, type(None)):
+                memo[id(part)] = settings
+        data = [getattr(trainer, name, None) for name in _DATA]
+        for one in (*data, *arguments, *named.values()):
+            for part in (one, *(one.values() if isinstance(one, dict) else ())):
+                if any(part is each for each in data) or isinstance(part, Dataset | DataLoader):
+                    memo[id(part)] = part
+        for callback in getattr(trainer, "callbacks", ()):
+            memo[id(getattr(callback, "trainer", None))] = None
+        handler = vars(trainer).get("metrics_handler")
+        if handler is not None:
+            memo[id(handler)] = plain = copy.copy(handler)
+            if hasattr(plain, "trainer"):
+                plain.trainer = None
+        return memo
+
+    def _copy_later_changes(self, new: Any, memo: dict[int, Any]) -> None:
+        """What the user has changed since the trainer was built."""
+        trainer = self.trainer
+        if not self.is_config_file:
+            if isinstance(trainer.config.optimizer, GivenName) and id(trainer.optimizer) not in memo:
+                new.set_optimizer(copy.deepcopy(trainer.optimizer, memo))
+            if trainer.loss is not None and id(trainer.loss) not in memo:
+                new.set_loss(copy.deepcopy(trainer.loss, memo))
+            for callback in trainer.callbacks:
+                if id(callback) not in memo and not any(callback is one for one in trainer._built_in_callbacks):
+                    new.add_callback(copy.deepcopy(callback, memo), singleton=False)
+        for name in vars(trainer).keys() - vars(new).keys():
+            if not name.startswith("_") and not hasattr(type(trainer), name):
+                setattr(new, name, copy.deepcopy(vars(trainer)[name], memo))
+        for name, part in trainer.checkpointer.checkpointables.items():
+            if name not in new.checkpointer.checkpointables:
+                new.checkpointer.add_checkpointable(name, copy.deepcopy(part, memo))
+        for hook in _later_hooks(trainer):
+            memo[id(vars(hook).get("trainer"))] = None
+            new.register_hooks([copy.deepcopy(hook, memo)])
+
+
+class _Watch(HookBase):
+    """Calls functions around each step, and stops the training after an iteration or at a time."""
+
+    def __init__(self, new: Any, last: int, end: float, before: Any, after: Any) -> None:
+        self._new, self._last, self._end, self._before, self._after = new, last, end, before, after
+        self.done, self.is_late = 0, False
+
+    def before_step(self) -> None:
+        if self._before is not None:
+            self._before(self._new)
+
+    def after_step(self) -> None:
+        self.done += 1
+        if self._after is not None:
+            self._after(self._new)
+        self.is_late = time.perf_counter() > self._end
+        if self._new.iter + 1 >= self._last or self.is_late:
+            self._new.max_iter = self._new.iter + 1
+
+
+def _later_hooks(trainer: TrainerBase) -> Iterator[HookBase]:
+    """The hooks behind the last one that the trainer registers itself."""
+    last = max((place for place, hook in enumerate(trainer._hooks) if isinstance(hook, Interruptions)), default=None)
+    yield from trainer._hooks[last + 1 :] if last is not None else ()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without log lines, warnings and printed lines of the copies."""
+    library, disabled = logging.getLogger("trainwright"), logging.root.manager.disable
+    handlers, level = library.handlers[:], library.level
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        for handler in set(library.handlers) - set(handlers):
+            with suppress(Exception):
+                handler.close()
+        library.handlers = handlers
+        library.setLevel(level)

@@ -1,0 +1,83 @@
+"""What the checks of a set-up have found, as a table, text or JSON."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Result = Literal["passed", "problem", "undecided", "skipped"]
+
+_MARKS: dict[str, str] = {"passed": "green", "problem": "bold red", "undecided": "yellow", "skipped": "dim"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        check: the name of the check.
+        result: ``problem`` is reported only if the evidence excludes chance; otherwise it is ``undecided``.
+        evidence: what was measured, or why the check was skipped.
+        suggestion: what to do about a problem.
+        values: the measured values by name.
+        seconds: the time that the check took.
+    """
+
+    check: str
+    result: Result
+    evidence: str
+    suggestion: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Skipped(Exception):  # noqa: N818  # not an error
+    """Raised by a check that does not apply, or for which no time is left; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings of all checks, in their order. It is true if there is no problem."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.result == "problem"]
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __getitem__(self, check: str) -> Finding:
+        return next(finding for finding in self.findings if finding.check == check)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"passed": bool(self), "findings": [asdict(finding) for finding in self.findings]}
+
+    def summary(self) -> str:
+        """One line: the number of findings of each result."""
+        counts = {kind: sum(one.result == kind for one in self) for kind in _MARKS}
+        problems = f"{counts['problem']} problem{'' if counts['problem'] == 1 else 's'}"
+        rest = [f"{counts[kind]} {kind}" for kind in ("passed", "undecided", "skipped") if counts[kind]]
+        return ", ".join([problems, *rest]) + f" in {sum(one.seconds for one in self):.0f} s"
+
+    def print(self, file: Any = None) -> None:
+        """Print a table, as wide as the terminal; colors on a terminal only."""
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        console = Console(file=file or sys.stdout, highlight=False, soft_wrap=False)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        table.add_column("check", no_wrap=True)
+        table.add_column("result", no_wrap=True)
+        table.add_column("evidence", overflow="fold")
+        for one in self.findings:
+            text = one.evidence if not one.suggestion else f"{one.evidence}\n→ {one.suggestion}"
+            table.add_row(Text(one.check), Text(one.result, style=_MARKS[one.result]), Text(text))
+        console.print(table)
+        console.print(Text(self.summary(), style="bold red" if self.problems else "bold"))

@@ -1,0 +1,181 @@
+"""The first updates of a set-up, observed once for all checks that need them."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trainwright.engine.check.copies import Copies
+from trainwright.optim.named import each_optimizer
+
+NUM_UPDATES = 12
+
+
+@dataclass
+class Observed:
+    """What was seen in the first updates.
+
+    Attributes:
+        losses, seconds: of each update; the first ones are slower.
+        with_gradient, with_zero_gradient: names of parameters that got a gradient that is not zero, or only zeros.
+        changed: names of parameters whose values changed.
+        optimized: names of parameters that an optimizer holds which made a step.
+        inactive: names of dropout and normalization modules that were called in evaluation mode.
+        first_modes, later_modes: those of ``inactive`` before and after an evaluation.
+        saved_bytes: what the forward pass of the first batch keeps for its backward pass.
+        model_bytes, gradient_bytes, optimizer_bytes: of the parameters and buffers, the gradients, and the states.
+        peak_bytes: of a GPU, all together; 0 on a CPU.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    with_gradient: set[str] = field(default_factory=set)
+    with_zero_gradient: set[str] = field(default_factory=set)
+    changed: set[str] = field(default_factory=set)
+    optimized: set[str] = field(default_factory=set)
+    first_modes: set[str] = field(default_factory=set)
+    later_modes: set[str] = field(default_factory=set)
+    num_steps: int = 0
+    saved_bytes: int = 0
+    model_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    peak_bytes: int = 0
+    build_seconds: float = 0.0
+
+
+class SetUp(Copies):
+    """Copies of a trainer, and what its first updates do."""
+
+    @cached_property
+    def observed(self) -> Observed:
+        """The first updates of a copy, with an evaluation in the middle if there is one."""
+        seen, start = Observed(), time.perf_counter()
+        new = self.make(limit_eval_batches=None if self.setting("overfit_batches") else 1)
+        seen.build_seconds = time.perf_counter() - start
+        before = {name: one.detach().clone() for name, one in new.model.named_parameters()}
+        evaluates = bool(self.eval_loaders(new))
+        modes = seen.first_modes
+        with _watched(new.model, seen, lambda: modes), _counted_steps(new, seen), torch.enable_grad():
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
+            hooks = _counting_saved(new.model, seen)
+            hooks.__enter__()
+            clock = [time.perf_counter()]
+
+            def after(trainer: Any) -> None:
+                nonlocal modes
+                if not seen.seconds:
+                    hooks.__exit__(None, None, None)
+                loss = trainer.storage.latest().get("total_loss")
+                if loss is not None:
+                    seen.losses.append(float(loss[0]))
+                now = time.perf_counter()
+                seen.seconds.append(now - clock[0])
+                if len(seen.seconds) == NUM_UPDATES // 2 and evaluates:
+                    modes = set()  # an evaluation is no step
+                    self.evaluate(trainer)
+                    modes = seen.later_modes
+                clock[0] = time.perf_counter()
+
+            try:
+                self.train(new, NUM_UPDATES, after=after, needed=1)
+            finally:
+                if not seen.seconds:
+                    hooks.__exit__(None, None, None)
+        for name, one in new.model.named_parameters():
+            if not torch.equal(one.detach(), before.get(name, one.detach() + 1)):
+                seen.changed.add(name)
+        if self.device.type == "cuda":
+            seen.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        seen.model_bytes = size_of([*new.model.parameters(), *new.model.buffers()])
+        seen.gradient_bytes = size_of(one for one in new.model.parameters() if one.requires_grad)
+        states = [state for one in each_optimizer(new.optimizer) for state in one.state.values()]
+        seen.optimizer_bytes = size_of(value for state in states for value in state.values())
+        return seen
+
+    @property
+    def step_seconds(self) -> float:
+        """Of one update, without the first ones."""
+        times = sorted(self.observed.seconds[2:] or self.observed.seconds)
+        return times[len(times) // 2]
+
+
+@contextmanager
+def _watched(model: nn.Module, seen: Observed, modes: Any) -> Iterator[None]:
+    """Record gradients, and the modules that are in evaluation mode when they are called."""
+    handles: list[Any] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+
+            def record(one: Tensor, name: str = name) -> None:
+                if one.grad is not None:
+                    is_zero = name not in seen.with_gradient and not bool(one.grad.any())
+                    (seen.with_zero_gradient if is_zero else seen.with_gradient).add(name)
+
+            hook: Any = parameter.register_post_accumulate_grad_hook
+            handles.append(hook(record))
+    for name, module in model.named_modules():
+        if depends_on_mode(module):
+
+            def called(one: nn.Module, *_: Any, name: str = name) -> None:
+                if not one.training and torch.is_grad_enabled():
+                    modes().add(name)
+
+            handles.append(module.register_forward_pre_hook(called))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def depends_on_mode(module: nn.Module) -> bool:
+    """Whether a module computes something else in evaluation: dropout, and normalization with running statistics."""
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    return isinstance(module, _BatchNorm) and module.track_running_stats
+
+
+@contextmanager
+def _counted_steps(new: Any, seen: Observed) -> Iterator[None]:
+    names = {id(parameter): name for name, parameter in new.model.named_parameters()}
+
+    def count(optimizer: Optimizer, *_: Any) -> None:
+        held = {names[id(one)] for group in optimizer.param_groups for one in group["params"] if id(one) in names}
+        seen.num_steps += bool(held)
+        seen.optimized |= held
+
+    handle = register_optimizer_step_post_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _counting_saved(model: nn.Module, seen: Observed) -> Any:
+    """Count the bytes of the tensors that are kept for backward passes, each storage once."""
+    own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if type(tensor) is Tensor and (place := tensor.untyped_storage().data_ptr()) not in own:
+            own.add(place)
+            seen.saved_bytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+    return saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
+def size_of(values: Iterable[Any]) -> int:
+    """The bytes of the tensors among the values."""
+    return sum(one.nbytes for one in values if isinstance(one, Tensor))

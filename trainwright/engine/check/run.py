@@ -1,0 +1,109 @@
+"""The checks, in the order in which they are made, and the run of all of them."""
+
+import difflib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright.config.errors import ConfigError
+from trainwright.engine.check import data, evaluation, exactness, steps
+from trainwright.engine.check.finding import Finding, Report, Skipped
+from trainwright.engine.check.observed import SetUp
+from trainwright.evaluation.loop import rng_states, set_rng_states
+
+Check = Callable[[SetUp], Finding]
+
+CHECKS: dict[str, Check] = {
+    "steps": steps.check_steps,
+    "learning_rate": steps.check_learning_rate,
+    "parameters": steps.check_parameters,
+    "modes": steps.check_modes,
+    "zero_grad": steps.check_zero_grad,
+    "one_batch": steps.check_one_batch,
+    "loss_scale": exactness.check_loss_scale,
+    "accumulation": exactness.check_accumulation,
+    "evaluation": evaluation.check_evaluation,
+    "resume": exactness.check_resume,
+    "samples": data.check_samples,
+    "test_data": data.check_test_data,
+    "workers": data.check_workers,
+    "labels": evaluation.check_labels,
+    "forecast": steps.check_forecast,
+}
+
+
+def check_trainer(
+    trainer: Any,
+    *,
+    max_seconds: float = 60.0,
+    only: Sequence[str] | None = None,
+    output_dir: str | None = None,
+    on_start: Callable[[str], object] | None = None,
+) -> Report:
+    """Make the checks on copies of ``trainer``, within ``max_seconds``.
+
+    ``only``: the names of the checks to make; default: all. ``output_dir``: the folder of the run, if it is not the
+    trainer's. ``on_start`` is called with the name of each check before it starts.
+    """
+    names = _chosen(only)
+    end = time.perf_counter() + max_seconds
+    findings = []
+    with tempfile.TemporaryDirectory() as folder, _restored_generators(trainer.device):
+        setup = SetUp(trainer, Path(folder), end=end)
+        setup.output_dir = output_dir or setup.output_dir
+        for name in names:
+            if on_start is not None:
+                on_start(name)
+            findings.append(run_check(name, setup))
+    return Report(tuple(findings))
+
+
+@contextmanager
+def _restored_generators(device: torch.device) -> Iterator[None]:
+    """Restore the random generators afterwards; checkpoints inside have the states that they have there."""
+    states = rng_states(device)
+    try:
+        yield
+    finally:
+        set_rng_states(states, device)
+
+
+def run_check(name: str, setup: SetUp) -> Finding:
+    """One check. An error of the user's code is a problem that it has found."""
+    from trainwright.engine.check.copies import quiet
+
+    start = time.perf_counter()
+    try:
+        if setup.seconds_left() <= 0:
+            raise Skipped("no time was left; allow more seconds")
+        with quiet():
+            finding = CHECKS[name](setup)
+    except Skipped as reason:
+        finding = Finding(name, "skipped", f"{reason}.")
+    except ConfigError as error:
+        if str(error).startswith("check:"):
+            raise
+        finding = Finding(name, "problem", str(error))
+    except Exception as error:
+        notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+        finding = Finding(
+            name, "problem", f"{type(error).__name__}: {error}{notes}", "train() would raise it, too; correct it first."
+        )
+    return replace(finding, check=name, seconds=round(time.perf_counter() - start, 3))
+
+
+def _chosen(only: Sequence[str] | None) -> list[str]:
+    if only is None:
+        return [*CHECKS]
+    for name in only:
+        if name not in CHECKS:
+            near = difflib.get_close_matches(name, CHECKS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(CHECKS)}."
+            raise ConfigError(f"check: there is no check {name!r}. {hint}")
+    return [name for name in CHECKS if name in only]
