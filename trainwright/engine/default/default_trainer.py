@@ -2,9 +2,11 @@
 
 import copy
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -339,6 +341,18 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         return default_writers(
             train.output_dir, self.max_iter, batch_size=train.global_batch_size, trackers=trackers, settings=settings
         )
+
+    def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
+        """As :meth:`Trainer.export <trainwright.Trainer.export>`; by default with the first batch of the test data."""
+        from trainwright.models.export import export_of_run
+
+        if batch is None:
+            if not self.test_loader:
+                raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
+            with preserve_rng(self.device):
+                batch = next(iter(self.test_loader[0]))
+        with self._evaluated_weights():
+            return export_of_run(self.model, path, self.get_batch(batch, self.device), tolerance=tolerance)
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:

@@ -3,10 +3,12 @@
 import inspect
 import logging
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.evaluation.evaluator import first_results
-from trainwright.evaluation.loop import run_evaluation
+from trainwright.evaluation.loop import preserve_rng, run_evaluation
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
@@ -332,6 +334,29 @@ class EvaluatingTrainer(TrainerShared):
         if self._generates() and isinstance(batch, Mapping):
             return _generated(self.model, batch)
         return forward(self.model, batch)
+
+    def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
+        """Write the model for other programs, and compare what was written with the model; returns the path.
+
+        Args:
+            path: ``….onnx``, ``….pt2`` (torch.export), or a folder for ``model.safetensors``.
+            batch: an example; by default the first batch of the evaluation data, or of the training data.
+            tolerance: the largest difference, relative to the largest value of an output.
+
+        Raises:
+            ExportError: the model cannot be exported, or the exported one computes something else.
+        """
+        from trainwright.models.export import export_of_run
+
+        if batch is None:
+            dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+            data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
+            loader = self.create_eval_dataloader(data) if loaders.is_dataset(data) else data
+            with preserve_rng(self.device):
+                batch = next(iter(loaders.batches_of_rank(loader)))
+        batch = self.prepare_input_batch(batch)
+        with self._evaluated_weights():
+            return export_of_run(self.model, path, batch, tolerance=tolerance)
 
     @property
     def metric(self) -> Any:

@@ -1,0 +1,232 @@
+"""Export a model for other programs: ONNX, torch.export, safetensors; each compared with the model itself."""
+
+import inspect
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from trainwright.checkpoint.files import commit_folder, temporary_sibling
+from trainwright.config.errors import ConfigError, UserError
+from trainwright.models.eval_mode import evaluation_mode
+from trainwright.parallel.dist import is_main_process, synchronize
+from trainwright.parallel.mesh import current_mesh
+
+logger = logging.getLogger("trainwright.models")
+
+FORMATS = {".onnx": "ONNX", ".pt2": "a program of torch.export"}
+_LABELS = ("label", "target")
+Inputs = dict[str, Any]
+Run = Callable[[Inputs], list[Tensor]]
+
+
+class ExportError(UserError):
+    """The model cannot be exported, or the exported one computes something else."""
+
+
+def export_of_run(model: nn.Module, path: str | os.PathLike[str], batch: Any, *, tolerance: float) -> Path:
+    """:func:`export_model` by the main process, with one log line.
+
+    Raises:
+        ConfigError: the processes hold parts of the model.
+    """
+    if current_mesh() is not None:
+        raise ConfigError(
+            "export: each process holds a part of the model. Use `trainwright checkpoint export RUN` on a checkpoint,"
+            " and export the model that it gives in one process."
+        )
+    if is_main_process():
+        written, difference = export_model(model, path, batch, tolerance=tolerance)
+        logger.info("Exported to %s; largest difference to the model: %.1e of the largest output.", written, difference)
+    synchronize()
+    return Path(path)
+
+
+def export_model(
+    model: nn.Module, path: str | os.PathLike[str], batch: Any, *, tolerance: float = 1e-4
+) -> tuple[Path, float]:
+    """Write a model in evaluation mode to ``path``, and compare it with the model on two batch sizes.
+
+    Args:
+        path: ``….onnx`` (ONNX), ``….pt2`` (torch.export), or a folder for ``model.safetensors`` and, where the model
+            has them, its config and preprocessor.
+        batch: an example: a dict of the arguments of forward by name, a tensor, or a pair of inputs and labels.
+            Labels are left out where forward does not need them. The number of samples stays free.
+        tolerance: the largest difference of an output, relative to the largest value of that output.
+
+    Returns the path and the largest difference found.
+
+    Raises:
+        ExportError: the model cannot be exported, or the exported model differs. Nothing is left at ``path`` that was
+            not there before.
+        ConfigError: a package is missing, or the ending of ``path`` is unknown.
+    """
+    path = Path(path)
+    if path.suffix and path.suffix not in FORMATS:
+        known = " or ".join(FORMATS)
+        raise ConfigError(f"export: got {path.name!r}; the name must end in {known}, or be that of a folder.")
+    arguments = _inputs(model, batch)
+    by_name = isinstance(batch, Mapping)  # else by position
+    temporary = temporary_sibling(path).with_suffix(path.suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with evaluation_mode(model), torch.no_grad():
+            write = {".onnx": _to_onnx, ".pt2": _to_program, "": _to_folder}[path.suffix]
+            run = write(model, temporary, arguments, by_name)
+            examples = arguments, _first_sample(arguments)
+            difference = _largest([_compare(model, run, example, by_name) for example in examples])
+        if not difference <= tolerance:  # NaN is a difference
+            raise ExportError(
+                f"export: the exported model differs from the model by {difference:.2g} of the largest output; at most"
+                f" {tolerance:g} is allowed. Export it in float32, or pass a larger tolerance."
+            )
+        if path.suffix:
+            os.replace(temporary, path)
+        else:
+            commit_folder(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for rest in temporary.parent.glob(f"{temporary.name}*"):  # large ONNX weights lie beside the file
+            rest.unlink()
+    return path, difference
+
+
+def _inputs(model: nn.Module, batch: Any) -> Inputs:
+    """The arguments of forward by name, with at least two samples and without labels that it does not need."""
+    parameters = inspect.signature(model.forward).parameters
+    if isinstance(batch, Mapping):
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        found = {name: value for name, value in batch.items() if takes_all or name in parameters}
+        found = {name: value for name, value in found.items() if not _is_needless(name, parameters.get(name))}
+    else:
+        first = next(iter(parameters), None)
+        if first is None:
+            raise ExportError(f"export: the forward of {type(model).__name__} takes no input.")
+        found = {first: batch[0] if isinstance(batch, tuple | list) else batch}
+    if not any(isinstance(value, Tensor) for value in found.values()):
+        raise ExportError(f"export: the example has no tensor for the forward of {type(model).__name__}.")
+    return {name: _at_least_two(value) for name, value in found.items()}
+
+
+def _is_needless(name: str, parameter: inspect.Parameter | None) -> bool:
+    is_label = any(word in name.lower() for word in _LABELS)
+    return is_label and (parameter is None or parameter.default is not inspect.Parameter.empty)
+
+
+def _at_least_two(value: Any) -> Any:
+    """torch.export takes a batch of one sample for a model of one sample."""
+    return torch.cat([value, value]) if isinstance(value, Tensor) and value.ndim and len(value) == 1 else value
+
+
+def _first_sample(arguments: Inputs) -> Inputs:
+    return {n: value[:1] if isinstance(value, Tensor) and value.ndim else value for n, value in arguments.items()}
+
+
+def _call(arguments: Inputs, by_name: bool) -> dict[str, Any]:
+    """The arguments of torch's functions: an example, with free sizes where it is possible."""
+    auto = torch.export.Dim.AUTO
+    shapes = {n: dict.fromkeys(range(v.ndim), auto) if isinstance(v, Tensor) else None for n, v in arguments.items()}
+    if by_name:
+        return {"args": (), "kwargs": arguments, "dynamic_shapes": shapes}
+    return {"args": tuple(arguments.values()), "kwargs": {}, "dynamic_shapes": tuple(shapes.values())}
+
+
+def _called(model: Callable[..., Any], arguments: Inputs, by_name: bool) -> list[Tensor]:
+    return _tensors(model(**arguments) if by_name else model(*arguments.values()))
+
+
+def _to_program(model: nn.Module, path: Path, arguments: Inputs, by_name: bool) -> Run:
+    try:
+        program = torch.export.export(model, **_call(arguments, by_name), strict=False)
+    except Exception as error:  # torch raises many types for code that it cannot trace
+        raise _failure(model, "torch.export", error) from error
+    torch.export.save(program, path)
+    loaded = torch.export.load(path).module()
+    return lambda inputs: _called(loaded, inputs, by_name)
+
+
+def _to_onnx(model: nn.Module, path: Path, arguments: Inputs, by_name: bool) -> Run:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"export: ONNX needs packages: pip install 'trainwright[onnx]' ({error}).") from error
+    names = [name for name, value in arguments.items() if isinstance(value, Tensor)]
+    try:
+        torch.onnx.export(
+            model, f=str(path), **_call(arguments, by_name), input_names=names, dynamo=True, external_data=False,
+            verbose=False,
+        )  # fmt: skip
+    except Exception as error:  # as above
+        raise _failure(model, "ONNX", error) from error
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    taken = {item.name for item in session.get_inputs()}
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        given = {name: inputs[name].cpu().numpy() for name in names if name in taken}
+        return [torch.as_tensor(value) for value in session.run(None, given)]
+
+    return run
+
+
+def _to_folder(model: nn.Module, path: Path, arguments: Inputs, by_name: bool) -> Run:
+    from copy import deepcopy
+
+    import safetensors.torch
+
+    save: Any = getattr(model, "save", None) or getattr(model, "save_pretrained", None)
+    if save is not None:
+        save(path)
+    else:
+        path.mkdir()
+        safetensors.torch.save_model(model, str(path / "model.safetensors"))
+    other = deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()  # what is compared is what was read
+    safetensors.torch.load_model(other, str(path / "model.safetensors"), strict=False)
+    return lambda inputs: _called(other, inputs, by_name)
+
+
+def _failure(model: nn.Module, kind: str, error: Exception) -> ExportError:
+    reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+    return ExportError(
+        f"export: {kind} cannot trace {type(model).__name__}: {reason} (Code that depends on the values of tensors,"
+        " such as `if x.sum() > 0`, cannot be exported.)"
+    )
+
+
+def _compare(model: nn.Module, run: Run, arguments: Inputs, by_name: bool) -> float:
+    """The largest difference of an output, relative to its largest value."""
+    expected = _called(model, arguments, by_name)
+    try:
+        found = run(arguments)
+    except Exception as error:
+        size = next(len(value) for value in arguments.values() if isinstance(value, Tensor) and value.ndim)
+        raise ExportError(f"export: the exported model does not run on a batch of {size}: {error}") from error
+    if [tuple(value.shape) for value in found] != [tuple(value.shape) for value in expected]:
+        raise ExportError(
+            f"export: the exported model returns {[tuple(value.shape) for value in found]}, the model"
+            f" {[tuple(value.shape) for value in expected]}."
+        )
+    differences = [
+        float((ours.double() - theirs.to(ours.device).double()).abs().max() / ours.double().abs().max().clamp(min=1e-6))
+        for ours, theirs in zip(expected, found, strict=True)
+        if ours.numel()
+    ]
+    return _largest(differences)
+
+
+def _largest(differences: list[float]) -> float:
+    """NaN if one is NaN."""
+    return float(torch.tensor(differences).max()) if differences else 0.0
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(outputs) if isinstance(value, Tensor)]
