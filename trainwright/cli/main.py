@@ -38,6 +38,7 @@ GROUPS = {
         "runs": Command("trainwright.cli.runs", "table of the runs in a folder: state, progress, best metric"),
         "report": Command("trainwright.cli.report", "one HTML page about runs: curves, settings, machine"),
         "diff": Command("trainwright.cli.diff", "what two runs differ in, and the first update that does"),
+        "replay": Command("trainwright.cli.replay", "run one update again, bitwise, and look inside"),
         "checkpoint": Command("trainwright.cli.checkpoint", "list, show, verify or export the checkpoints of a run"),
     },
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, ListConfig
@@ -99,6 +99,9 @@ from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
 
+if TYPE_CHECKING:
+    from trainwright.engine.replay import Replay
+
 logger = logging.getLogger("trainwright.engine")
 
 BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
@@ -183,10 +186,7 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         self._given, self._planned = as_given, self.max_iter
         self.samples_done = cfg.train.consumed_train_samples
         self.resume_or_load(resume)
-        if not set_position(self.train_loader, self.samples_done):
-            micro_batches = cfg.train.train_micro_batch_size * get_data_parallel_size()
-            self._built_stepper.num_dropped = self.samples_done // micro_batches
-            self._built_stepper.resumes_loader = self.samples_done > 0
+        self._set_position()
 
         self._folder.prepare(as_given)
         # Hooks that every run needs, around those that a user may change.
@@ -424,6 +424,23 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         elif resume:
             self._folder.resume = True  # also if a program calls this method
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
+
+    def replay(self, step: int, *, stops: bool = False) -> "Replay":
+        """Run update ``step`` (from 1) of the run in ``train.output_dir`` again, bitwise; call it instead of ``train``.
+
+        It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
+        user's code. Returns the samples, losses and gradient norms of the update.
+        """
+        from trainwright.engine.replay import replay
+
+        return replay(self, Path(self.cfg.train.output_dir), step, stops=stops)
+
+    def _set_position(self) -> None:
+        """Start the training data after ``samples_done`` samples."""
+        if not set_position(self.train_loader, self.samples_done):
+            micro_batches = self.cfg.train.train_micro_batch_size * get_data_parallel_size()
+            self._built_stepper.num_dropped = self.samples_done // micro_batches
+            self._built_stepper.resumes_loader = self.samples_done > 0
 
     # Called by a user's own step.
 

@@ -37,6 +37,7 @@ logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
+    from trainwright.engine.replay import Replay
 
 
 @overridable
@@ -289,6 +290,16 @@ class Trainer(TrainerSetup, SetUpMethods):
         if is_done and not self.last_eval_results:  # no hook has done it
             self._load_final_results()
         return self.last_eval_results
+
+    def replay(self, step: int, *, stops: bool = False) -> "Replay":
+        """Run update ``step`` (from 1) of the run in ``output_dir`` again, bitwise; call it instead of ``train``.
+
+        It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
+        user's code. Returns the samples, losses and gradient norms of the update.
+        """
+        from trainwright.engine.replay import replay
+
+        return replay(self, self.output_dir, step, stops=stops)
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
         """Train to the end of epoch ``epoch_num`` (counted from 1); returns ``loss``, its mean since the run started.

@@ -1,0 +1,146 @@
+"""Run one update of a run again: ``trainwright replay RUN --step N``."""
+
+import argparse
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainwright.cli.text import shown, table
+from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainwright.engine.replay import Replay
+
+EQUAL, DIFFERENT = 0, 1
+_MAX_SAMPLES, _MAX_LAYERS = 10, 20
+
+_EPILOG = """\
+The update is run again from the nearest checkpoint before it. Nothing is written. It shows the samples with the largest
+losses, the gradient norms of the layers, and the first operation with a result that is not finite.
+A run of the Python API is built by its own program: call trainer.replay(N) there instead of trainer.train().
+exit code: 0 as in the run, 1 the loss differs by bits or the step failed, 2 wrong path or argument
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = TrainingArgumentParser(
+        prog="trainwright replay",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="the output folder of a run of a config file")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the update, counted from 1")
+    parser.add_argument("--break", action="store_true", dest="stops", help="stop in your code, with Python's debugger")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replay, print what was found, and return the exit code."""
+    args = parser().parse_args(argv)
+    folder = Path(args.run)
+    config = folder / "config.yaml"
+    if (folder / "training_config.yaml").is_file() and not config.is_file():
+        raise ConfigError(
+            f"{folder}: a run of the Python API, which its own program builds. Call trainer.replay({args.step}) there"
+            " instead of trainer.train()."
+        )
+    if not config.is_file():
+        raise ConfigError(f"{folder}: no config.yaml; pass the output folder of a run.")
+    trainer = _build(config, folder, args.allow_module)
+    found = trainer.replay(args.step, stops=args.stops)
+    print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(lines_of(found)))
+    return DIFFERENT if found.error or found.is_equal is False else EQUAL
+
+
+def _build(config: Path, folder: Path, allowed: Sequence[str]) -> Any:
+    from trainwright.config.lazy.allowlist import allow_module, use_project
+    from trainwright.config.lazy.lazy_config import LazyConfig
+    from trainwright.engine import DefaultTrainer
+
+    logging.getLogger("trainwright").setLevel(logging.WARNING)  # how the run is built is in its log
+    for name in allowed:
+        allow_module(name)
+    use_project(str(config))
+    cfg = LazyConfig.load(str(config))
+    use_project(str(config), cfg)
+    cfg.train.output_dir = str(folder)
+    cfg.train.resume = False
+    return DefaultTrainer(cfg)
+
+
+def lines_of(found: "Replay") -> list[str]:
+    """The replay as text."""
+    start = f"from checkpoint {found.checkpoint}" if found.checkpoint else "from the beginning of the run"
+    lines = [f"Update {found.step:,}, {start}", f"Loss: {_loss(found)}"]
+    facts, bad = found.facts, found.facts.non_finite
+    if bad is not None:
+        where = f" of module {bad.module}" if bad.module else ""
+        lines += [
+            f"First operation with a result that is not finite: {bad.operation}{shown(where)}, {bad.phase}"
+            f" ({bad.num_values:,} values)",
+            *([f"  {shown(bad.place)}"] if bad.place else []),
+        ]
+    elif facts.gradient_norms:
+        lines.append("All values of the step are finite.")
+    if found.error:
+        lines.append(f"The step failed: {shown(found.error)}")
+    lines += _samples(found)
+    norms = layer_norms(facts.gradient_norms)
+    if norms:
+        rows = [[shown(name), f"{norm:.4g}"] for name, norm in list(norms.items())[:_MAX_LAYERS]]
+        more = f", the {_MAX_LAYERS} largest of {len(norms)}" if len(norms) > _MAX_LAYERS else ""
+        lines += ["", f"Gradient norms of the layers, before clipping{more}", *table(rows, right={1})]
+    return lines
+
+
+def layer_norms(norms: dict[str, float]) -> dict[str, float]:
+    """Norms of the modules that have the parameters, the largest first.
+
+    >>> layer_norms({"a.weight": 3.0, "a.bias": 4.0, "b.weight": 6.0})
+    {'b': 6.0, 'a': 5.0}
+    """
+    squares: dict[str, float] = {}
+    for name, norm in norms.items():
+        layer = name.rpartition(".")[0] or name
+        squares[layer] = squares.get(layer, 0.0) + norm**2
+    order = sorted(squares.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1], reverse=True)
+    return {name: math.sqrt(square) for name, square in order}
+
+
+def _loss(found: "Replay") -> str:
+    if found.loss is None:
+        return "none"
+    if found.recorded_loss is None:
+        return f"{found.loss!r} (the run has not recorded its own)"
+    verdict = "equal by bits to that of the run" if found.is_equal else f"the run had {found.recorded_loss!r}"
+    return f"{found.loss!r}, {verdict}"
+
+
+def _samples(found: "Replay") -> list[str]:
+    losses = found.facts.sample_losses
+    ids = found.samples or []
+    known = [
+        (loss, ids[batch][place] if batch < len(ids) and place < len(ids[batch]) else place, batch)
+        for batch, values in enumerate(losses)
+        if values is not None
+        for place, loss in enumerate(values)
+    ]
+    if not known:
+        flat = [str(index) for batch in ids for index in batch]
+        return (
+            ["", f"Samples: {', '.join(flat[: 4 * _MAX_SAMPLES])}{' …' if len(flat) > 4 * _MAX_SAMPLES else ''}"]
+            if flat
+            else []
+        )
+    known.sort(key=lambda one: math.inf if math.isnan(one[0]) else one[0], reverse=True)
+    rows = [["sample" if ids else "place in the batch", "loss"]]
+    rows += [[str(index), f"{loss:.6g}"] for loss, index, _ in known[:_MAX_SAMPLES]]
+    return ["", f"Samples with the largest losses, of {len(known)}", *table(rows, right={0, 1})]

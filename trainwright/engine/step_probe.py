@@ -1,0 +1,171 @@
+"""What happens inside one step: the loss of each sample, gradient norms, the first result that is not finite."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_LOSSES = {
+    *(F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div),
+    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.ctc_loss),
+}
+_FILLS = ("fill", "full", "empty", "masked_fill", "where", "scalar_tensor", "new_")  # a mask of -inf is no fault
+
+
+@dataclass
+class NonFinite:
+    """The first operation whose result is not finite although its inputs are."""
+
+    operation: str
+    module: str
+    phase: str
+    place: str
+    num_values: int
+
+
+@dataclass
+class StepFacts:
+    """What a probe has found.
+
+    Attributes:
+        sample_losses: for each micro-batch the loss of each sample; None where no loss of torch gives them.
+        gradient_norms: by parameter, of the accumulated gradients before clipping.
+        non_finite: None: all values were finite.
+    """
+
+    sample_losses: list[list[float] | None] = field(default_factory=list)
+    gradient_norms: dict[str, float] = field(default_factory=dict)
+    non_finite: NonFinite | None = None
+
+
+@contextmanager
+def probed_step(
+    model: nn.Module, sizes: list[int], on_non_finite: Callable[[], object] | None = None
+) -> Iterator[StepFacts]:
+    """Record a step that runs in the context. Its results are the same by bits: it only reads.
+
+    ``sizes``: the samples of each micro-batch, where they are known. ``on_non_finite`` is called in the operation that
+    first has such a result.
+    """
+    facts = StepFacts()
+    names = {id(one): name for name, one in model.named_modules()}
+    stack: list[str] = []
+    norms: dict[str, Tensor] = {}
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        if id(module) in names:
+            stack.append(names[id(module)] or type(module).__name__)
+
+    def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if id(module) in names and stack:
+            stack.pop()
+
+    def record(name: str) -> Callable[[Tensor], None]:
+        def norm(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                norms[name] = torch.linalg.vector_norm(parameter.grad.detach().float())
+
+        return norm
+
+    with ExitStack() as undo:
+        undo.callback(modules.register_module_forward_pre_hook(enter).remove)
+        undo.callback(modules.register_module_forward_hook(leave, always_call=True).remove)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.is_leaf:
+                undo.callback(parameter.register_post_accumulate_grad_hook(record(name)).remove)
+        undo.enter_context(_LossMode(facts, sizes))
+        undo.enter_context(_FiniteMode(facts, stack, on_non_finite))
+        yield facts
+    facts.gradient_norms = {name: float(norm) for name, norm in norms.items()}
+
+
+class _LossMode(TorchFunctionMode):
+    """Computes the losses of torch again without reduction."""
+
+    def __init__(self, facts: StepFacts, sizes: list[int]) -> None:
+        super().__init__()
+        self._facts, self._sizes, self._is_inside = facts, sizes, False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function not in _LOSSES or self._is_inside or not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        self._is_inside = True
+        try:
+            result = function(*args, **kwargs)
+            self._facts.sample_losses.append(self._of_samples(function, args, kwargs))
+        finally:
+            self._is_inside = False
+        return result
+
+    @torch.no_grad()
+    def _of_samples(self, function: Any, args: Any, kwargs: Any) -> list[float] | None:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        bound.arguments |= {"reduction": "none", "size_average": None, "reduce": None}
+        bound.arguments = {
+            name: bound.arguments[name] for name in bound.signature.parameters if name in bound.arguments
+        }
+        values = function(*bound.args, **bound.kwargs).float()
+        place = len(self._facts.sample_losses)
+        size = self._sizes[place] if place < len(self._sizes) else values.shape[0] if values.dim() else 0
+        if not size or values.numel() % size:
+            return None
+        rows = values.reshape(size, -1)
+        target, ignored = bound.arguments.get("target"), bound.arguments.get("ignore_index", -100)
+        if isinstance(target, Tensor) and not target.is_floating_point() and target.numel() == values.numel():
+            counted = (target.reshape(size, -1) != ignored).sum(1).clamp(min=1)  # as the mean of torch
+            return [float(value) for value in rows.sum(1) / counted]
+        return [float(value) for value in rows.mean(1)]
+
+
+class _FiniteMode(TorchDispatchMode):
+    """Looks at the result of each operation, until one is not finite."""
+
+    def __init__(self, facts: StepFacts, stack: list[str], found: Callable[[], object] | None) -> None:
+        super().__init__()
+        self._facts, self._stack, self._found = facts, stack, found
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if self._facts.non_finite is None and not any(part in function.__name__ for part in _FILLS):
+            bad = sum(map(_num_bad, tree_leaves(result)))
+            if bad and not sum(map(_num_bad, tree_leaves((args, kwargs)))):
+                frame = user_frame()
+                self._facts.non_finite = NonFinite(
+                    operation=str(function),
+                    module=self._stack[-1] if self._stack else "",
+                    phase="forward" if torch.is_grad_enabled() else "backward or update",
+                    place=f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "",
+                    num_values=bad,
+                )
+                if self._found is not None:
+                    self._found()
+        return result
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame of code that is not of torch or of this library."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in ("torch", "trainwright", "contextlib", "runpy", "importlib", "pdb", "bdb"):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _num_bad(value: Any) -> int:
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()) or value.is_meta:
+        return 0
+    return int((~torch.isfinite(value)).sum())
