@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     if torch.version.cuda:
-        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     return found
 
 

@@ -83,7 +83,8 @@ def probed_step(
         undo.callback(modules.register_module_forward_hook(leave, always_call=True).remove)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf:
-                undo.callback(parameter.register_post_accumulate_grad_hook(record(name)).remove)
+                handle: Any = parameter.register_post_accumulate_grad_hook(record(name))  # type: ignore[no-untyped-call]
+                undo.callback(handle.remove)
         undo.enter_context(_LossMode(facts, sizes))
         undo.enter_context(_FiniteMode(facts, stack, on_non_finite))
         yield facts
@@ -129,11 +130,11 @@ class _LossMode(TorchFunctionMode):
         return [float(value) for value in rows.mean(1)]
 
 
-class _FiniteMode(TorchDispatchMode):
+class _FiniteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its __init_subclass__
     """Looks at the result of each operation, until one is not finite."""
 
     def __init__(self, facts: StepFacts, stack: list[str], found: Callable[[], object] | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._facts, self._stack, self._found = facts, stack, found
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
