@@ -3,6 +3,7 @@
 B samples of a batch, L tokens, D features, V words.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,6 +63,61 @@ class GPT(nn.Module):
         return self.head(self.norm(hidden))
 
 
+class SplitLayer(nn.Module):
+    """`Layer` with a matrix for each of query, key and value, whose heads can be split over processes."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.from_heads = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        normed = self.attention_norm(x_BLD)
+        parts = (matrix(normed).unflatten(-1, (-1, self.head_width)) for matrix in (self.query, self.key, self.value))
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        heads = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x_BLD = x_BLD + self.from_heads(heads.transpose(1, 2).flatten(2))
+        return x_BLD + self.down(F.gelu(self.up(self.mlp_norm(x_BLD)), approximate="tanh"))
+
+
+class SplitGPT(nn.Module):
+    """A GPT of ten million parameters, or a tiny one, that can be split (tensor parallel) and cut (pipeline parallel).
+
+    Returns its loss; with labels None the scores.
+    """
+
+    tensor_plan = {  # noqa: RUF012  # a constant of the class
+        **{f"layers.*.{name}": "colwise" for name in ("query", "key", "value", "up")},
+        **{f"layers.*.{name}": "rowwise" for name in ("from_heads", "down")},
+    }
+    pipeline_layers = "layers"
+
+    def __init__(self, words: int = 4096, width: int = 320, layers: int = 6, heads: int = 4, length: int = 128) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.layers = nn.ModuleList(SplitLayer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def before_layers(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.words(x) + self.places(torch.arange(x.shape[1]))
+
+    def after_layers(self, hidden: Tensor, x: Tensor | None, labels: Tensor | None = None) -> Any:
+        scores = self.head(self.norm(hidden))
+        return scores if labels is None else {"loss": loss_of(scores, labels)}
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        hidden = self.before_layers(x)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.after_layers(hidden, x, labels)
+
+
+TINY = {"words": 64, "width": 32, "layers": 2, "heads": 2, "length": 16}
+
+
 class Residual(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -92,7 +148,15 @@ def gpt_medium() -> nn.Module:
     return GPT(words=50304, width=1024, layers=24, heads=16, length=1024)
 
 
-MODELS: dict[str, Any] = {"mlp": MLP, "gpt": GPT, "resnet": resnet18, "gpt_medium": gpt_medium}
+MODELS: dict[str, Any] = {
+    "mlp": MLP,
+    "gpt": GPT,
+    "resnet": resnet18,
+    "gpt_medium": gpt_medium,
+    "gpt_split": SplitGPT,
+    "gpt_split_tiny": partial(SplitGPT, **TINY),
+}
+WORDS_AND_LENGTH = {"gpt_medium": (50304, 1024), "gpt_split_tiny": (TINY["words"], TINY["length"])}
 
 
 def flops_of_step(model: str, batch: int) -> float | None:
@@ -113,7 +177,7 @@ def random_data(model: str, length: int) -> tuple[Tensor, Tensor]:
     """Inputs and labels of ``length`` samples, always the same."""
     generator = torch.Generator().manual_seed(1)
     if model.startswith("gpt"):
-        words, tokens = (4096, 128) if model == "gpt" else (50304, 1024)
+        words, tokens = WORDS_AND_LENGTH.get(model, (4096, 128))
         text = torch.randint(words, (length, tokens + 1), generator=generator)
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
     shape = (3, 32, 32) if model == "resnet" else (MLP_SIZES[0],)

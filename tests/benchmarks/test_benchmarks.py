@@ -65,6 +65,14 @@ def test_two_processes(measure: Callable[..., Any]) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero3", "tp2", "pp2"])
+def test_two_processes_and_a_plain_script_of_the_same_layout(layout: str, measure: Callable[..., Any]) -> None:
+    found = metrics_of(measure("ranks", "--layout", layout, "--case", "tiny", "--rounds", 1, "--steps", 110))
+    assert {*found} == {"objects", "config", "plain"}
+    assert all(found[name]["ratio"] > 0 and found[name]["cpu_ratio"] > 0 for name in ("objects", "config"))
+
+
+@pytest.mark.exhaustive
 def test_a_failing_trainer_is_reported_and_the_others_run(run_python: Callable[..., Any]) -> None:
     done = run_python("-m", "benchmarks.step", *FEW, "--peers", "plain,plain:unknown", cwd=REPOSITORY)
     assert "failed: ValueError: plain: there is no variant 'unknown'" in done.stdout
