@@ -1,22 +1,34 @@
 """A rank that fails or hangs ends the job: its own traceback first and once, and the stacks of all where one hangs."""
 
+import json
 import os
 import re
 import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fork_server import python
 
 SCRIPT = Path(__file__).parent / "faults_script.py"
+OF_LAYOUTS = Path(__file__).parent / "layout_faults_script.py"
+LAYOUTS = {
+    "tensor": (2, {"tensor_parallel_size": 2}),
+    "pipeline": (2, {"pipeline_parallel_size": 2}),
+    "ZeRO 3": (2, {"zero_stage": 3}),
+    "hybrid": (4, {"zero_stage": 3, "replicate_size": 2}),
+    "pipeline, ZeRO 2": (4, {"pipeline_parallel_size": 2, "zero_stage": 2}),
+    "tensor, pipeline": (4, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+}
+FAULTS = ("raise", "data", "hook", "hang", "kill")
 
 
-def run(folder: Path, how: str, processes: int) -> tuple[float, str]:
+def run(folder: Path, how: str, processes: int, layout: dict[str, int] | None = None) -> tuple[float, str]:
     """Seconds from the failure to the end of the job, and its output."""
-    done = launch(folder, how, processes)
+    done = launch(folder, how, processes, layout)
     end = time.time()
     assert done.returncode != 0, done.stdout
     failed = re.search(r"failing at ([\d.]+)", done.stdout)
@@ -24,13 +36,21 @@ def run(folder: Path, how: str, processes: int) -> tuple[float, str]:
     return end - float(failed[1]), done.stdout
 
 
-def launch(folder: Path, how: str, processes: int) -> "subprocess.CompletedProcess[str]":
+def launch(
+    folder: Path, how: str, processes: int, layout: dict[str, int] | None = None
+) -> "subprocess.CompletedProcess[str]":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    script = [
+        str(SCRIPT if layout is None else OF_LAYOUTS),
+        str(folder),
+        how,
+        *([json.dumps(layout)] if layout else []),
+    ]
     return subprocess.run(
-        [*launcher, "--master-addr", "127.0.0.1", "--master-port", str(port), str(SCRIPT), str(folder), how],
+        [*launcher, "--master-addr", "127.0.0.1", "--master-port", str(port), *script],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -79,3 +99,34 @@ def test_a_parameter_that_a_later_update_leaves_out_is_named_with_the_setting(tm
         assert done.stdout.count(text) == 2, done.stdout
         assert f"set {where}.find_unused_parameters=True" in done.stdout
         assert done.stdout.count(f"{api}, True: trained") == 2, done.stdout
+
+
+def of_layout(layout: str, how: str) -> Any:
+    is_quick = (layout, how) == ("tensor, pipeline", "raise")
+    return pytest.param(layout, how, marks=[] if is_quick else [pytest.mark.exhaustive], id=f"{layout}-{how}")
+
+
+@pytest.mark.parametrize(("layout", "how"), [of_layout(layout, how) for layout in LAYOUTS for how in FAULTS])
+def test_a_failure_of_one_process_under_a_layout(tmp_path: Path, layout: str, how: str) -> None:
+    processes, settings = LAYOUTS[layout]
+    seconds, output = run(tmp_path / "run", how, processes, settings)
+    assert seconds < 30, output
+    ours = output.partition("torch/distributed/elastic")[0]  # then the launcher's own report
+    assert "Connection closed by peer" not in ours
+    last = processes - 1
+    if how == "kill":
+        assert "exitcode  : -9" in output
+        assert "Traceback (most recent call last)" not in ours, output
+    elif how == "hang":
+        for rank in range(processes):
+            assert f"rank {rank}: the stacks of all threads in iteration 6:" in ours, output
+        assert re.search(rf"rank {last}: did not come in iteration 6, at layout_faults_script.py:\d+ in fail", ours), (
+            output
+        )
+    else:
+        assert ours.count("Traceback (most recent call last)") == 1, output
+        assert ours.count("ValueError: the last process fails") == 1, output
+        lines = re.findall(r"rank \d: ended in iteration (\d), because rank (\d) failed in iteration 6", output)
+        assert all(rank == str(last) for _, rank in lines), output  # the launcher may end the others before their line
+        traceback = ours.index(f"[rank{last}]: Traceback")
+        assert all(line.start() > traceback for line in re.finditer(", because rank", ours)), output
