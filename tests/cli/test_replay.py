@@ -45,6 +45,15 @@ def test_break_stops_in_the_users_code(finished: Any, environment: dict[str, str
     assert len(facts["samples"][0]) == 32
 
 
+def test_leaving_the_debugger_ends_the_command(finished: Any, environment: dict[str, str], mnist_project: Path) -> None:
+    command = [sys.executable, "-m", "trainwright.cli.main", "replay", str(finished.folder), "--step", "2", "--break"]
+    done = subprocess.run(
+        command, cwd=mnist_project, env=environment, input="q\n", capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 130
+    assert done.stderr.splitlines() == ["Interrupted."]
+
+
 @pytest.mark.parametrize(
     ("files", "facts"),
     [

@@ -1,5 +1,6 @@
 """Run one update of an earlier run again, bitwise: from the nearest checkpoint before it, with a look inside."""
 
+import bdb
 import copy
 import logging
 import pdb
@@ -148,6 +149,8 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
             handle = model.register_forward_pre_hook(_debug_once()) if stops else None
             try:
                 run_step()
+            except bdb.BdbQuit:  # the user has left the debugger
+                raise KeyboardInterrupt from None
             except Exception as error:
                 found.error = f"{type(error).__name__}: {error}"
                 if stops:
