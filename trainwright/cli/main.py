@@ -41,6 +41,9 @@ GROUPS = {
         "replay": Command("trainwright.cli.replay", "run one update again, bitwise, and look inside"),
         "checkpoint": Command("trainwright.cli.checkpoint", "list, show, verify or export the checkpoints of a run"),
     },
+    "set up": {
+        "completion": Command("trainwright.cli.completion", "completion of commands in bash, zsh and fish"),
+    },
 }
 
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
@@ -70,6 +73,10 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 failed, 2 wrong arguments or configuration, 130 Ctrl-C."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks how to complete a line
+        from trainwright.cli.completion import complete
+
+        complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), end="")

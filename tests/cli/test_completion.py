@@ -1,0 +1,80 @@
+"""Completion in a shell: what argcomplete answers for a line, and in bash itself."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainwright.cli.main import main
+
+# Answers are written to a file, as the code of the shells asks for.
+ANSWER = """
+import os
+os.environ |= {"_ARGCOMPLETE": "1", "COMP_LINE": %(line)r, "COMP_POINT": str(len(%(line)r)), "COMP_TYPE": "9"}
+os.environ |= {"_ARGCOMPLETE_IFS": "\\n", "_ARGCOMPLETE_STDOUT_FILENAME": "answers"}
+from trainwright.cli.main import main
+main([])
+"""
+
+
+@pytest.fixture
+def completions(run_python, tmp_path: Path) -> Callable[[str], set[str]]:
+    pytest.importorskip("argcomplete")
+
+    def ask(line: str) -> set[str]:
+        run_python("-c", ANSWER % {"line": f"trainwright {line}"}, cwd=tmp_path, code=None)
+        return {word.strip() for word in (tmp_path / "answers").read_text().split("\n")}
+
+    return ask
+
+
+def test_commands_options_files_and_settings(completions: Callable[[str], set[str]], tmp_path: Path) -> None:
+    (tmp_path / "confidence.py").touch()
+    assert completions("ch") == {"checkpoint"}
+    assert {"--sort", "--state"} <= completions("runs --s")
+    assert completions("checkpoint ver") == {"verify"}
+    assert completions("train conf") == {"confidence.py"}
+    assert {"train.log_period=", "train.load_weight="} == completions("train confidence.py train.lo")
+    assert "train.evaluation.eval_period=" in completions("train confidence.py train.evaluation.")
+
+
+def test_checkpoints_of_the_run(completions: Callable[[str], set[str]], finished) -> None:
+    assert {"model_best", "model_final"} <= completions(f"eval {finished.folder} --checkpoint ")
+
+
+def test_bash_reads_the_code_and_completes(tmp_path: Path, environment: dict[str, str]) -> None:
+    pytest.importorskip("argcomplete")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    program = tmp_path / "trainwright"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainwright "$@"\n')
+    program.chmod(0o755)
+    script = """
+eval "$(trainwright completion bash)"
+COMP_LINE="trainwright checkpoint li"; COMP_POINT=${#COMP_LINE}; COMP_TYPE=9
+function=$(complete -p trainwright | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+$function trainwright li checkpoint
+echo "answer: ${COMPREPLY[*]}"
+"""
+    found = {**environment, "PATH": f"{tmp_path}:{environment['PATH']}"}
+    done = subprocess.run([bash, "-c", script], env=found, capture_output=True, text=True, timeout=120)
+    assert "answer: list" in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_code_of_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("argcomplete")
+    assert main(["completion", shell]) == 0
+    assert "trainwright" in capsys.readouterr().out
+
+
+def test_without_argcomplete_the_command_to_install_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "argcomplete", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install 'trainwright[completion]'" in capsys.readouterr().err
