@@ -64,3 +64,9 @@ def test_a_wrong_command_exits_2_and_suggests_the_right_one(run_python, tmp_path
     assert "Traceback" not in done.stderr
     for fact in facts:
         assert fact in done.stderr
+
+
+def test_the_page_of_the_command_line_has_all_commands() -> None:
+    page = (Path(trainwright.__file__).parents[1] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    table = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
+    assert [name for name in COMMANDS if f"`{name} " not in table and f"`{name}`" not in table] == []

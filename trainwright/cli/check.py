@@ -88,7 +88,7 @@ def with_config_file(args: argparse.Namespace) -> argparse.Namespace:
 
 def with_trainer(args: argparse.Namespace, use: Any) -> int:
     """``use(trainer, output_dir)`` with the trainer of the configuration, which writes into a temporary folder."""
-    from trainwright.cli.train import CAUSED_BY_THE_USER, load, print_error
+    from trainwright.cli.train import caused_by_the_user, load, print_error
 
     try:
         cfg = load(args)
@@ -103,5 +103,5 @@ def with_trainer(args: argparse.Namespace, use: Any) -> int:
             with quiet():
                 trainer = DefaultTrainer(cfg)
             return int(use(trainer, output_dir))
-    except CAUSED_BY_THE_USER as error:
+    except caused_by_the_user() as error:
         return print_error(error, args)

@@ -32,12 +32,12 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
     args.opts = [text for text in args.opts if text != args.config_file]
-    from trainwright.cli.train import CAUSED_BY_THE_USER, load, print_error
+    from trainwright.cli.train import caused_by_the_user, load, print_error
 
     try:
         cfg = load(args)
         return _run(cfg, args)
-    except CAUSED_BY_THE_USER as error:
+    except caused_by_the_user() as error:
         return print_error(error, args)
     except Exception:
         traceback.print_exc()

@@ -12,16 +12,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from omegaconf.errors import OmegaConfBaseException
-
 from trainwright.config.arguments import default_argument_parser
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
-from trainwright.config.foreign_names import key_hint
-from trainwright.config.lazy.allowlist import allow_module, use_project
-from trainwright.config.lazy.lazy_config import SECTIONS, LazyConfig, get_config, try_get_key
-from trainwright.config.lazy.overrides import override_key
 from trainwright.config.secrets import redact
-from trainwright.config.yaml_file import regular_file
 from trainwright.terminal import guarded, open_standard_streams, print_line
 
 if TYPE_CHECKING:
@@ -36,11 +29,13 @@ DONE, FAILED, USAGE_ERROR = 0, 1, 2
 INTERRUPTED = 130  # the shells' code for Ctrl-C
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)  # not a program's fault
 
-# Raised while a run is built, these come from the configuration or the data, not from a fault in a program.
-CAUSED_BY_THE_USER = (
-    *(UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError),
-    OmegaConfBaseException,  # for example a missing value of the configuration
-)
+
+def caused_by_the_user() -> tuple[type[Exception], ...]:
+    """Errors that come from the configuration or the data while a run is built, not from a fault in a program."""
+    from omegaconf.errors import OmegaConfBaseException  # for example a missing value of the configuration
+
+    errors = (UserError, ValueError, TypeError, LookupError, AttributeError, ImportError, SyntaxError, OSError)
+    return (*errors, OmegaConfBaseException)
 
 
 def parser(prog: str | None = "trainwright train") -> argparse.ArgumentParser:
@@ -88,13 +83,15 @@ def _run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T],
         return print_error(error, args)
     try:
         start = prepare(loaded)
-    except CAUSED_BY_THE_USER as error:
+    except caused_by_the_user() as error:
         return print_error(error, args)
     try:
         start()
     except UserError as error:
         return print_error(error, args)
     except KeyboardInterrupt:
+        from trainwright.config.lazy.lazy_config import try_get_key
+
         folder = try_get_key(loaded, "train.output_dir")
         hint = f" --resume continues from the latest checkpoint in {folder}." if args.resumes and folder else ""
         print_line(f"Interrupted.{hint}", file=sys.stderr)
@@ -122,6 +119,10 @@ def _prepare(
 
 
 def load(args: argparse.Namespace) -> "DictConfig":
+    from trainwright.config.lazy.allowlist import allow_module, use_project
+    from trainwright.config.lazy.lazy_config import LazyConfig, try_get_key
+    from trainwright.config.yaml_file import regular_file
+
     if not args.config_file:
         raise ConfigError("No configuration file. For example: trainwright train examples/mnist/configs/config.py")
     regular_file(args.config_file)
@@ -139,6 +140,10 @@ def load(args: argparse.Namespace) -> "DictConfig":
 
 def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:
     """Raise for an override that would add a key at the top level, which nothing reads."""
+    from trainwright.config.foreign_names import key_hint
+    from trainwright.config.lazy.lazy_config import SECTIONS, get_config
+    from trainwright.config.lazy.overrides import override_key
+
     for text in overrides:
         key = override_key(text)
         top = key.partition(".")[0]
