@@ -39,7 +39,7 @@ def test_a_run_leaves_its_files(finished) -> None:
     events = {name for name in names if name.startswith("events.out.tfevents.")}
     assert len(events) == 1
     # Of 14, 29, 44 and 59 the newest three stay.
-    assert names - events == {
+    assert names - events - {"curves.png"} == {  # a picture on a machine so busy that the training is a long one
         "config.yaml",
         "log.txt",
         "losses.csv",

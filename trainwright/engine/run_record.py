@@ -28,14 +28,14 @@ from trainwright.report.run_data import CURVES_NAME, RECORD_NAME, read_starts
 
 logger = logging.getLogger("trainwright.engine")
 
-MIN_SECONDS = 10.0  # of a training whose curves are drawn: importing matplotlib and drawing takes about one
+MIN_SECONDS = 30.0  # of a training whose curves are drawn: importing matplotlib and drawing takes about one
 
 
 class RunRecord(HookBase):
     """Write ``run.json`` when the run's folder is opened, and complete it at the end.
 
     A resumed run adds another start. ``facts(trainer)`` returns what only the API knows; its ``data`` are data sets by
-    name, which are described here. A training of at least 10 seconds gets a picture of its curves, too.
+    name, which are described here. A training of at least 30 seconds gets a picture of its curves, too.
 
     Only the main process writes. Register it before the hooks whose ``after_end`` reads these files.
     """
