@@ -30,6 +30,7 @@ GROUPS = {
     },
     "prepare": {
         "check": Command("trainwright.cli.check", "try a configuration out: can it learn, are the data right"),
+        "find": Command("trainwright.cli.find", "a learning rate, or the largest batch that fits into the memory"),
         "estimate": Command("trainwright.cli.estimate", "memory and traffic of a run, and the layouts that fit"),
         "config": Command("trainwright.cli.config", "show a configuration, compare two, JSON schema for editors"),
         "doctor": Command("trainwright.cli.doctor.command", "check this machine, or all hosts and their network"),

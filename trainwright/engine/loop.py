@@ -42,6 +42,7 @@ class TrainerBase:
     """
 
     storage: EventStorage
+    _is_copy = False  # that a check or a finder trains and throws away
 
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
@@ -231,6 +232,11 @@ class TrainerBase:
 
     def _after_failure(self, error: BaseException) -> None:
         self.has_failed = True
+        if isinstance(error, RuntimeError | MemoryError) and not self._is_copy:
+            from trainwright.engine.out_of_memory import add_memory_note, is_out_of_memory
+
+            if is_out_of_memory(error):
+                add_memory_note(error, self)
         announce(error)
         # Only for log.txt: the caller of train() reports the error.
         # GeneratorExit: `break` in a TrainingLoop.

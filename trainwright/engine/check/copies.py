@@ -22,6 +22,7 @@ from trainwright.engine.check.finding import Skipped
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import losses_of, sum_losses
 from trainwright.engine.run_summary import RunSummary
+from trainwright.evaluation.loop import rng_states, set_rng_states
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
@@ -113,6 +114,7 @@ class Copies:
         try:
             arguments, named = copy.deepcopy((arguments, named), memo)
             new.__init__(*arguments, **named)
+            new._is_copy = True
             if self.is_config_file:
                 if not resumes:
                     new.model.load_state_dict(trainer.model.state_dict())
@@ -330,6 +332,16 @@ def _later_hooks(trainer: TrainerBase) -> Iterator[HookBase]:
     """The hooks behind the last one that the trainer registers itself."""
     last = max((place for place, hook in enumerate(trainer._hooks) if isinstance(hook, Interruptions)), default=None)
     yield from trainer._hooks[last + 1 :] if last is not None else ()
+
+
+@contextmanager
+def restored_generators(device: torch.device) -> Iterator[None]:
+    """Restore the random generators afterwards; checkpoints inside have the states that they have there."""
+    states = rng_states(device)
+    try:
+        yield
+    finally:
+        set_rng_states(states, device)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The first updates of a set-up, observed once for all checks that need them."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,7 +69,8 @@ class SetUp(Copies):
         with _watched(new.model, seen, lambda: modes), _counted_steps(new, seen), torch.enable_grad():
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
-            hooks = _counting_saved(new.model, seen)
+            saved: list[int] = []
+            hooks = counting_saved(new.model, saved.append)
             hooks.__enter__()
             clock = [time.perf_counter()]
 
@@ -96,6 +97,7 @@ class SetUp(Copies):
         for name, one in new.model.named_parameters():
             if not torch.equal(one.detach(), before.get(name, one.detach() + 1)):
                 seen.changed.add(name)
+        seen.saved_bytes = sum(saved)
         if self.device.type == "cuda":
             seen.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         seen.model_bytes = size_of([*new.model.parameters(), *new.model.buffers()])
@@ -163,14 +165,14 @@ def _counted_steps(new: Any, seen: Observed) -> Iterator[None]:
         handle.remove()
 
 
-def _counting_saved(model: nn.Module, seen: Observed) -> Any:
-    """Count the bytes of the tensors that are kept for backward passes, each storage once."""
+def counting_saved(model: nn.Module, add: Callable[[int], object]) -> Any:
+    """A context that calls ``add`` with the bytes of each storage that is kept for backward passes."""
     own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
 
     def pack(tensor: Tensor) -> Tensor:
         if type(tensor) is Tensor and (place := tensor.untyped_storage().data_ptr()) not in own:
             own.add(place)
-            seen.saved_bytes += tensor.untyped_storage().nbytes()
+            add(tensor.untyped_storage().nbytes())
         return tensor
 
     return saved_tensors_hooks(pack, lambda tensor: tensor)

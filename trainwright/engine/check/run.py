@@ -3,19 +3,16 @@
 import difflib
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from trainwright.config.errors import ConfigError
 from trainwright.engine.check import data, evaluation, exactness, steps
+from trainwright.engine.check.copies import quiet, restored_generators
 from trainwright.engine.check.finding import Finding, Report, Skipped
 from trainwright.engine.check.observed import SetUp
-from trainwright.evaluation.loop import rng_states, set_rng_states
 
 Check = Callable[[SetUp], Finding]
 
@@ -54,7 +51,7 @@ def check_trainer(
     names = _chosen(only)
     end = time.perf_counter() + max_seconds
     findings = []
-    with tempfile.TemporaryDirectory() as folder, _restored_generators(trainer.device):
+    with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device):
         setup = SetUp(trainer, Path(folder), end=end)
         setup.output_dir = output_dir or setup.output_dir
         for name in names:
@@ -64,20 +61,8 @@ def check_trainer(
     return Report(tuple(findings))
 
 
-@contextmanager
-def _restored_generators(device: torch.device) -> Iterator[None]:
-    """Restore the random generators afterwards; checkpoints inside have the states that they have there."""
-    states = rng_states(device)
-    try:
-        yield
-    finally:
-        set_rng_states(states, device)
-
-
 def run_check(name: str, setup: SetUp) -> Finding:
     """One check. An error of the user's code is a problem that it has found."""
-    from trainwright.engine.check.copies import quiet
-
     start = time.perf_counter()
     try:
         if setup.seconds_left() <= 0:

@@ -1,0 +1,106 @@
+"""Find a learning rate or a batch size: ``trainwright find lr CONFIG``, ``trainwright find batch-size CONFIG``."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainwright.cli.check import config_parser, with_config_file, with_trainer
+from trainwright.config.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from trainwright.engine.finders.batch_size import BatchSizes
+    from trainwright.engine.finders.learning_rate import RateCurve
+
+DONE, NOT_FOUND = 0, 1
+
+_EPILOG = """\
+find lr: trains a copy with a growing rate, and suggests the one where the loss falls fastest.
+find batch-size: doubles the micro-batch until an update does not fit into the memory.
+Nothing is written to the output folder. docs/checks.md describes both. Exit code 1: nothing was found.
+"""
+
+_KINDS = ("lr", "batch-size")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what was found and return the exit code."""
+    args = parser().parse_args(argv)
+    kind, args.opts = (args.opts[0], args.opts[1:]) if args.opts else ("", [])
+    if kind not in _KINDS:
+        raise ConfigError(f"trainwright find: got {kind!r}. {did_you_mean(kind, _KINDS)}")
+    args = with_config_file(args)
+    return with_trainer(args, lambda trainer, _: (_find_lr if kind == "lr" else _find_batch_size)(trainer, args))
+
+
+def parser() -> argparse.ArgumentParser:
+    usage = "lr|batch-size CONFIG [options] [key=value ...]"
+    found = config_parser("trainwright find", usage, _EPILOG)
+    found.add_argument("--json", action="store_true", help="print JSON, for programs")
+    of_lr = found.add_argument_group("find lr")
+    of_lr.add_argument("--plot", metavar="FILE", help="write a picture of the curve (needs matplotlib)")
+    of_lr.add_argument("--lowest", type=float, default=1e-7, metavar="LR", help="the first rate (default: 1e-7)")
+    of_lr.add_argument("--highest", type=float, default=10.0, metavar="LR", help="the last rate (default: 10)")
+    of_lr.add_argument("--updates", type=int, default=100, metavar="N", help="updates in all (default: 100)")
+    of_size = found.add_argument_group("find batch-size")
+    of_size.add_argument("--memory", metavar="SIZE", help="of another device, as 24GiB (default: this device)")
+    of_size.add_argument("--max-size", type=int, metavar="N", help="the largest batch to try")
+    return found
+
+
+def _find_lr(trainer: Any, args: argparse.Namespace) -> int:
+    curve = trainer.find_lr(lowest=args.lowest, highest=args.highest, updates=args.updates, plot=args.plot)
+    print(json.dumps(curve.to_dict(), indent=1) if args.json else "\n".join(lines_of_curve(curve, args)))
+    return DONE if curve.suggestion is not None else NOT_FOUND
+
+
+def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
+    """Some points of the curve and the suggestion."""
+    from trainwright.cli.text import table
+
+    step = max(1, len(curve.rates) // 12)
+    places = range(0, len(curve.rates), step)
+    rows = [["rate", "loss", "smoothed"]]
+    rows += [[f"{curve.rates[n]:.2e}", f"{curve.losses[n]:.4g}", f"{curve.smoothed[n]:.4g}"] for n in places]
+    lines = table(rows, right=range(3))
+    if curve.diverged:
+        lines.append(f"The loss diverges at a rate of {curve.rates[-1]:.2g}.")
+    if args.plot:
+        lines.append(f"Picture: {args.plot}")
+    if curve.suggestion is None:
+        return [*lines, "The loss does not fall at any of these rates: `trainwright check` may show why."]
+    lines.append(f"The loss falls fastest at {curve.suggestion:.2g}:")
+    return [*lines, f"  trainwright train {args.config_file} optim.lr={curve.suggestion:g}"]
+
+
+def _find_batch_size(trainer: Any, args: argparse.Namespace) -> int:
+    from trainwright.cli.estimate import num_bytes
+
+    memory = None if args.memory is None else num_bytes(args.memory)
+    if memory is None and trainer.device.type == "cpu" and args.max_size is None:
+        raise ConfigError(
+            "find batch-size: a CPU takes memory until the machine swaps. Give --memory 24GiB (tensors are counted), or"
+            " --max-size N."
+        )
+    found = trainer.find_batch_size(memory=memory, max_size=args.max_size)
+    print(json.dumps(found.to_dict(), indent=1) if args.json else "\n".join(lines_of_sizes(found, args.config_file)))
+    return DONE if found.largest else NOT_FOUND
+
+
+def lines_of_sizes(found: "BatchSizes", config_file: str) -> list[str]:
+    """The trials and the settings."""
+    from trainwright.cli.estimate import in_units
+    from trainwright.cli.text import table
+
+    rows = [["samples", "memory", ""]]
+    for size, needed in found.trials.items():
+        rows.append(
+            [str(size), "" if needed is None else in_units(needed), "does not fit" if needed is None else "fits"]
+        )
+    lines = table(rows, right={0, 1})
+    if not found.largest:
+        return [*lines, "Not even one sample fits: `trainwright estimate` shows layouts for several processes."]
+    limits = {"memory": "", "data": " (all samples)", "max_size": " (the largest allowed)", "time": " (no more time)"}
+    settings = " ".join(f"{name}={value}" for name, value in found.settings.items())
+    lines.append(f"The largest micro-batch: {found.largest} samples{limits[found.limited_by]}.")
+    return [*lines, f"  trainwright train {config_file} {settings}"]

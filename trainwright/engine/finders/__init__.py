@@ -1,0 +1,1 @@
+"""Finders: a learning rate and a batch size, by trials on copies of a trainer."""
