@@ -26,13 +26,13 @@ class TimedStage(PipelineStage):
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         start = time.perf_counter()
-        result = super().backward_one_chunk(*arguments, **named)  # type: ignore[no-untyped-call]
+        result = super().backward_one_chunk(*arguments, **named)
         self.backward_s += time.perf_counter() - start
         return result
 
     def backward_weight_one_chunk(self, *arguments: Any, **named: Any) -> Any:
         start = time.perf_counter()
-        result = super().backward_weight_one_chunk(*arguments, **named)  # type: ignore[no-untyped-call]
+        result = super().backward_weight_one_chunk(*arguments, **named)
         self.backward_s += time.perf_counter() - start
         return result
 

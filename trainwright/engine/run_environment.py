@@ -29,7 +29,8 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     if torch.version.cuda:
-        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+        cudnn: Any = torch.backends.cudnn
+        found |= {"cuda": torch.version.cuda, "cudnn": str(cudnn.version())}
     return found
 
 

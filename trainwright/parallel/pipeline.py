@@ -456,7 +456,7 @@ def _agreement() -> Callable[..., list[bool]]:
 
     def agree(*values: bool) -> list[bool]:
         tensor = torch.tensor(values, dtype=torch.int32, device="cpu")
-        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=group)  # type: ignore[attr-defined]
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=group)
         return [bool(value) for value in tensor]
 
     return agree

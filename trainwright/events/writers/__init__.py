@@ -36,7 +36,7 @@ def default_writers(
     table: str | Path | None = None,
     tensorboard: str | Path | None = "",
     tensorboard_aliases: Mapping[str, str] | None = None,
-    trackers: Mapping[str, Mapping[str, Any]] | None = None,
+    trackers: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> list[EventWriter]:
     """A progress bar on a terminal, log lines; ``metrics.json``, ``losses.csv`` and TensorBoard events in ``folder``.

@@ -146,8 +146,11 @@ class WandbTracker(Tracker):
     def begin_run(self, run_id: str | None) -> str:
         import wandb
 
-        arguments = {"dir": str(self._folder), "name": self._folder.name, "config": self._settings, **self._arguments}
-        self._run = wandb.init(**({"id": run_id, "resume": "allow"} if run_id else {}), **arguments)
+        defaults = {"dir": str(self._folder), "name": self._folder.name, "config": self._settings}
+        arguments: dict[str, Any] = {**defaults, **self._arguments}
+        if run_id is not None:
+            arguments |= {"id": run_id, "resume": "allow"}
+        self._run = wandb.init(**arguments)
         return str(self._run.id)
 
     def last_iteration(self, run_id: str, record: Mapping[str, Any]) -> int:
@@ -200,7 +203,7 @@ class MLflowTracker(Tracker):
             for name, value in row.items()
         ]
         for first in range(0, len(metrics), 1000):  # as above
-            self._client.log_batch(self._run_id, metrics=metrics[first : first + 1000])
+            self._client.log_batch(str(self._run_id), metrics=metrics[first : first + 1000])
 
     def end_run(self, run_id: str) -> None:
         self._client.set_terminated(run_id)
@@ -215,10 +218,10 @@ class TrackioTracker(Tracker):
         import trackio
 
         defaults = {"project": "trainwright", "name": self._folder.name, "config": self._settings, "embed": False}
-        arguments = {**defaults, **self._arguments}
+        arguments: dict[str, Any] = {**defaults, **self._arguments}
         if run_id is not None:
             arguments |= {"name": run_id, "resume": "allow"}
-        self._run = trackio.init(**arguments)
+        self._run: Any = trackio.init(**arguments)
         return str(self._run.name)
 
     def send(self, rows: Mapping[int, Row]) -> None:
