@@ -96,7 +96,7 @@ def train_cropped(folder: Path, layouts: list[dict[str, Any]]) -> list[list[floa
 
 
 def test_batches_of_different_lengths_on_several_data_ranks(tmp_path: Path) -> None:
-    layouts = [{"pipeline_parallel_size": 2, "zero_stage": stage} for stage in (0, 2, 3)]
+    layouts = [{"pipeline_parallel_size": 2, "zero_stage": stage} for stage in (2, 3)]
     (expected, *_) = on_ranks(train_cropped, tmp_path / "whole", [{}], world_size=2)
     for rank in on_ranks(train_cropped, tmp_path / "cut", layouts, world_size=4):
         for losses in rank:
