@@ -88,7 +88,7 @@ def stop_and_resume(folder: Path, layouts: list[dict[str, Any]]) -> list[list[An
 @pytest.mark.parametrize(
     ("world_size", "names"),
     [
-        (4, ["tensor, pipeline", "hybrid"]),
+        (4, ["tensor, pipeline"]),
         pytest.param(2, [*LAYOUTS[2]], marks=pytest.mark.exhaustive),
         pytest.param(4, [*LAYOUTS[4]], marks=pytest.mark.exhaustive),
     ],
