@@ -47,6 +47,7 @@ from trainwright.checkpoint.state_files import (
 from trainwright.checkpoint.verify import identity, read_unchanged, verify
 from trainwright.checkpoint.weights import load_weights, read_weights, unwrap
 from trainwright.config.errors import MissingFileError, did_you_mean
+from trainwright.optim.fused import keep_possible_kernels
 from trainwright.parallel import dist
 from trainwright.parallel.dist import raised_together
 
@@ -475,6 +476,7 @@ class Checkpointer:
                 target.load_state_dict(state)
             if isinstance(target, Optimizer):
                 lay_out_as_parameters(target)
+                keep_possible_kernels(target)
         except Exception as error:
             error.add_note(f"While loading {name!r} from {path}.")
             raise

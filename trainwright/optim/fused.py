@@ -41,6 +41,8 @@ def fused_arguments(
         return {}
     if not all(_is_plain(parameter) for parameter in _parameters(params)) or _has_sparse_gradients(model):
         return {}
+    if not may_be_fused(optimizer_class, _parameters(params)):
+        return {}
     assert "fused" in inspect.signature(optimizer_class).parameters, "each of the classes has it"
     logger.debug("%s runs fused; fused=False in its settings for torch's default.", optimizer_class.__name__)
     return {"fused": True}
@@ -59,12 +61,25 @@ def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
     if optimizer.state or any(group.get(name) not in _NOT_CHOSEN[name] for group in groups for name in _CHOICES):
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not all(map(_is_plain, parameters)) or _has_sparse_gradients(model):
+    if not all(map(_is_plain, parameters)) or _has_sparse_gradients(model) or not may_be_fused(kind, parameters):
         return
     for group in groups:
         group["fused"] = True
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # as torch's own constructor does
     logger.info("%s runs fused; create it with fused=False for torch's default.", kind.__name__)
+
+
+def may_be_fused(optimizer_class: Any, parameters: Iterable[Tensor]) -> bool:
+    """Whether torch has a fused step for these parameters: of those spread over processes only Adam and AdamW do."""
+    is_adam = isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Adam)  # AdamW is one
+    return is_adam or not any(hasattr(parameter, "placements") for parameter in parameters)  # DTensors
+
+
+def keep_possible_kernels(optimizer: Optimizer) -> None:
+    """After the load of a checkpoint, perhaps of another layout: no fused steps where torch has none."""
+    for group in optimizer.param_groups:
+        if group.get("fused") and not may_be_fused(type(optimizer), group["params"]):
+            group["fused"] = False
 
 
 def _listed(params: Any) -> list[Any]:
