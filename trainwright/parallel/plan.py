@@ -80,7 +80,7 @@ def check_plan(
     Raises:
         PlanError: the plan does not fit the model, or its sizes do not divide by ``size``; lists all faults.
     """
-    modules, faults = dict(model.named_modules()), list[str]()
+    modules, faults = dict(model.named_modules(remove_duplicate=False)), list[str]()  # also of a shared module
     words: dict[str, str] = {}
     patterns: dict[str, str] = {}
     for pattern, word in plan.items():
