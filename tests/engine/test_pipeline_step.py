@@ -94,10 +94,17 @@ class OwnStep(Trainer):
         return super().training_step(batch)
 
 
+class OwnUpdate(Trainer):
+    def optimization_step(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)  # of one stage
+        super().optimization_step()
+
+
 def refused(folder: Path) -> dict[str, str]:
     found = {}
     cases: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
         "step": (OwnStep, {}),
+        "update": (OwnUpdate, {}),
         "graph": (Trainer, {"graph": True}),
         "generate": (Trainer, {"evaluate_with_generate": True}),
         "shuffled": (Trainer, {}),
@@ -122,6 +129,8 @@ def refused(folder: Path) -> dict[str, str]:
 def test_what_does_not_fit_a_pipeline_is_refused_before_the_first_step(tmp_path: Path) -> None:
     for found in on_ranks(refused, tmp_path):
         assert "OwnStep.training_step is overridden" in found["step"]
+        assert "OwnUpdate.optimization_step is overridden" in found["update"]
+        assert "gradients of its layers only" in found["update"]
         assert "TrainingConfig.graph" in found["graph"]
         assert "DataLoader shuffles by the random generator of its process" in found["shuffled"]
         assert "TrainingConfig.evaluate_with_generate" in found["generate"]

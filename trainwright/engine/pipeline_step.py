@@ -225,8 +225,9 @@ def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]
     if pipeline is not None and found:
         raise ConfigError(
             f"{name}.{found[0]} is overridden: with pipeline_parallel_size > 1 the trainer's own step is needed, since"
-            " forward and backward passes of all micro-batches of an update run at once. compute_loss of the model, or"
-            " of a Trainer, may be overridden. Or use tensor parallelism or ZeRO, which run any step."
+            " forward and backward passes of all micro-batches of an update run at once, and each process has the"
+            " gradients of its layers only. compute_loss of the model, or of a Trainer, may be overridden. Or use"
+            " tensor parallelism or ZeRO, which run any step."
         )
 
 

@@ -39,8 +39,12 @@ _OWN_LAYOUTS = ("tensor_parallel_size", "pipeline_parallel_size", "zero_stage")
 
 _PRECISIONS = ("no", "bf16", "fp16")
 
-# A pipeline runs the forward and backward passes of an update at once: these would call the model themselves.
-_OWN_STEPS = ("run_step", "train_step", "training_step", "inner_training_loop", "compute_metric", "update_metrics")
+# A pipeline runs the forward and backward passes of an update at once: these would call the model themselves. In
+# optimization_step, a norm or a decision of the user's would be that of one stage.
+_OWN_STEPS = (
+    *("run_step", "train_step", "training_step", "inner_training_loop", "compute_metric", "update_metrics"),
+    "optimization_step",
+)
 
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
