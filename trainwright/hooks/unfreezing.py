@@ -10,6 +10,7 @@ from torch import nn
 from trainwright.config.errors import ConfigError
 from trainwright.hooks.base import HookBase
 from trainwright.optim.freeze import LayerFreezer
+from trainwright.parallel.dist import gather_over_pipeline
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -40,7 +41,7 @@ class Unfreezing(HookBase):
         is_trained = any(parameter.requires_grad for parameter in model.parameters())
         for parameter, was_trainable in zip(model.parameters(), trainable, strict=True):
             parameter.requires_grad = was_trainable  # the optimizer may not be built yet
-        if not is_trained:
+        if not any(gather_over_pipeline(is_trained)):  # a stage may have only frozen layers
             raise ConfigError(
                 f"unfreeze: every parameter of {type(model).__name__} would be frozen until step {self._stages[0][0]}."
                 " Leave out the layers that are trained from the start."

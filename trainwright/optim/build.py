@@ -17,6 +17,8 @@ from trainwright.config.lazy.instantiation import are_several, instantiate, loca
 from trainwright.optim.fused import fused_arguments, run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.named import NamedOptimizers, check_schedules
+from trainwright.parallel.dist import gather_over_pipeline
+from trainwright.parallel.pipeline import outline_of
 
 NORM_LAYERS = (*RUNNING_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -168,7 +170,7 @@ def _clipping(max_norm: float | None, norm_type: float | None, value: float | No
 
 
 def _check_override_names(model: nn.Module, overrides: Iterable[str]) -> None:
-    names = {name.rpartition(".")[2] for name, _ in model.named_parameters(remove_duplicate=False)}
+    names = {name.rpartition(".")[2] for name in outline_of(model)[0]}
     faults = [
         f"overrides[{name!r}]: no parameter of {type(model).__name__} has this as the last part of its name. "
         f"{did_you_mean(name, names)}"
@@ -210,8 +212,9 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
         return NamedOptimizers({str(name): build_optimizer(cfg[name], model) for name in cfg}, where="optim")
     _check_is_lazy(cfg, "optim", "an optimizer")
     params = _params(cfg.get("params"), model, cfg.get("lr"))
-    if not params:
+    if not any(gather_over_pipeline(bool(params))):
         raise _nothing_to_train(model)
+    params = params or [*model.parameters()]  # of a pipeline stage whose layers are all frozen
 
     described = _without_bias_correction(cfg)
     fused = fused_arguments(locate_target(described), described, params, model)
@@ -222,7 +225,8 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
         )
     if not isinstance(locate_target(described), type):
         run_fused(optimizer, model)
-    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+    is_trained = any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+    if not any(gather_over_pipeline(is_trained)):
         raise _nothing_to_train(model)
     return optimizer
 

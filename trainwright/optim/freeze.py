@@ -11,6 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS, RUNNING_NORMS
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.parallel.pipeline import outline_of
 
 Part = nn.Module | nn.Parameter
 
@@ -119,7 +120,8 @@ class LayerFreezer:
         self._set(layers, freeze)
 
     def _by_names(self, names: Iterable[str], method: str) -> list[Part]:
-        known: dict[str, Part] = dict(self.model.named_parameters(remove_duplicate=False))
+        known: dict[str, Part | None] = dict.fromkeys(outline_of(self.model)[0])  # also those of other pipeline stages
+        known |= dict(self.model.named_parameters(remove_duplicate=False))
         known |= dict(self.model.named_modules(remove_duplicate=False))
         del known[""]  # the model itself
         names, faults = list(names), []
@@ -134,7 +136,7 @@ class LayerFreezer:
                 )
         if faults:
             raise ConfigKeyError("\n".join(faults))
-        return [known[name] for name in names]
+        return [part for name in names if (part := known[name]) is not None]
 
     def _by_indices(self, indices: Iterable[int]) -> list[Part]:
         layers, indices = list(self.model.children()), list(indices)

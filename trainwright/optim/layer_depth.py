@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from trainwright.parallel.pipeline import outline_of
+
 logger = logging.getLogger("trainwright.optim")
 
 
@@ -14,19 +16,21 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
 
     For models of timm the layers are timm's own (``group_matcher``). For others the blocks are the children of each
     ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters (the outermost ones), in the order of the model;
-    without such containers they are the children of the model.
+    without such containers they are the children of the model. Of a model that is cut into pipeline stages, those of
+    all stages, under each name of a tied weight.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> layer_depths(model)
     {'0.weight': 1, '0.bias': 1, '2.weight': 2, '2.bias': 2}
     """
-    names = [name for name, _ in model.named_parameters()]
+    first, modules = outline_of(model)
+    names = list(dict.fromkeys(first.values()))
     if callable(matcher := getattr(model, "group_matcher", None)):
         from timm.models import group_parameters  # a model with this method is timm's
 
         found = group_parameters(model, matcher(coarse=False), reverse=True)
         return {name: int(found[name]) for name in names}
-    containers = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList | nn.Sequential)]
+    containers = [name for name, kind in modules.items() if issubclass(kind, nn.ModuleList | nn.Sequential)]
     block_of = {name: _block(name, containers) for name in names}
     if not any(block_of.values()):
         block_of = {name: name.partition(".")[0] if "." in name else None for name in names}
@@ -38,7 +42,7 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
             num_seen = max(num_seen, order.index(block) + 1)
         is_after = block is None and 0 < num_seen == len(order)
         depths[name] = order.index(block) + 1 if block is not None else num_seen + is_after
-    return depths
+    return {name: depths[of] for name, of in first.items()}
 
 
 def log_layer_rates(groups: Iterable[Mapping[str, Any]], layer_decay: float) -> None:

@@ -44,6 +44,9 @@ def parallelize(
     """
     mesh = current_mesh()
     words = {} if mesh is None else _tensor_words(model, mesh)
+    for parameter in () if mesh is None else model.parameters():  # a DTensor's state would have other strides
+        if not parameter.is_contiguous():
+            parameter.data = parameter.data.contiguous()
     if mesh is not None and mesh.layout.data > 1:
         check_shardable(model)
     is_cut = mesh is not None and mesh.layout.pipeline > 1

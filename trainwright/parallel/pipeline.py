@@ -67,6 +67,7 @@ class Pipeline:
         layer_stages: the stage of each layer.
         complete_size: of the model before it was cut.
         forward_s, backward_s: seconds of the latest ``run`` in forward and backward passes of this process's stages.
+        outline: the names of the complete model, see :func:`outline_of`.
     """
 
     def __init__(self, model: nn.Module, mesh: Mesh, device: torch.device) -> None:
@@ -77,7 +78,7 @@ class Pipeline:
         self._number = number = layout.all_stages.pipeline
         self._rank_of = [_rank_of(stage, layout.pipeline, layout.schedule) for stage in range(number)]
         own = [stage for stage, rank in enumerate(self._rank_of) if rank == mesh.pipeline_rank]
-        self._model = model
+        self._model, self.outline = model, outline_of(model)
         self.stages, self.ties, self.layer_stages = cut_model(model, number, own, layout.all_stages.stage_ids)
         # Schedules with zero bubbles detach outputs in place, which views do not allow. FSDP2 warns of views.
         for stage in self.stages:
@@ -465,6 +466,20 @@ def _agreement() -> Callable[..., list[bool]]:
 def pipeline_of(model: Any) -> Pipeline | None:
     """The pipeline that a model is cut into; None: it is complete."""
     return vars(model).get("_pipeline") if isinstance(model, nn.Module) else None
+
+
+def outline_of(model: nn.Module) -> tuple[dict[str, str], dict[str, type[nn.Module]]]:
+    """The first name of each parameter by each of its names, and the class of each module by its name.
+
+    Of the complete model, also if this process holds stages of it.
+    """
+    pipeline = pipeline_of(model)
+    if pipeline is not None:
+        return pipeline.outline
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    parameters = {name: first.setdefault(id(parameter), name) for name, parameter in named}
+    return parameters, {name: type(module) for name, module in model.named_modules()}
 
 
 def _replaying(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ these each rank holds its share of every parameter, as a ``DTensor``.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import broadcast_over_data
 from trainwright.parallel.mesh import Mesh, current_mesh
+from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.recompute import repeated_blocks
 
 if TYPE_CHECKING:
@@ -45,9 +46,6 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
     dims = ("shard",) if layout.replicate == 1 else ("replicate", "shard")
     is_resharded = layout.zero_stage == 3
     settings: dict[str, Any] = {"mesh": mesh.device_mesh[dims]}
-    for parameter in model.parameters():
-        if not parameter.is_contiguous():
-            parameter.data = parameter.data.contiguous()
     for unit in () if is_one_unit else sharded_units(model):
         fully_shard(unit, **settings, reshard_after_forward=is_resharded)
     for root in _roots(model):
@@ -117,7 +115,13 @@ def fsdp_modules(model: nn.Module) -> "list[FSDPModule]":
         return []
     from torch.distributed.fsdp import FSDPModule
 
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+    return [module for part in _parts(model) for module in part.modules() if isinstance(module, FSDPModule)]
+
+
+def _parts(model: nn.Module) -> Sequence[nn.Module]:
+    """What :func:`shard_data` has shared: the model, or the pipeline stages that contain it."""
+    pipeline = pipeline_of(model)
+    return [model] if pipeline is None else pipeline.stages
 
 
 def computes_together(model: nn.Module) -> bool:
@@ -138,7 +142,7 @@ def reshard(model: nn.Module) -> None:
 def gathered(model: nn.Module) -> Iterator[None]:
     """Each data rank has all parameters of ``model`` and may call it by itself. Every rank must enter and leave."""
     modules = fsdp_modules(model)
-    is_root = {id(root) for root in _roots(model)}  # which torch keeps gathered
+    is_root = {id(root) for part in _parts(model) for root in _roots(part)}  # which torch keeps gathered
     units = [module for module in modules if id(module) not in is_root]
     mesh = current_mesh()
     is_resharded = mesh is not None and mesh.layout.zero_stage == 3

@@ -17,7 +17,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import CUSTOM
 from trainwright.optim import schedules as configured
 from trainwright.optim.fused import fused_arguments
-from trainwright.parallel.dist import get_tensor_parallel_size
+from trainwright.parallel.dist import gather_over_pipeline, get_tensor_parallel_size
 from trainwright.parallel.precision import make_grad_scaler
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def build_optimizer(config: "TrainingConfig", model: nn.Module) -> Optimizer:
     found, _ = find_torch_class("optimizer", config.optimizer)
     assert found is not None, "checked when the config was made"
     _, arguments = split_name(config.optimizer)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    if not any(gather_over_pipeline(any(parameter.requires_grad for parameter in model.parameters()))):
         raise ConfigError(
             f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad=True on some."
         )
