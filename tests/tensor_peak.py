@@ -1,4 +1,4 @@
-"""The measured peak of a training step, on one process and on several."""
+"""The measured peak of a training step on one process: what torch's allocator on the CPU has given out."""
 
 import gc
 from collections.abc import Callable
@@ -8,7 +8,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trainwright.hooks import HookBase
-from trainwright.parallel.step_cost import TensorBytes
 
 MARK = 1_234_567  # bytes: a tensor of this size marks a place among the events, whose times are not exact
 
@@ -39,32 +38,3 @@ def measured_peak(build: Callable[[], Any]) -> int:
     sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     first, last = (place for place, size in enumerate(sizes) if size == -MARK)
     return max(sum(sizes[: place + 1]) for place in range(first, last - 1))
-
-
-class PeakOfSteps(HookBase):
-    """The peak of each step."""
-
-    def __init__(self, counted: TensorBytes) -> None:
-        self._counted = counted
-        self.peaks: list[int] = []
-
-    def before_step(self) -> None:
-        self._counted.start()
-
-    def after_step(self) -> None:
-        self.peaks.append(self._counted.peak)
-
-
-def counted_peak(build: Callable[[], Any]) -> int:
-    """The most bytes of the tensors of operations that exist at once in a step, on one of several processes.
-
-    The tensors are real ones, each counted until it is freed, by whichever thread: gloo's threads hold a finished
-    exchange for a moment longer than the thread that waits for it, and the profiler would never record that they free
-    it. It is the lowest peak of several steps, as such a moment adds to some.
-    """
-    gc.collect()
-    with TensorBytes() as counted, counted.watching_sizes():
-        trainer, steps = build(), PeakOfSteps(counted)
-        trainer.register_hooks([steps])
-        trainer.train()
-    return min(steps.peaks[2:])  # data parallelism and optimizers are in their steady state

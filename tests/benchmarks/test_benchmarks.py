@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import start, worker
+from benchmarks import layouts, start, worker
 from benchmarks.clock import Clock
 from benchmarks.rounds import installed_peers, ratios, spread
 from benchmarks.step import CASES
+from tests.ranks import on_ranks
 
 REPOSITORY = Path(__file__).parents[2]
 FEW = ("--rounds", 1, "--steps", 12)
@@ -181,3 +182,13 @@ def test_fingerprints_of_two_runs_are_equal_and_a_changed_loss_is_reported(
     other = run_python("-m", "benchmarks.fingerprint", *cases[2:], "--compare", record, cwd=REPOSITORY, code=1)
     assert "DIFFERS from loss 4 on" in other.stdout
     assert "Differing: config" in other.stderr
+
+
+def test_a_layout_against_one_process(tmp_path: Path) -> None:
+    updates, name = 4, "2 data"
+    found = on_ranks(layouts.train, layouts.LAYOUTS[name], updates, str(tmp_path / "run"))
+    single = layouts.train(layouts.ONE_PROCESS, updates, str(tmp_path / "single"))
+    row = layouts.row_of(name, updates, found, single["losses"])
+    assert row[:2] == [name, "2"]
+    assert float(row[2]) < 1e-5
+    assert float(row[4]) == pytest.approx(float(row[3]), rel=0.1)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from benchmarks.counted_peak import counted_peak
 from tests.ranks import on_ranks
-from tests.tensor_peak import counted_peak, measured_peak
+from tests.tensor_peak import measured_peak
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_train_loader
@@ -76,13 +77,20 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
 
 
-def _pairs(*shape: int) -> TensorDataset:
-    return TensorDataset(torch.randn(24, *shape), torch.arange(24) % 10)
+class Pairs(Dataset[tuple[Tensor, int]]):
+    def __init__(self, *shape: int) -> None:
+        self._x = torch.randn(24, *shape).numpy()
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.from_numpy(self._x[index]), index % 10
 
 
 MODELS: dict[str, Any] = {
-    "mlp": (MLP, lambda: _pairs(256)),
-    "resnet": (ResNet, lambda: _pairs(3, 32, 32)),
+    "mlp": (MLP, lambda: Pairs(256)),
+    "resnet": (ResNet, lambda: Pairs(3, 32, 32)),
     "gpt": (gpt, lambda: Texts("token_ids")),
     "bert": (bert, lambda: Texts("input_ids")),
     "llama": (llama, lambda: Texts("input_ids")),
@@ -242,7 +250,7 @@ def test_a_step_that_reads_a_value_is_named() -> None:
 
     config, _ = run_of("mlp")
     with pytest.raises(ConfigError, match=r"test_estimation.py:\d+ uses the value of a tensor"):
-        estimate(lambda config: Trainer(Reads(), config, train_dataset=_pairs(256)), config)
+        estimate(lambda config: Trainer(Reads(), config, train_dataset=Pairs(256)), config)
 
 
 def test_an_own_step_is_estimated() -> None:
@@ -252,7 +260,7 @@ def test_an_own_step_is_estimated() -> None:
             return nn.functional.cross_entropy(model(both), inputs[1].repeat(2))
 
     config, build = run_of("mlp", batch_size=12)
-    own = estimate(lambda config: Twice(MLP(), config, train_dataset=_pairs(256)), config)
+    own = estimate(lambda config: Twice(MLP(), config, train_dataset=Pairs(256)), config)
     assert own.costs[0].activations > estimate(build, config).costs[0].activations
 
 
@@ -260,7 +268,7 @@ def test_a_frozen_part_has_no_gradients_and_no_state() -> None:
     def build(config: Any) -> Trainer:
         model = MLP()
         model[2].requires_grad_(False)
-        return Trainer(model, config, train_dataset=_pairs(256))
+        return Trainer(model, config, train_dataset=Pairs(256))
 
     config, _ = run_of("mlp")
     found = estimate(build, config).costs[0]

@@ -31,6 +31,27 @@ def test_the_sizes_are_those_that_both_apis_read() -> None:
     assert [found.dist[name] for name in names[:3]] == [2, 4, 2]
     assert dict(found.zero_optimization) == {"enabled": True, "stage": 3}
     assert not with_layout(cfg, Layout(data=2, replicate=2)).train.zero_optimization.enabled
+    layout = Layout(data=4, tensor=2, replicate=2, zero_stage=1, sequence_parallel=True)
+    config, dist = with_layout(config, layout), with_layout(cfg, layout).train.dist
+    assert (
+        (config.replicate_size, config.sequence_parallel) == (dist.replicate_size, dist.sequence_parallel) == (2, True)
+    )
+
+
+def test_copies_of_the_model_are_those_of_machines() -> None:
+    layouts = [layout for layout in layouts_of(64) if layout.zero_stage == 3 and layout.pipeline == 1]
+    found = [(layout.tensor, layout.replicate, layout.shard) for layout in layouts if not layout.sequence_parallel]
+    assert found[:4] == [(1, 8, 8), (1, 1, 64), (2, 8, 4), (2, 1, 32)]
+    assert found[-1] == (8, 1, 8)
+    assert {layout.sequence_parallel for layout in layouts if layout.tensor > 1} == {False, True}
+
+
+@pytest.mark.parametrize("world_size", [4, 16])
+def test_all_layouts_of_the_search_can_be_configured(world_size: int) -> None:
+    for layout in layouts_of(world_size):
+        names = ("tensor_parallel_size", "pipeline_parallel_size", "replicate_size", "zero_stage", "sequence_parallel")
+        config = with_layout(TrainingConfig(output_dir="x"), layout)
+        assert Layout.of({name: getattr(config, name) for name in names}, world_size) == layout
 
 
 def test_those_that_fit_come_first(tmp_path: Any) -> None:

@@ -14,7 +14,7 @@ from trainwright.engine.estimation import Estimate, estimate
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.step_cost import StepCost
 
-MAX_TENSOR = 8  # tensor-parallel processes exchange activations in each layer: they belong on one machine
+MACHINE = 8  # processes of a machine: those that exchange most, as tensor-parallel ones in each layer, belong on one
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def fitting_layouts(
     """Examine layouts until ``wanted`` of them fit; those that fit first, best first.
 
     The best layout has the fewest pipeline stages, which wait for each other, then the fewest tensor-parallel
-    processes, which exchange activations in each layer, then the lowest ZeRO stage.
+    processes, which exchange activations in each layer, then the lowest ZeRO stage. Of one stage, copies of the model
+    that are each on one machine come before one copy on all; sequence parallelism comes after the same without it.
 
     Args:
         build, config: as for :func:`~trainwright.engine.estimation.estimate`.
@@ -59,19 +60,28 @@ def fitting_layouts(
 
 
 def layouts_of(world_size: int) -> Iterator[Layout]:
-    """The layouts of ``world_size`` processes, best first; not those with several copies of a ZeRO group.
+    """The layouts of ``world_size`` processes, best first.
 
-    >>> [layout.tensor for layout in layouts_of(2)]
-    [1, 1, 1, 1, 2, 1]
+    >>> [str(layout) for layout in layouts_of(2)]  # doctest: +NORMALIZE_WHITESPACE
+    ['2 data', '2 data (ZeRO 1)', '2 data (ZeRO 2)', '2 data (ZeRO 3)',
+     '1 data x 2 tensor', '1 data x 2 tensor (sequence parallel)', '1 data x 2 pipeline']
     """
     divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
     for pipeline in divisors:
         for tensor in divisors:
             data, rest = divmod(world_size, pipeline * tensor)
-            if rest or tensor > MAX_TENSOR:
+            if rest or tensor > MACHINE:
                 continue
             for stage in range(4 if data > 1 else 1):
-                yield Layout(data, tensor, pipeline, replicate=1 if stage else data, zero_stage=stage)
+                for replicate in _copies(data, MACHINE // tensor) if stage else [data]:
+                    for sequence in (False, True) if tensor > 1 else (False,):
+                        yield Layout(data, tensor, pipeline, replicate, stage, sequence)
+
+
+def _copies(data: int, at_most: int) -> list[int]:
+    """Numbers of copies of the model: with up to ``at_most`` ranks for each copy, and one copy for all."""
+    shard = max(size for size in range(1, data + 1) if data % size == 0 and size <= at_most)
+    return [data // shard, 1] if 1 < shard < data else [1]
 
 
 def with_layout(config: Any, layout: Layout) -> Any:
@@ -80,15 +90,15 @@ def with_layout(config: Any, layout: Layout) -> Any:
         "data_parallel_size": layout.data,
         "tensor_parallel_size": layout.tensor,
         "pipeline_parallel_size": layout.pipeline,
-        "replicate_size": None,
+        "replicate_size": layout.replicate if layout.zero_stage and layout.replicate > 1 else None,
+        "sequence_parallel": layout.sequence_parallel,
     }
     if not isinstance(config, Mapping | DictConfig):
-        keeps = config.sequence_parallel and layout.tensor > 1
-        return config.copy_with(**sizes, zero_stage=layout.zero_stage, sequence_parallel=keeps)
+        return config.copy_with(**sizes, zero_stage=layout.zero_stage)
     cfg = complete(copy.deepcopy(config))
     if layout.pipeline != cfg.train.dist.pipeline_parallel_size:
         cfg.train.dist.custom_pipeline_stage_id = None
-    cfg.train.dist.update({**sizes, "sequence_parallel": cfg.train.dist.sequence_parallel and layout.tensor > 1})
+    cfg.train.dist.update(sizes)
     cfg.train.zero_optimization.update({"enabled": layout.zero_stage > 0, "stage": layout.zero_stage or 1})
     return cfg
 

@@ -47,7 +47,8 @@ class Layout:
         zero = f" (ZeRO {self.zero_stage})" if self.zero_stage else ""
         copies = f" in {self.replicate} copies" if self.zero_stage and self.replicate > 1 else ""
         sizes = [f"{self.data} data{zero}{copies}"]
-        sizes += [f"{self.tensor} tensor"] if self.tensor > 1 else []
+        sequence = " (sequence parallel)" if self.sequence_parallel else ""
+        sizes += [f"{self.tensor} tensor{sequence}"] if self.tensor > 1 else []
         sizes += [f"{self.pipeline} pipeline"] if self.pipeline > 1 else []
         return " x ".join(sizes)
 
