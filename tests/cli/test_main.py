@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import trainwright
-from trainwright.cli.main import COMMANDS, main
+from trainwright.cli.commands import COMMANDS
+from trainwright.cli.main import main
 
 
 def test_help_is_printed_and_is_no_error(run_python, tmp_path: Path) -> None:

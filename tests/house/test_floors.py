@@ -9,7 +9,9 @@ PACKAGE = Path(trainwright.__file__).parent
 FLOORS = [
     {"_torch_compat"},
     {"config", "events"},
-    {"optim", "parallel", "checkpoint"},
+    {"parallel"},
+    {"optim"},
+    {"checkpoint"},
     {"data"},
     {"models"},
     {"evaluation"},

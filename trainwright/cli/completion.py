@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainwright.cli.main import COMMANDS
+from trainwright.cli.commands import COMMANDS
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainwright.cli.main import COMMANDS
+from trainwright.cli.commands import COMMANDS
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, MissingFileError, did_you_mean
 
