@@ -1,8 +1,8 @@
 """The command ``trainwright``. Its help does not load torch.
 
 A command is a row of ``commands.GROUPS`` and a module with ``parser()``, which returns its ArgumentParser, and
-``main(argv)``, which returns an exit code. It imports what is slow when it runs. It may raise a UserError, which is printed
-here.
+``main(argv)``, which returns an exit code. A command imports what is slow when it runs, and may raise a UserError,
+which is printed here.
 """
 
 import importlib
