@@ -77,7 +77,7 @@ def find_batch_size(
 def _num_samples(copies: Copies) -> int | None:
     dataset = getattr(copies.loader(copies.trainer), "dataset", None)
     try:
-        return len(dataset) if dataset is not None else None  # type: ignore[arg-type]
+        return len(dataset) if dataset is not None else None
     except TypeError:
         return None
 

@@ -82,7 +82,8 @@ def find_learning_rate(
         raise ConfigError("find_lr: this run has several optimizers, whose losses do not have one curve.")
     if not all("lr" in group for group in trainer.optimizer.param_groups):
         raise ConfigError(f"find_lr: {type(trainer.optimizer).__name__} has no learning rate.")
-    rates, losses = [], []
+    rates: list[float] = []
+    losses: list[float] = []
     factor = (highest / lowest) ** (1 / (updates - 1))
     with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device), quiet():
         copies = Copies(trainer, Path(folder), end=time.perf_counter() + max_seconds)
