@@ -28,7 +28,7 @@ def guarded(stream: TextIO) -> TextIO:
 
 
 class _Guarded:
-    """Equal to the stream itself, as tqdm compares the streams of its bars."""
+    """Equal to the stream itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self._wrapped = stream
@@ -76,6 +76,18 @@ def is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:  # closed
         return False
+
+
+def shows_live_text(stream: TextIO | None) -> bool:
+    """Whether it is a terminal that can replace lines."""
+    return is_terminal(stream) and os.environ.get("TERM", "") not in ("dumb", "unknown")
+
+
+def coloured(text: str, colour: int, stream: TextIO) -> str:
+    """``text`` in a colour of ANSI (31 red, 33 yellow) on a terminal, unless ``NO_COLOR`` is set."""
+    if not shows_live_text(stream) or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 def open_standard_streams() -> None:

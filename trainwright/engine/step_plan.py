@@ -34,13 +34,13 @@ class StepPlan:
     def updates(self, steps: int) -> int:
         """The number of updates after ``steps`` steps."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
-        return epochs * self._updates_per_epoch + -(-rest // self.accumulation)
+        return epochs * self.updates_per_epoch + -(-rest // self.accumulation)
 
     def steps(self, updates: int) -> int:
         """The number of steps after ``updates`` updates."""
         if self.accumulation == 1:
             return min(self.total_steps, updates)
-        epochs, rest = divmod(updates, self._updates_per_epoch)
+        epochs, rest = divmod(updates, self.updates_per_epoch)
         return min(self.total_steps, epochs * self.steps_per_epoch + rest * self.accumulation)
 
     def samples(self, steps: int) -> int:
@@ -49,7 +49,8 @@ class StepPlan:
         return epochs * self.samples_per_epoch + min(rest * self.batch_size, self.samples_per_epoch)
 
     @property
-    def _updates_per_epoch(self) -> int:
+    def updates_per_epoch(self) -> int:
+        """Updates of a complete epoch."""
         return -(-self.steps_per_epoch // self.accumulation)
 
 

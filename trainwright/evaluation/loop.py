@@ -29,6 +29,7 @@ from trainwright.evaluation.evaluator import (
     results_table,
 )
 from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, raised_on_all_ranks
+from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.data_parallel import unwrap_model
@@ -75,12 +76,12 @@ def run_evaluation(
             gets all parameters for the time of the evaluation.
     """
     step, pad = _on_stages(model, step, pad, skip)
-    progress = _Progress(num_batches)
     _share_buffers(model)
     is_joint = computes_together(model)
     weights = gathered(model) if is_joint and pad is None else nullcontext()
     is_joint, without_count = is_joint and pad is not None, pad or step
-    with evaluation_mode(model), preserve_rng(device), weights:
+    with evaluation_mode(model), preserve_rng(device), weights, activity("evaluation", num_batches) as shown:
+        progress = _Progress(num_batches, shown)
         # Ranks that compute a batch together wait for each other within it: an error ends a process, and so the others.
         together = nullcontext() if is_joint or pipeline_of(model) is not None else raised_on_all_ranks()
         with together, around_batches or nullcontext(), EvaluationStorage():
@@ -257,14 +258,14 @@ def _num_batches(data_loader: Iterable[Any]) -> float:
 class _Progress:
     """Logs the progress of the evaluation on rank 0, at most every few seconds and at the end."""
 
-    def __init__(self, num_batches: int | None) -> None:
-        self._num_batches = num_batches
+    def __init__(self, num_batches: int | None, shown: Activity) -> None:
+        self._num_batches, self._shown = num_batches, shown
         self.num_done = self._num_samples = 0
         self._start = self._last = time.perf_counter()
 
     def update(self, num_samples: int) -> None:
         """Count a batch. ``num_samples``: of all ranks."""
-        self.num_done += 1
+        self.num_done = self._shown.done = self.num_done + 1
         self._num_samples += num_samples
         now = time.perf_counter()
         if now - self._last < LOG_PERIOD_S or not is_main_process():

@@ -1,9 +1,9 @@
-"""The time that a training spends in each phase."""
+"""The time that a training spends in each phase, and what the process does now besides steps."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -54,7 +54,8 @@ class PhaseTimes:
         """Add the seconds of a ``with`` block to a rare phase: entering the block costs a microsecond."""
         start, imported = time.perf_counter(), _of_process.imports
         try:
-            yield
+            with activity(phase):
+                yield
         finally:
             imports = _of_process.imports - imported
             self.imports += imports
@@ -72,3 +73,29 @@ def importing() -> Iterator[None]:
         yield
     finally:
         _of_process.imports = before + time.perf_counter() - start  # blocks may be nested
+
+
+@dataclass(slots=True, eq=False)
+class Activity:
+    """What the process does besides steps, for a progress bar: ``done`` of ``total`` parts, if it has parts."""
+
+    name: str
+    total: int | None = None
+    done: int = 0
+    start: float = field(default_factory=time.monotonic)
+
+
+activities: list[Activity] = []
+
+"""The current activities, the innermost last. A progress bar reads them from its own thread."""
+
+
+@contextmanager
+def activity(name: str, total: int | None = None) -> Iterator[Activity]:
+    """Show a ``with`` block, which may take long, in the progress bar."""
+    current = Activity(name, total)
+    activities.append(current)
+    try:
+        yield current
+    finally:
+        activities.remove(current)

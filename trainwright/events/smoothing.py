@@ -37,8 +37,8 @@ class HistoryBuffer:
 
     def update(self, value: float, iteration: int | None = None) -> None:
         """Add a value. Without an iteration the values are numbered 0, 1, 2, …"""
-        self._values.append(value)
         self._iterations.append(self._count if iteration is None else iteration)
+        self._values.append(value)
         self._count += 1
         self._total += value
         if len(self._values) >= 2 * self.max_length:
@@ -46,8 +46,8 @@ class HistoryBuffer:
 
     def extend(self, values: list[float], iterations: list[int]) -> None:
         """Call ``update`` for each value, in a tenth of the time."""
+        self._iterations.fromlist(iterations)  # first: another thread may read the values that have an iteration
         self._values.fromlist(values)
-        self._iterations.fromlist(iterations)
         self._count += len(values)
         total = self._total
         for value in values:  # one by one: the rounding must not depend on how values are grouped into calls
@@ -85,11 +85,11 @@ class HistoryBuffer:
 
     def median(self, window_size: int) -> float:
         """Median of the last ``window_size`` values; NaN if any of them is NaN."""
-        return median(self._last(window_size))
+        return median(self.last_values(window_size))
 
     def avg(self, window_size: int) -> float:
         """Mean of the last ``window_size`` values."""
-        values = self._last(window_size)
+        values = self.last_values(window_size)
         return sum(values) / len(values)
 
     def global_avg(self) -> float:
@@ -108,7 +108,7 @@ class HistoryBuffer:
         recent = self._iterations[start:end]
         if recent and min(recent) > oldest and (start == 0 or self._iterations[start - 1] <= oldest):
             return self._values[start:end].tolist()[-self.max_length :]  # one value per iteration, as for most metrics
-        return self._last(self._count_from(oldest + 1))
+        return self.last_values(self._count_from(oldest + 1))
 
     def values_since(self, iteration: int) -> list[tuple[float, int]]:
         """``(value, iteration)`` of the kept values of ``iteration`` and later ones, oldest first."""
@@ -163,7 +163,8 @@ class HistoryBuffer:
             first -= 1
         return end - first
 
-    def _last(self, num_values: int) -> list[float]:
+    def last_values(self, num_values: int) -> list[float]:
+        """The last ``num_values`` values, oldest first."""
         self._require_values()
         if num_values < 1:
             raise ConfigError(f"HistoryBuffer: got window_size={num_values}; it must be a whole number >= 1.")

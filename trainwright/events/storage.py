@@ -111,6 +111,7 @@ class EventStorage:
         self._prefix = ""
         self._outer: EventStorage | None = None  # of the writer thread that has entered this storage
         self._pending: list[tuple[str, Any, int]] = []  # numbers, tensors, and the parts of put_mean
+        self._max_pending = _MAX_PENDING
         self._histories: dict[str, HistoryBuffer] = {}
         self._hints: dict[str, bool] = {}
         self._restored: set[str] = set()  # names known from a checkpoint only: the code may use another hint
@@ -171,7 +172,7 @@ class EventStorage:
             value = _number(name, value)
         pending = self._pending
         pending.append((name, value, self.iter))
-        if len(pending) >= _MAX_PENDING:
+        if len(pending) >= self._max_pending:
             self._flush()
 
     def put_scalars(self, /, *, smoothing_hint: bool = True, **scalars: Scalar) -> None:
@@ -314,6 +315,24 @@ class EventStorage:
             known[window_size] = latest
         return known[window_size].copy()
 
+    def read_so_far(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
+        """As ``latest_with_smoothing_hint``, of values already converted to numbers. Any thread may call it.
+
+        Reads no tensor; :meth:`convert_soon` has the values converted that are pending.
+        """
+        return {
+            name: (
+                _smoothed(history.last_values(window_size)) if self._hints[name] else history.latest(),
+                history.latest_iteration(),
+            )
+            for name, history in self._histories.copy().items()
+            if len(history)
+        }
+
+    def convert_soon(self) -> None:
+        """Have the pending values converted to numbers by the thread that puts them, at its next value."""
+        self._max_pending = 0
+
     def smoothing_hints(self) -> dict[str, bool]:
         """The smoothing hint of each metric: True if it is noisy."""
         return dict(self._hints)
@@ -372,6 +391,7 @@ class EventStorage:
 
     def _flush(self) -> None:
         """Convert pending values to numbers and add them to the histories."""
+        self._max_pending = _MAX_PENDING
         if not self._pending:
             return
         pending, self._pending = self._pending, []

@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import Saver
 from trainwright.parallel.dist import all_gather_object, get_world_size
@@ -20,6 +21,7 @@ logger = logging.getLogger("trainwright.hooks")
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING: tuple[signal.Signals, ...] = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
+_STOPS = "Stopping after this iteration; press Ctrl-C again to end at once."
 _MAX_ITERATIONS_APART = 1000
 _active: list["Interruptions"] = []  # hooks of the running trainings, the innermost last
 
@@ -201,5 +203,8 @@ class Interruptions(HookBase):
             return
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.write(2, b"\nStopping after this iteration; press Ctrl-C again to end at once.\n")  # async-signal-safe
+            if live_bars:
+                live_bars[0].notice = _STOPS  # its thread shows it: printing needs a lock that this thread may hold
+            else:
+                os.write(2, f"\n{_STOPS}\n".encode())  # async-signal-safe
         self._received.add(number)

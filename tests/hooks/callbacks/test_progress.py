@@ -1,6 +1,7 @@
 """Lines and bars that show how far an epoch is, with a terminal and without."""
 
 import logging
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,10 @@ from torch.utils.data import TensorDataset
 
 from tests.hooks.callbacks.conftest import SCORES, STEPS, ScoredTrainer
 from trainwright import Trainer, TrainingConfig, hooks
-from trainwright.events.writers.console import live_bars
-from trainwright.hooks import (
-    HookBase,
-    Logs,
-    PrintCallback,
-    ProgressBarCallback,
-)
+from trainwright.engine.loop import TrainerBase
+from trainwright.events.writers.progress import live_bars
+from trainwright.hooks import HookBase, Logs, PrintCallback, ProgressBarCallback
+from trainwright.hooks.callbacks.progress import epoch_lines
 
 DATA = TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
 
@@ -102,18 +100,17 @@ def test_printed_lines_are_those_of_the_page(capsys: pytest.CaptureFixture[str])
     )
 
 
-def test_a_bar_for_each_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=[0.5, 0.75]).train(0, 6)
-    shown = capsys.readouterr().err
-    assert "[epoch 1/2] loss=2.000, eval_loss=0.250, eval_metric=0.500: 100%" in shown
-    assert "[epoch 2/2] loss=5.000, eval_loss=0.250, eval_metric=0.750: 100%" in shown
-    assert "3/3" in shown
-    assert "step/s" in shown
-
-
-def test_a_bar_goes_on_inside_an_epoch_and_is_closed_after_a_failure(
+def test_a_line_for_each_epoch_where_there_is_no_terminal_for_a_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=[0.5, 0.75]).train(0, 6)
+    assert capsys.readouterr().err.splitlines() == [
+        "[epoch 1/2] loss=2.000, eval_loss=0.250, eval_metric=0.500: 3/3 steps",
+        "[epoch 2/2] loss=5.000, eval_loss=0.250, eval_metric=0.750: 3/3 steps",
+    ]
+
+
+def test_the_steps_of_an_epoch_continue_after_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=SCORES, fails_at=2)
     with pytest.raises(ZeroDivisionError):
         first.train(0, 6)
@@ -122,9 +119,56 @@ def test_a_bar_goes_on_inside_an_epoch_and_is_closed_after_a_failure(
     second = ScoredTrainer(tmp_path, ProgressBarCallback(2, range(STEPS)), scores=SCORES)
     second.checkpointer.load(tmp_path / "model_0000001")
     second.train(second.start_iter, 3)
-    assert "2/3" in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines()[0].endswith(": 3/3 steps")
 
 
 @pytest.mark.parametrize("kind", ["TensorBoard", "Print", "ProgressBar"])
 def test_the_other_spelling_is_the_same_class(kind: str) -> None:
     assert getattr(hooks, f"{kind}CallBack") is getattr(hooks, f"{kind}Callback")
+
+
+def epochs(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [re.sub(r", [\d.]+ s$", "", m) for m in caplog.messages if m.startswith("Epoch ")]
+
+
+class Counts(TrainerBase):
+    """The loss of an iteration is its number; every second iteration is evaluated."""
+
+    samples_per_iter = 1
+
+    def run_step(self) -> None:
+        self.storage.put_scalar("total_loss", torch.tensor(float(self.iter)))
+
+
+@pytest.mark.parametrize(
+    ("log_period", "expected"),
+    [
+        (0, ["Epoch 1/3: loss 0.5", "Epoch 2/3: loss 1.5", "Epoch 3/3: loss 2"]),
+        (3, ["Epoch 2/3: 4 iterations", "Epoch 3/3: loss 2"]),  # nothing has been read before the end
+        (100, ["Epoch 3/3: loss 2"]),
+    ],
+)
+def test_a_line_after_each_epoch_or_log_period(
+    log_period: int, expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Counts()
+    trainer.register_hooks([epoch_lines(2, 5, log_period)])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 5)
+    assert epochs(caplog) == expected
+
+
+def test_no_epoch_line_for_a_single_epoch() -> None:
+    assert epoch_lines(5, 5, 0) is None
+    assert epoch_lines(None, 5, 0) is None
+
+
+def test_an_epoch_line_has_the_final_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainingConfig(
+        output_dir=tmp_path, num_epochs=2, batch_size=100, metrics=None, log_steps=2, tensorboard=None
+    )
+    with caplog.at_level(logging.INFO):
+        Trainer(nn.Linear(4, 2), config, DATA, DATA).train()
+    first, last = epochs(caplog)
+    assert first.startswith("Epoch 1/2: loss")
+    assert re.fullmatch(r"Epoch 2/2: loss [\d.]+, lr [\d.e+-]+, eval loss [\d.]+", last)

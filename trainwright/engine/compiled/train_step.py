@@ -22,6 +22,7 @@ from trainwright.engine.loss_fn import contract_for, fields_of
 from trainwright.engine.step import Step
 from trainwright.engine.trainer.base import TrainerShared
 from trainwright.engine.trainer.processes import has_all_gpus
+from trainwright.events.phases import activity
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.outputs import named_outputs
 
@@ -82,7 +83,8 @@ class CompiledSteps:
         """One micro-batch, and the update at the end of its window."""
         if self._compiled is None:
             start = time.perf_counter()
-            self._compiled = self._compiled_for(inputs)
+            with activity("compile"):
+                self._compiled = self._compiled_for(inputs)
             self._trainer.phases.count_compile(time.perf_counter() - start)  # imports the compiler
         trainer = self._trainer
         update = self._update

@@ -32,6 +32,7 @@ from trainwright.engine.compiled.capture import (
 )
 from trainwright.engine.compiled.optimizer import OptimizerInputs, has_state, refusal
 from trainwright.engine.compiled.program import Part, Program
+from trainwright.events.phases import activity
 from trainwright.optim.clip import gradient_clipper
 
 _Inputs = tuple[list[Any], list[Tensor]]  # arguments of the forward pass, and the optimizer's states
@@ -171,7 +172,7 @@ class CompiledUpdate:
             raise NotReady
         start = time.perf_counter()
         try:
-            with _preserved_rng():
+            with activity("compile"), _preserved_rng():
                 programs = _Programs(self._loss_of, layout_of(batch, self._names), batch, self._optimizer)
                 programs.compile(batch, self._parts, self._backend)
         finally:

@@ -80,6 +80,7 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
+from trainwright.hooks.callbacks.progress import epoch_lines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
@@ -325,6 +326,7 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         elif train.checkpointer.save_top_k is not None:
             logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
         hooks.append(profile_hook(train.profile, train.output_dir))
+        hooks.append(epoch_lines(self._iterations_per_epoch(), self.max_iter, train.log_period))
         if is_main_process():
             hooks.append(PeriodicWriter(lambda: self.build_writers(), train.log_period))
         return hooks
@@ -339,7 +341,12 @@ class DefaultTrainer(StepMethods, SetUpMethods):
 
             trackers = trackers_of(to_plain(train.trackers)[0])
         return default_writers(
-            train.output_dir, self.max_iter, batch_size=train.global_batch_size, trackers=trackers, settings=settings
+            train.output_dir,
+            self.max_iter,
+            batch_size=train.global_batch_size,
+            trackers=trackers,
+            settings=settings,
+            iterations_per_epoch=self._iterations_per_epoch(),
         )
 
     def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
@@ -593,11 +600,15 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _unfreezing_hook(self) -> HookBase | None:
-        num_samples, batch = self._num_samples(), self.cfg.train.global_batch_size
-        length = self.cfg.train.get("iter_per_epoch") or (num_samples and max(1, num_samples // batch))
+        length = self._iterations_per_epoch()
         return unfreezing_hook(
             self.model, self.cfg.train.unfreeze, lambda: self.iter, total_steps=self.max_iter, steps_per_epoch=length
         )
+
+    def _iterations_per_epoch(self) -> int | None:
+        """None: unknown."""
+        num_samples, batch = self._num_samples(), self.cfg.train.global_batch_size
+        return self.cfg.train.get("iter_per_epoch") or (num_samples and max(1, num_samples // batch))
 
     def _averaging_hook(self) -> HookBase | None:
         is_due = lambda start, every: self.iter >= start and (self.iter + 1) % every == 0  # noqa: E731

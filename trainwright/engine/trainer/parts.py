@@ -3,7 +3,6 @@
 import json
 import logging
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Mapping
@@ -24,12 +23,10 @@ from trainwright.hooks.callbacks import (
     Callback,
     EarlyStoppingCallback,
     PrintCallback,
-    ProgressBarCallback,
 )
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import broadcast_object, is_main_process
 from trainwright.parallel.restarts import is_continued
-from trainwright.terminal import is_terminal
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -105,8 +102,6 @@ def build_callbacks(trainer: Any) -> list[Callback]:
         callbacks += _early_stopping(config, trainer)
     if config.print_steps is not None:
         callbacks.append(PrintCallback(config.num_epochs, step_frequency=trainer._print_steps))
-    elif config.progress_bar and is_terminal(sys.stderr):
-        callbacks.append(ProgressBarCallback(config.num_epochs, range(trainer.num_batches)))
     return callbacks
 
 
@@ -161,9 +156,15 @@ class DefaultEarlyStopping(EarlyStoppingCallback):
 
 
 def build_writers(
-    config: "TrainingConfig", folder: Path, num_updates: int, batch_size: int, *, first_metric: str | None
+    config: "TrainingConfig",
+    folder: Path,
+    num_updates: int,
+    batch_size: int,
+    *,
+    first_metric: str | None,
+    updates_per_epoch: int,
 ) -> list[EventWriter]:
-    """Console (unless ``print_steps`` prints there), ``metrics.json``, ``metrics.csv``, TensorBoard."""
+    """Progress bar and console (unless ``print_steps`` prints), ``metrics.json``, ``metrics.csv``, TensorBoard."""
     from trainwright.config.training.training_config import TrainerConfig
 
     tensorboard = config.tensorboard
@@ -174,7 +175,8 @@ def build_writers(
         folder,
         num_updates,
         batch_size=batch_size,
-        progress_bar=False,  # a callback shows one per epoch
+        progress_bar=config.progress_bar and config.print_steps is None,
+        iterations_per_epoch=updates_per_epoch,
         console=config.print_steps is None,
         table=logs / CSV_NAME,
         tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],

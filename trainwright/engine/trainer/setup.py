@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-import sys
 import weakref
 from collections.abc import Mapping
 from functools import partial
@@ -36,6 +35,7 @@ from trainwright.engine.trainer.evaluation import EvaluatingTrainer, forward
 from trainwright.engine.trainer.loaders import source_of, with_length
 from trainwright.evaluation.loop import preserve_rng
 from trainwright.events.writers import EventWriter
+from trainwright.events.writers.progress import bar_stream
 from trainwright.hooks import (
     BestCheckpointer,
     CallbackHook,
@@ -51,7 +51,7 @@ from trainwright.hooks import (
 )
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.hooks.callbacks import RunCallbacks
-from trainwright.hooks.callbacks.progress import EpochProgress
+from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
@@ -65,7 +65,6 @@ from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR, extend_schedule
 from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
-from trainwright.terminal import is_terminal
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -112,7 +111,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             best,
             self._run_callbacks,
             profile_hook(config.profile, self.output_dir),
-            self._progress_lines(),
+            *self._progress_lines(),
             write if is_main_process() else None,
             CallbackHook(after_end=self._finish),
         ]
@@ -142,14 +141,15 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             ", ".join(done), self._output_dir_of_user,
         )  # fmt: skip
 
-    def _progress_lines(self) -> HookBase | None:
-        """Progress lines in place of a bar where there is no terminal, unless lines are logged by steps."""
+    def _progress_lines(self) -> list[HookBase | None]:
+        """A line per epoch beside a bar and beside lines by steps; in place of a bar, a line every half minute."""
         config, state, plan = self.config, self.state, self._plan
-        is_shown = config.progress_bar and config.print_steps is None and not config.log_steps
-        if not is_shown or is_terminal(sys.stderr) or not is_main_process():
-            return None
+        if not config.progress_bar or config.print_steps is not None or not is_main_process():
+            return []
+        if config.log_steps or bar_stream() is not None:
+            return [epoch_lines(plan.updates_per_epoch, self.max_iter, plan.updates(self._log_steps or 0))]
         position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
-        return EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)
+        return [EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)]
 
     def _schedule_hooks(self) -> list[HookBase]:
         is_torchs = bool(self.config.lr_scheduler or self._is_given_schedule)
@@ -188,7 +188,10 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         handler = vars(self).get("metrics_handler")  # None: the default handler, built on first use
         first = "accuracy" if handler is None else getattr(getattr(handler, "first", None), "key", None)
         batch_size = self._plan.samples(self._plan.steps(1))
-        return parts.build_writers(self.config, self.output_dir, self.max_iter, batch_size, first_metric=first)
+        return parts.build_writers(
+            self.config, self.output_dir, self.max_iter, batch_size, first_metric=first,
+            updates_per_epoch=self._plan.updates_per_epoch,
+        )  # fmt: skip
 
     def print_info(self) -> None:
         """Log the model, the data, the length of the run and its settings."""

@@ -1,16 +1,15 @@
 """Where metrics go: files, TensorBoard, the log, the terminal; and the default writers of a run."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainwright.events.writers.base import EventWriter, SafeWriter
-from trainwright.events.writers.console import ConsoleWriter, ProgressAwareHandler, ProgressWriter
+from trainwright.events.writers.console import ConsoleWriter, ProgressAwareHandler
+from trainwright.events.writers.progress import ProgressWriter, bar_stream
 from trainwright.events.writers.rows import METRICS_NAME, CSVWriter, JSONWriter, LossWriter
 from trainwright.events.writers.tensorboard import TensorBoardWriter
 from trainwright.events.writers.trackers import TRACKERS
-from trainwright.terminal import is_terminal
 
 __all__ = [
     "default_writers",
@@ -38,6 +37,7 @@ def default_writers(
     tensorboard_aliases: Mapping[str, str] | None = None,
     trackers: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    iterations_per_epoch: int | None = None,
 ) -> list[EventWriter]:
     """A progress bar on a terminal, log lines; ``metrics.json``, ``losses.csv`` and TensorBoard events in ``folder``.
 
@@ -48,13 +48,15 @@ def default_writers(
         tensorboard_aliases: second names of metrics in TensorBoard, by metric name.
         trackers: the arguments of experiment trackers, by name.
         settings: of the run, shown as hyperparameters by TensorBoard and the trackers.
+        iterations_per_epoch: for the progress bar; None: one bar for the run.
 
     Raises:
         ConfigError: the package of a tracker is not installed.
     """
     writers: list[EventWriter] = []
-    if progress_bar and is_terminal(sys.stdout):  # first, so that console lines are skipped while the bar is shown
-        writers.append(ProgressWriter(max_iter, batch_size=batch_size or None, file=sys.stdout))
+    if progress_bar and (terminal := bar_stream()) is not None:  # first: console lines are skipped while it is shown
+        size, per_epoch = batch_size or None, iterations_per_epoch
+        writers.append(ProgressWriter(max_iter, batch_size=size, file=terminal, iterations_per_epoch=per_epoch))
     if console:
         writers.append(ConsoleWriter(batch_size, max_iter))
     writers.append(JSONWriter(Path(folder, METRICS_NAME)))

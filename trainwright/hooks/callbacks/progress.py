@@ -5,21 +5,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sized
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainwright.events.writers.console import live_bars
-from trainwright.hooks.base import HookBase
+from trainwright.events.writers.progress import LiveBar, Position, bar_stream, shown_values
+from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import is_main_process
-from trainwright.terminal import guarded, print_line
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from trainwright.terminal import print_line
 
 logger = logging.getLogger("trainwright.hooks")
 
-_REFRESH_S = 0.1  # the shortest period of reading losses for the bar: reading one synchronizes
+_REFRESH_S = 0.5  # the shortest period of reading losses for the bar: reading one synchronizes
 _PERIOD_S = 30.0  # of the lines in the log
 
 
@@ -53,40 +50,45 @@ class PrintCallback(Callback):
 
 
 class ProgressBarCallback(Callback):
-    """``[epoch 1/2] loss=0.500, metric=0.250: 80%|████  |``; after an evaluation also ``eval_loss``, ``eval_metric``.
+    """A progress bar for each epoch, with ``loss``, ``metric`` and, after an evaluation, ``eval_loss, eval_metric``.
 
-    A step is a batch of ``train_dataloader``. Shown on stderr, only on rank 0.
+    A step is a batch of ``train_dataloader``. Shown on a terminal, and not beside another bar, such as the trainer's
+    own. After each epoch a line on stderr: ``[epoch 1/2] loss=0.500, metric=0.250: 3/3 steps``. Only on rank 0.
     """
 
     def __init__(self, total_epoch_num: int, train_dataloader: Sized) -> None:
         self.total_epoch_num = total_epoch_num
         self.train_dataloader = train_dataloader
-        self._bar: tqdm[Any] | None = None
+        self._bar: LiveBar | None = None
+        self._is_open = False  # an epoch
+        self._epoch = self._done = self._first = 0  # steps
+        self._values: dict[str, str] = {}
         self._next_refresh = 0.0  # seconds
 
     def on_epoch_begin(self, epochs: int, logs: Logs) -> None:
         self._close()
         if not is_main_process():
             return
-        from tqdm import tqdm
-
-        total = len(self.train_dataloader)
-        done = logs.get("epoch_step", 0)
-        file = guarded(sys.stderr)
-        self._bar = tqdm(total=total, initial=done, desc=self._title(logs), unit="step", dynamic_ncols=True, file=file)
-        live_bars.add(self._bar)
+        self._is_open, self._epoch = True, logs["epoch"]
+        self._done = self._first = logs.get("epoch_step", 0)
+        terminal = bar_stream()
+        if terminal is not None:
+            title = f"[epoch {self._epoch}/{self.total_epoch_num}]"
+            self._bar = LiveBar(self._position, lambda: self._values, file=terminal, title=title, stays=False)
+            self._bar.start()
 
     def on_train_batch_end(self, batch: Any, logs: Logs) -> None:
-        if self._bar is None:
+        if not self._is_open:
             return
+        self._done += 1
         now = time.monotonic()
-        if now >= self._next_refresh or self._bar.n + 1 == self._bar.total:
+        if now >= self._next_refresh or self._done == len(self.train_dataloader):
             self._next_refresh = now + _REFRESH_S
-            self._show(logs)
-        self._bar.update()
+            self._read(logs)
 
     def on_eval_end(self, logs: Logs) -> None:
-        self._show(logs, "eval_loss", "eval_metric")
+        if self._is_open:
+            self._read(logs, "eval_loss", "eval_metric")
 
     def on_epoch_end(self, epochs: int, logs: Logs) -> None:
         self._close()
@@ -94,22 +96,81 @@ class ProgressBarCallback(Callback):
     def on_train_end(self, logs: Logs) -> None:
         self._close()
 
-    def _show(self, logs: Logs, *names: str) -> None:
-        if self._bar is None:
-            return
+    def _position(self) -> Position:
+        return Position(self._done, len(self.train_dataloader), self._first)
+
+    def _read(self, logs: Logs, *names: str) -> None:
         wanted = {"loss": "epoch_loss", "metric": "epoch_metric"}
         wanted |= {name: name.replace("eval_", "eval_epoch_") for name in names}
-        values = [f"{name}={value:.3f}" for name, key in wanted.items() for value in _shown(logs, key).values()]
-        self._bar.set_description(" ".join([self._title(logs), ", ".join(values)]).rstrip(), refresh=bool(names))
-
-    def _title(self, logs: Logs) -> str:
-        return f"[epoch {logs['epoch']}/{self.total_epoch_num}]"
+        self._values = self._values | {
+            name: f"{value:.3f}" for name, key in wanted.items() for value in _shown(logs, key).values()
+        }
 
     def _close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
         if self._bar is not None:
-            live_bars.discard(self._bar)
             self._bar.close()
             self._bar = None
+        values = ", ".join(f"{name}={value}" for name, value in self._values.items())
+        done = f"{self._done}/{len(self.train_dataloader)} steps"
+        print_line(f"[epoch {self._epoch}/{self.total_epoch_num}] {values}: {done}", file=sys.stderr)
+        self._values = {}
+
+
+class EpochLines(HookBase):
+    """Log a line after every ``every`` epochs: loss, metrics, learning rate, results of the evaluation, time.
+
+    Register it after the hooks that evaluate and before the one that writes. ``reads``: read the current values, which
+    synchronizes; else the line has those of the last log line.
+    """
+
+    def __init__(self, iterations_per_epoch: int, *, every: int = 1, reads: bool = True) -> None:
+        self._per_epoch, self._every, self._reads = iterations_per_epoch, every, reads
+        self._next = self._last = 0  # iterations done
+        self._start = 0.0  # seconds
+
+    def before_train(self) -> None:
+        self._start, self._last = time.monotonic(), self.trainer.start_iter
+        self._plan_next()
+
+    def after_step(self) -> None:
+        if self.trainer.iterations_done >= self._next:
+            self._log(reads=self._reads)
+
+    def after_train(self) -> None:
+        if not has_failed(self.trainer) and self.trainer.iterations_done > self._last:  # with the final evaluation
+            self._log(reads=True)
+
+    def _plan_next(self) -> None:
+        period = self._per_epoch * self._every
+        self._next = (self._last // period + 1) * period
+        if self._next >= self.trainer.max_iter:
+            self._next = sys.maxsize  # after_train logs the last epoch
+
+    def _log(self, *, reads: bool) -> None:
+        trainer, now, storage = self.trainer, time.monotonic(), self.trainer.storage
+        found = (storage.latest_with_smoothing_hint() if reads else storage.read_so_far()).items()
+        values = shown_values({name: value for name, (value, iteration) in found if iteration >= self._last})
+        at = Position(trainer.iterations_done, trainer.max_iter, per_epoch=self._per_epoch)
+        logger.info(
+            "Epoch %d/%d: %s, %.1f s",
+            at.epoch,
+            at.num_epochs,
+            ", ".join(f"{name} {value}" for name, value in values.items()) or f"{at.done} iterations",
+            now - self._start,
+        )
+        self._start, self._last = now, trainer.iterations_done
+        self._plan_next()
+
+
+def epoch_lines(iterations_per_epoch: int | None, max_iter: int, log_period: int) -> EpochLines | None:
+    """The lines of a run of several epochs, at most one per ``log_period`` iterations (0: any); None for one epoch."""
+    if not iterations_per_epoch or iterations_per_epoch >= max_iter or not is_main_process():
+        return None
+    every = max(1, -(-log_period // iterations_per_epoch))
+    return EpochLines(iterations_per_epoch, every=every, reads=not log_period)
 
 
 class EpochProgress(HookBase):

@@ -1,0 +1,414 @@
+"""What a terminal shows during a training, read with a terminal emulator; and what a pipe gets."""
+
+import logging
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyte
+import pytest
+
+from trainwright.events import EventStorage, ProgressAwareHandler, ProgressWriter
+from trainwright.events.phases import activity
+from trainwright.events.writers import default_writers, progress
+from trainwright.events.writers.progress import LiveBar, Position, Rate, bar_stream, live_bars, shown_values
+from trainwright.terminal import coloured
+
+
+class Screen:
+    """A terminal of ``columns``, as a stream."""
+
+    encoding = "utf-8"
+
+    def __init__(self, columns: int = 80) -> None:
+        self.columns = columns
+        self.raw = ""
+        self._screen = pyte.Screen(columns, 30)
+        self._stream = pyte.Stream(self._screen)
+
+    def write(self, text: str) -> int:
+        self.raw += text
+        self._stream.feed(text.replace("\n", "\r\n"))
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self._screen.display if line.strip()]
+
+    @property
+    def is_cursor_visible(self) -> bool:
+        return not self._screen.cursor.hidden
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    for bar in [*live_bars]:
+        bar.close()
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    monkeypatch.setenv("COLUMNS", "80")
+    return Screen()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# The screen.
+
+
+def bar_at(screen: Screen, *points: tuple[float, Position], **metrics: str) -> LiveBar:
+    """A bar that has been drawn at each of the times."""
+    at = [points[0][1]]
+    bar = LiveBar(lambda: at[0], lambda: metrics, file=screen)  # type: ignore[arg-type]
+    clock = Clock()
+    bar._rate = Rate(clock)
+    bar.console.width = screen.columns
+    for clock.now, at[0] in points:
+        bar._render()
+    bar.console.print(bar._render())
+    return bar
+
+
+METRICS = {"loss": "0.4312", "accuracy": "0.9125", "lr": "1.00e-03"}
+POINTS = [(0.0, Position(0, 300, per_epoch=100)), (3.0, Position(1, 300, per_epoch=100))]
+
+
+def test_eighty_columns() -> None:
+    screen = Screen(80)
+    bar_at(screen, *POINTS, (12.0, Position(151, 300, per_epoch=100)), **METRICS)
+    assert screen.lines == [
+        "Epoch 2/3 ━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━  51/100  16.7 it/s  ETA 0:02, run 0:08",
+        "loss 0.4312  accuracy 0.9125  lr 1.00e-03",
+    ]
+
+
+def test_a_hundred_and_sixty_columns() -> None:
+    screen = Screen(160)
+    bar_at(screen, *POINTS, (12.0, Position(151, 300, per_epoch=100)), **METRICS)
+    assert screen.lines == [
+        "Epoch 2/3 ━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━  51/100  16.7 it/s  ETA 0:02, run 0:08"
+        "  loss 0.4312  accuracy 0.9125  lr 1.00e-03"
+    ]
+
+
+def test_the_bar_has_at_least_twenty_cells_at_eighty_columns() -> None:
+    screen, epoch = Screen(80), 1_234_567
+    long = [(s, Position(n, 99 * epoch, per_epoch=epoch)) for s, n in ((0.0, 0), (1.0, 1), (9999.0, epoch + 20))]
+    bar_at(screen, *long, **{f"a_long_name_of_a_metric_{n}": "0.123456" for n in range(5)})
+    assert screen.lines[0].count("━") + screen.lines[0].count("╸") + screen.lines[0].count("╺") >= 20
+    assert all(len(line) <= 80 for line in screen.lines)
+    assert len(screen.lines) == 2
+
+
+def test_before_the_first_step_the_seconds_pass() -> None:
+    screen = Screen(80)
+    bar_at(screen, (0.0, POINTS[0][1]), (7.0, POINTS[0][1]))
+    assert screen.lines[0].endswith("  0/100  0:07")
+    assert screen.lines[1] == "starting  0:07"
+
+
+def test_evaluations_and_compilation_show_themselves_and_are_not_part_of_the_rate() -> None:
+    screen, clock = Screen(80), Clock()
+    rate = Rate(clock)
+    for clock.now, done in ((0.0, 0), (1.0, 1), (2.0, 11)):
+        rate.update(done, is_aside=False)
+    clock.now = 102.0
+    rate.update(11, is_aside=True)
+    clock.now = 103.0
+    rate.update(21, is_aside=False)
+    assert rate.per_s == pytest.approx(10)
+    assert rate.left_s(10, with_evaluations=False) == pytest.approx(1)
+    assert rate.left_s(10, with_evaluations=True) == pytest.approx(1 + 100 / 21 * 10)
+    with activity("evaluation", 40) as evaluation:
+        evaluation.done = 12
+        bar_at(screen, *POINTS)
+    assert re.fullmatch(r"evaluation 12/40  0:0\d", screen.lines[-1])
+    bar_at(screen, *POINTS)
+    assert "evaluation" not in screen.lines[-1]
+
+
+def test_the_time_left_falls_between_two_slow_steps() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    for clock.now, done in ((0.0, 0), (20.0, 1), (40.0, 2)):
+        rate.update(done, is_aside=False)
+    assert rate.left_s(3, with_evaluations=True) == 60
+    clock.now = 55.0
+    rate.update(2, is_aside=False)
+    assert rate.left_s(3, with_evaluations=True) == 45
+    assert progress._speed(rate.per_s or 0) == "20.0 s/it"
+
+
+def test_the_last_epoch_may_be_shorter() -> None:
+    at = Position(230, 250, per_epoch=100)
+    assert (at.epoch, at.num_epochs, at.of_epoch) == (3, 3, (30, 50))
+    assert Position(100, 250, per_epoch=100).of_epoch == (100, 100)
+    assert Position(7, 10).of_epoch == (7, 10)
+
+
+# While a training runs.
+
+
+def put(storage: EventStorage, iteration: int) -> None:
+    storage.iter = iteration
+    storage.put_scalars(total_loss=0.5, time=0.1)
+    storage.put_scalar("lr", 0.01, smoothing_hint=False)
+
+
+def test_the_bar_moves_by_time_and_not_by_writes(screen: Screen) -> None:
+    storage = EventStorage(6)
+    writer = ProgressWriter(10, file=screen)  # type: ignore[arg-type]
+    writer.begin(storage)
+    assert " 6/10" in screen.lines[0]
+    put(storage, 8)
+    wait_until(lambda: " 8/10" in screen.lines[0])
+    wait_until(lambda: storage._max_pending == 0)  # the thread has asked for the values, and has read no tensor
+    put(storage, 9)
+    wait_until(lambda: "loss 0.5" in "".join(screen.lines))
+    storage.iter, storage.is_over = 10, True
+    writer.write(storage)
+    writer.close()
+    writer.close()
+    assert " 10/10" in screen.lines[0]
+    assert screen.is_cursor_visible
+    assert "\x1b[?25l" not in screen.raw  # a process that is killed cannot show it again
+    assert not live_bars
+
+
+def test_lines_are_whole_above_the_bar(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", screen)
+    handler = ProgressAwareHandler(screen)  # type: ignore[arg-type]
+    handler.setFormatter(logging.Formatter("[log] %(message)s"))
+    own = logging.StreamHandler(screen)  # type: ignore[type-var]
+    logging.getLogger().addHandler(own)
+    log = logging.Logger("of_test")
+    log.addHandler(handler)
+    storage = EventStorage()
+    writer = ProgressWriter(4, file=screen)  # type: ignore[arg-type]
+    writer.begin(storage)
+    try:
+        for iteration in range(4):
+            put(storage, iteration)
+            print("printed", iteration)
+            log.info("checkpoint %d: [bold]saved[/bold]", iteration)
+            log.info("only progress", extra={"progress": True})
+            logging.getLogger("of_the_program").warning("own handler %d", iteration)
+            assert live_bars[0]._live is not None
+            live_bars[0]._live.refresh()
+    finally:
+        logging.getLogger().removeHandler(own)
+        writer.close()
+    expected = [
+        line
+        for n in range(4)
+        for line in (f"printed {n}", f"[log] checkpoint {n}: [bold]saved[/bold]", f"own handler {n}")
+    ]
+    assert screen.lines[:12] == expected
+    assert screen.lines[12].startswith("train ━")
+    assert len(screen.lines) <= 14
+    assert sys.stdout is screen
+    assert own.stream is screen
+
+
+def test_a_record_that_cannot_be_formatted_does_not_stop_the_run(
+    screen: Screen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = ProgressWriter(4, file=screen)  # type: ignore[arg-type]
+    writer.begin(EventStorage())
+    record = logging.LogRecord("trainwright", logging.INFO, __file__, 1, "%d", ("no number",), None)
+    ProgressAwareHandler(screen).handle(record)  # type: ignore[arg-type]
+    writer.close()
+    assert "Logging error" in capsys.readouterr().err
+
+
+def test_a_second_bar_is_not_shown(screen: Screen) -> None:
+    first, second = (ProgressWriter(4, file=screen) for _ in range(2))  # type: ignore[arg-type]
+    first.begin(EventStorage())
+    second.begin(EventStorage())
+    second.close()
+    assert len(live_bars) == 1
+    first.close()
+
+
+def test_a_bar_that_fails_says_so_and_ends_no_training() -> None:
+    screen = Screen(80)
+    bar = LiveBar(lambda: Position(1, 2), lambda: 1 / 0, file=screen)  # type: ignore[arg-type, return-value]
+    bar.start()
+    bar.close()
+    assert screen.lines[0].startswith("train: the progress bar failed (ZeroDivisionError")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_worker_prints_without_the_bar(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", screen)
+    writer = ProgressWriter(4, file=screen)  # type: ignore[arg-type]
+    writer.begin(EventStorage())
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe()
+
+    def work() -> None:
+        sender.send((len(live_bars), type(sys.stdout).__name__))
+
+    worker = context.Process(target=work)
+    with live_bars[0].console._lock:  # the worker would wait for it for ever
+        worker.start()
+        worker.join(30)
+    assert receiver.poll(0)
+    assert receiver.recv() == (0, "Screen")
+    writer.close()
+
+
+# Colours, and where there is no terminal.
+
+
+@pytest.mark.parametrize(("no_color", "expected"), [("", "\x1b[33mslow\x1b[0m"), ("1", "slow")])
+def test_warnings_are_in_colour_on_a_terminal(no_color: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    screen = Screen()
+    handler = ProgressAwareHandler(screen)  # type: ignore[arg-type]
+    for level, text in ((logging.INFO, "info"), (logging.WARNING, "slow")):
+        handler.handle(logging.LogRecord("trainwright", level, __file__, 1, text, (), None))
+    assert screen.raw == f"info\n{expected}\n"
+
+
+def test_the_bar_without_colours(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    bar_at(screen, *POINTS, **METRICS)
+    assert not re.search(r"\x1b\[[\d;]*(3\d|9\d|38;)[\d;]*m", screen.raw)
+
+
+def test_where_the_bar_goes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def writers() -> list[str]:
+        return [type(one).__name__ for one in default_writers(tmp_path, 4, batch_size=1, tensorboard=None)]
+
+    terminal = Screen()
+    with (tmp_path / "file").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert bar_stream() is terminal
+        assert writers()[:2] == ["ProgressWriter", "ConsoleWriter"]
+        monkeypatch.setattr(sys, "stdout", file)
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert bar_stream() is terminal
+        monkeypatch.setenv("TERM", "dumb")
+        assert bar_stream() is None
+        assert writers()[0] == "ConsoleWriter"
+        assert coloured("text", 31, file) == "text"
+
+
+def test_the_values_of_both_apis() -> None:
+    values = {"total_loss": 0.25, "aux_loss": 1.0, "Acc@1": 98.6111, "lr": 0.01, "evaluation/f1": 0.5, "time": 0.1}
+    shown = {"loss": "0.25", "Acc@1": "98.61", "lr": "1.00e-02", "eval f1": "0.5"}
+    assert shown_values(values) == shown
+    assert shown_values({"loss": 0.5}) == {"loss": "0.5"}
+
+
+# Complete programs in a terminal.
+
+PROGRAM = """
+import os, sys, tempfile, time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from trainwright import Trainer, TrainingConfig
+from trainwright.hooks import HookBase
+
+class Act(HookBase):
+    def after_step(self):
+        if self.trainer.iter == 3:
+            print("printed by the program")
+            if sys.argv[1] == "raises":
+                raise ValueError("a fault of the model")
+            if sys.argv[1] != "ends":
+                os.kill(os.getpid(), int(sys.argv[1]))
+
+data = TensorDataset(torch.ones(16, 4), torch.zeros(16, dtype=torch.long))
+config = TrainingConfig(output_dir=tempfile.mkdtemp(), num_epochs=2, batch_size=4, tensorboard=None, metrics=None,
+                        early_stopping=None)
+trainer = Trainer(nn.Linear(4, 2), config, data)
+trainer.register_hooks([Act()])
+trainer.train()
+"""
+
+
+def in_terminal(action: str, columns: int = 80) -> tuple[Screen, int]:
+    """Run the program in a terminal; the screen at its end, and the exit status."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30 if columns else 0, columns, 0, 0))
+    command = [sys.executable, "-c", PROGRAM, action]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    screen, data = Screen(columns or 80), b""
+    try:
+        while chunk := os.read(ours, 65536):
+            data += chunk
+    except OSError:  # Linux: the other end is closed
+        pass
+    os.close(ours)
+    screen.write(data.decode().replace("\r\n", "\n"))
+    return screen, process.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("action", "status", "last"),
+    [("raises", 1, "ValueError: a fault of the model"), ("2", -2, "KeyboardInterrupt"), ("15", 143, "")],
+    ids=["exception", "ctrl_c", "sigterm"],
+)
+def test_the_terminal_is_complete_after(action: str, status: int, last: str) -> None:
+    screen, code = in_terminal(action)
+    assert code in (status, 130 if status == -2 else status)
+    assert "printed by the program" in screen.lines
+    assert screen.is_cursor_visible
+    assert screen.lines[-1].startswith(last)
+    bars = [place for place, line in enumerate(screen.lines) if line.startswith("Epoch 1/2 ━")]
+    assert len(bars) == 1  # the bar has ended, and what follows is below it
+    assert all("━" not in line for line in screen.lines[bars[0] + 1 :])
+
+
+def test_a_terminal_without_a_size() -> None:
+    screen, code = in_terminal("ends", columns=0)
+    assert code == 0
+    (bar,) = [line for line in screen.lines if "━" in line]
+    assert bar.startswith("Epoch 2/2 ━━━━━━━━━━━━━━━━━━━━")
+    assert " 4/4  in 0:0" in bar
+
+
+def test_a_pipe_gets_lines() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, "ends"], capture_output=True, timeout=120, check=True)
+    shown = (done.stdout + done.stderr).decode()
+    assert "\r" not in shown
+    assert "\x1b" not in shown
+    assert len(re.findall(r"iteration: 8/8  .*total_loss: ", shown)) == 1
+    assert len(re.findall(r"Epoch 2/2: loss ", shown)) == 1

@@ -1,0 +1,431 @@
+"""A live bar on a terminal. Its own thread draws it, from numbers that the training has anyway: no cost per step."""
+
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from trainwright.events.phases import activities
+from trainwright.events.storage import EventStorage, get_event_storage
+from trainwright.events.writers.base import EventWriter
+from trainwright.terminal import guarded, is_terminal, printable, shows_live_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+_REFRESH_S = 0.25
+_READ_S = 1.0  # the period of reading metrics, which makes the training convert them to numbers
+_RATE_S = 10.0  # the rate is that of the last seconds
+_MIN_BAR, _MAX_BAR = 20, 40  # cells
+_DEBUGGERS = ("pdb", "bdb", "cmd", "code", "pudb", "IPython.terminal.debugger")
+_TIMES = ("time", "data_time", "eta_seconds")
+
+live_bars: list["LiveBar"] = []
+
+"""The bars that are on the terminal now, at most one. Lines are written above it."""
+
+
+class Position(NamedTuple):
+    """Iterations done of the run; ``start``: those of earlier runs; ``per_epoch``: None if there are no epochs."""
+
+    done: int
+    total: int
+    start: int = 0
+    per_epoch: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """From 1."""
+        return 1 if self.per_epoch is None else max(0, min(self.done, self.total) - 1) // self.per_epoch + 1
+
+    @property
+    def num_epochs(self) -> int:
+        return 1 if self.per_epoch is None else -(-self.total // self.per_epoch)
+
+    @property
+    def of_epoch(self) -> tuple[int, int]:
+        """Iterations done of the epoch, or of the run if it has no epochs, and their number."""
+        if self.per_epoch is None:
+            return self.done, self.total
+        first = (self.epoch - 1) * self.per_epoch
+        return self.done - first, min(self.per_epoch, self.total - first)
+
+
+class Rate:
+    """Iterations per second of training, without evaluations, saves and compilation; and the time left.
+
+    ``clock`` returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = self._last = clock()
+        self._first_done = -1
+        self._aside_s = 0.0  # in evaluations and the like, since the first iteration
+        self._points: deque[tuple[float, int]] = deque()  # seconds of training, iterations
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._start
+
+    def update(self, done: int, *, is_aside: bool) -> None:
+        """Call it regularly. ``is_aside``: the process does something else than steps."""
+        now, before = self._clock(), self._last
+        self._last = now
+        if is_aside:
+            self._aside_s += now - before
+        if self._first_done < 0:
+            self._first_done = done
+        if done <= (self._points[-1][1] if self._points else self._first_done):
+            return
+        self._points.append((now - self._aside_s, done))
+        while len(self._points) > 2 and self._points[-1][0] - self._points[0][0] > _RATE_S:
+            self._points.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        """None: unknown before two iterations; the first one does not count, as it loads and compiles."""
+        if len(self._points) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
+        return (last - first) / max(last_s - first_s, 1e-9)
+
+    def left_s(self, iterations: int, *, with_evaluations: bool) -> float:
+        """Seconds until ``iterations`` more are done, once the rate is known; evaluations take their share so far."""
+        last_s, done = self._points[-1]
+        since = self._last - self._aside_s - last_s
+        aside = self._aside_s / max(1, done - self._first_done) * iterations if with_evaluations else 0.0
+        return max(0.0, iterations / (self.per_s or math.inf) - since) + aside
+
+
+class LiveBar:
+    """``Epoch 2/10 ━━━━━━━╸━━━━ 340/512  12.3 it/s  ETA 0:14, run 1:53``, and the metrics after or below it.
+
+    ``position`` and ``values`` are called by the bar's thread. ``print`` and log lines appear above the bar.
+
+    Args:
+        position: reads where the run is.
+        values: reads the metrics to show, by name; they are shown in this order, as many as fit.
+        title: shown if there are no epochs.
+        batch_size: samples of an iteration, to show samples per second.
+        stays: leave the bar on the screen at its end.
+    """
+
+    def __init__(
+        self,
+        position: Callable[[], Position],
+        values: Callable[[], Mapping[str, str]],
+        *,
+        file: TextIO,
+        title: str = "train",
+        batch_size: int | None = None,
+        stays: bool = True,
+    ) -> None:
+        self.notice = ""  # shown below the bar; a signal handler may set it
+        self._position, self._values, self._title, self._batch_size = position, values, title, batch_size
+        self._rate, self._is_over = Rate(), False
+        self._trains_in = threading.get_ident()
+        self.file = file
+        self.console = _console(file)
+        self._stays = stays
+        self._live: Live | None = None
+        self._redirected: list[tuple[logging.StreamHandler[Any], Any]] = []
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress bar", daemon=True)
+
+    def start(self) -> None:
+        """Show it, unless there is a bar already."""
+        if not live_bars:
+            live_bars.append(self)
+            self._show()
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the bar, at the position that the run has reached. A second call does nothing."""
+        if self not in live_bars:
+            return
+        self._is_over = True
+        self._ended.set()
+        with self._lock:
+            self._hide(transient=not self._stays)
+        live_bars.remove(self)
+
+    def _run(self) -> None:
+        while not self._ended.wait(_REFRESH_S):
+            is_debugged = _is_debugged(self._trains_in)
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                if is_debugged:
+                    self._hide(transient=True)
+                elif self._live is None:
+                    self._show()
+                else:
+                    self._live.refresh()
+
+    def _show(self) -> None:
+        from rich.live import Live
+
+        handlers = [one for one in logging.getLogger().handlers if isinstance(one, logging.StreamHandler)]
+        before = {stream: name for name in ("stdout", "stderr") if is_terminal(stream := getattr(sys, name))}
+        self._live = Live(
+            get_renderable=self._render,
+            console=self.console,
+            auto_refresh=False,
+            redirect_stdout=sys.stdout in before,
+            redirect_stderr=sys.stderr in before,
+        )
+        self._live.start(refresh=True)
+        # Handlers of the program's own write to the streams from before.
+        for handler in handlers:
+            if handler.stream in before:
+                self._redirected.append((handler, handler.stream))
+                handler.setStream(getattr(sys, before[handler.stream]))
+
+    def _hide(self, *, transient: bool) -> None:
+        if self._live is None:
+            return
+        live, self._live = self._live, None
+        live.transient = transient
+        try:
+            live.stop()
+        finally:
+            for handler, stream in self._redirected:
+                handler.setStream(stream)
+            self._redirected.clear()
+
+    def print_above(self, text: str) -> None:
+        """Print a line above the bar, which may have escape codes for colours."""
+        from rich.text import Text
+
+        self.console.print(Text.from_ansi(text), soft_wrap=True)
+
+    def _render(self) -> "Table | Text":
+        try:
+            return self._drawn(self._position(), self.console.width)
+        except Exception as error:  # a bar never ends a training
+            return _text(f"{self._title}: the progress bar failed ({type(error).__name__}: {error})")
+
+    def _drawn(self, at: Position, width: int) -> "Table | Text":
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        now = activities[-1] if activities and not self._is_over else None
+        self._rate.update(at.done, is_aside=now is not None)
+        (done, total), metrics = at.of_epoch, self._metrics()
+        label = f"Epoch {at.epoch}/{at.num_epochs}" if at.num_epochs > 1 else self._title
+        count = f"{done:>{len(str(total))}}/{total}"
+        fields = self._times(at)
+        if self._batch_size and self._rate.per_s:
+            metrics.append(f"{self._batch_size * self._rate.per_s:.4g} samples/s")
+        is_one_line = len("  ".join([label, count, *fields, *metrics])) + 2 + _MIN_BAR <= width
+        fields += metrics if is_one_line else []
+        right = "  ".join([count, *fields])
+        room = width - len(label) - len(right) - 3
+        while room < _MIN_BAR and len(fields) > 1:
+            right = "  ".join([count, *(fields := fields[:-1])])
+            room = width - len(label) - len(right) - 3
+        table = Table.grid(padding=(0, 1, 0, 0))
+        bar = ProgressBar(total=max(total, 1), completed=done, width=max(1, min(_MAX_BAR, room)))
+        table.add_row(_text(label, "bold"), bar, _text(right))
+        if not is_one_line and metrics:
+            table = _below(table, _text(_fitting(metrics, width - 2)))
+        if now is not None or (at.done == at.start and not self._is_over):
+            name = "starting" if now is None else now.name
+            seconds = _clock(self._rate.elapsed_s if now is None else time.monotonic() - now.start)
+            part = f" {now.done}/{now.total}" if now is not None and now.total else ""
+            table = _below(table, _text(f"{name}{part}  {seconds}", "cyan"))
+        if self.notice and not self._is_over:
+            table = _below(table, _text(self.notice, "yellow"))
+        return table
+
+    def _metrics(self) -> list[str]:
+        return [f"{name} {value}" for name, value in self._values().items()]
+
+    def _times(self, at: Position) -> list[str]:
+        rate = self._rate.per_s
+        if self._is_over or at.done >= at.total:
+            return [*([] if rate is None else [_speed(rate)]), f"in {_clock(self._rate.elapsed_s)}"]
+        if rate is None:  # before two iterations
+            return [_clock(self._rate.elapsed_s)]
+        (done, total), run = at.of_epoch, self._rate.left_s(at.total - at.done, with_evaluations=True)
+        if at.num_epochs <= 1:
+            return [_speed(rate), f"ETA {_clock(run)}"]
+        epoch = self._rate.left_s(total - done, with_evaluations=False)
+        return [_speed(rate), f"ETA {_clock(epoch)}, run {_clock(run)}"]
+
+
+class ProgressWriter(EventWriter):
+    """A bar for a terminal, with the rate, the time left, the loss, the metrics and the learning rate.
+
+    It moves by time, from the start of the training: a thread reads the storage. Use ``ConsoleWriter`` where there is
+    no terminal. ``batch_size``: the global one, to show samples per second. ``iterations_per_epoch``: show a bar for
+    each epoch instead of one for the run. ``file``: the terminal, by default stderr.
+    """
+
+    in_background = False
+
+    def __init__(
+        self,
+        max_iter: int,
+        *,
+        batch_size: int | None = None,
+        window_size: int = 20,
+        file: TextIO | None = None,
+        iterations_per_epoch: int | None = None,
+    ) -> None:
+        self._max_iter, self._per_epoch = max_iter, iterations_per_epoch
+        self._batch_size = batch_size
+        self._window_size = window_size
+        self._file = file
+        self._storage: EventStorage | None = None
+        self._bar: LiveBar | None = None
+        self._shown: dict[str, str] = {}
+        self._done = 0  # iterations
+        self._next_read = 0.0  # time in seconds
+
+    def __repr__(self) -> str:
+        return f"ProgressWriter({self._max_iter}, batch_size={self._batch_size}, window_size={self._window_size})"
+
+    def begin(self, storage: EventStorage) -> None:
+        """Show the bar and start measuring its rate."""
+        self.close()
+        self._storage, self._done = storage, 0
+        self._bar = LiveBar(
+            self._position,
+            self._values,
+            file=self._file if self._file is not None else sys.stderr,
+            batch_size=self._batch_size,
+        )
+        self._bar.start()
+
+    def write(self, storage: EventStorage | None = None) -> None:
+        """Show the bar if ``begin`` was not called; else nothing, as the bar reads the storage itself."""
+        storage = get_event_storage() if storage is None else storage
+        if storage is not self._storage or self._bar is None:
+            self.begin(storage)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._next_read = 0.0
+            self._bar.close()
+            self._bar = None
+
+    def _position(self) -> Position:
+        storage = self._storage
+        assert storage is not None, "begin() sets it"
+        # After a failure, storage.iter is the last complete iteration: what has been shown is not taken back.
+        self._done = max(self._done, min(storage.iter, self._max_iter))
+        return Position(self._done, self._max_iter, storage.start_iter, self._per_epoch)
+
+    def _values(self) -> dict[str, str]:
+        now = time.monotonic()
+        if self._storage is not None and not activities and now >= self._next_read:
+            self._next_read = now + _READ_S
+            found = self._storage.read_so_far(self._window_size)
+            self._shown = shown_values({name: value for name, (value, _) in found.items()})
+            self._storage.convert_soon()
+        return self._shown
+
+
+def shown_values(values: Mapping[str, float]) -> dict[str, str]:
+    """The loss, metrics, the learning rate and the results of evaluations, as text in this order.
+
+    >>> shown_values({"lr": 0.1, "evaluation/loss": 0.5, "total_loss": 0.25, "time": 0.1})
+    {'loss': '0.25', 'lr': '1.00e-01', 'eval loss': '0.5'}
+    """
+    rates = {"lr": f"{values['lr']:.2e}"} if "lr" in values else {}
+    results = {name: value for name, value in values.items() if name.startswith("evaluation/")}
+    losses = [name for name in values if "loss" in name and name not in results]
+    main = "total_loss" if "total_loss" in values else next(iter(losses), None)
+    others = {n: f"{v:.4g}" for n, v in values.items() if n not in (*_TIMES, *results, *losses, "lr")}
+    return (
+        ({} if main is None else {"loss": f"{values[main]:.4g}"})
+        | others
+        | rates
+        | {f"eval {name.removeprefix('evaluation/')}": f"{value:.4g}" for name, value in results.items()}
+    )
+
+
+def bar_stream() -> TextIO | None:
+    """The terminal for a bar: stdout, or stderr where stdout is a pipe or a file. None: there is no terminal."""
+    return next((stream for stream in (sys.stdout, sys.stderr) if shows_live_text(stream)), None)
+
+
+def _console(file: TextIO) -> "Console":
+    from rich.console import Console
+
+    class Terminal(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            return False  # never hidden, so that a killed run leaves the terminal complete
+
+    return Terminal(file=guarded(file), highlight=False, markup=False, emoji=False)
+
+
+def _text(text: str, style: str = "") -> "Text":
+    from rich.text import Text
+
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _below(upper: Any, lower: Any) -> Any:
+    from rich.console import Group
+
+    return Group(upper, lower)
+
+
+def _fitting(fields: list[str], width: int) -> str:
+    """As many of the fields as fit in a line."""
+    line = ""
+    for field in fields:
+        longer = f"{line}  {field}" if line else field
+        if len(longer) > width:
+            break
+        line = longer
+    return line or fields[0]
+
+
+def _speed(rate: float) -> str:
+    """``12.3 it/s``, ``1.25 s/it``."""
+    number, unit = (rate, "it/s") if rate >= 1 else (1 / rate, "s/it")
+    return f"{number:#.3g}".rstrip(".") + f" {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+
+
+def _clock(seconds: float) -> str:
+    """``0:14``, ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _is_debugged(thread: int) -> bool:
+    """Whether a thread waits for input in a debugger: near its innermost frame."""
+    frame = sys._current_frames().get(thread)
+    for _ in range(8):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _forget_in_child() -> None:
+    """A forked process, such as a worker of a loader, has no thread that draws; it prints as without a bar."""
+    for bar in live_bars:
+        for handler, stream in bar._redirected:
+            handler.stream = stream
+    live_bars.clear()
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, getattr(getattr(sys, name), "rich_proxied_file", getattr(sys, name)))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
