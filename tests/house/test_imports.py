@@ -12,7 +12,7 @@ import trainwright
 
 # What a training may use, and most do not.
 OPTIONAL = {
-    *("tensorboard", "torchmetrics", "torchvision", "transformers", "pandas", "matplotlib", "sklearn", "tqdm"),
+    *("tensorboard", "torchmetrics", "torchvision", "transformers", "pandas", "matplotlib", "sklearn", "rich.live"),
     *("torch._dynamo", "torch._inductor", "torch.utils.tensorboard", "torch.distributed.checkpoint", "sympy"),
 }
 
