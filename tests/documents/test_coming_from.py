@@ -13,9 +13,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
+from trainwright.cli.commands import COMMANDS
 from trainwright.cli.main import main
 from trainwright.config.training.aliases import ALIASES
 from trainwright.hooks import Callback, TrainerControl
+from trainwright.report.run_data import CURVES_NAME
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "coming-from.md"
@@ -99,8 +101,12 @@ def test_what_it_is_called_here_is_there(
     usage, defaults = capsys.readouterr().out, get_config("common/defaults.py")
 
     def exists(heading: str, name: str) -> bool:
+        if name.startswith("trainwright ") and name.split()[1] in COMMANDS and name != "trainwright train":
+            return True
         if name == "trainwright train" or name.startswith("--"):
             return name in usage
+        if method := re.fullmatch(r"trainer\.(\w+)\(\)", name):
+            return callable(getattr(trainer, method[1], None))
         if name.startswith("trainwright."):
             return is_importable(name)
         if name.startswith("train."):
@@ -121,4 +127,5 @@ def is_there(name: str, trainer: Trainer) -> Iterator[bool]:
     yield hasattr(Callback, name) or hasattr(TrainerControl(), name)
     yield hasattr(importlib.import_module("trainwright.hooks"), name)
     yield any((folder / name).exists() for folder in (output, output / "checkpoints", output / "final_epoch"))
+    yield name == CURVES_NAME  # drawn for trainings of at least 30 seconds
     yield name in ("state_dict", "load_state_dict")  # asked for where a callback has them: docs/callbacks.md

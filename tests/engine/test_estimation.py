@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ def llama() -> nn.Module:
 
 class Pairs(Dataset[tuple[Tensor, int]]):
     def __init__(self, *shape: int) -> None:
-        self._x = torch.randn(24, *shape).numpy()
+        self._x = np.random.default_rng(0).standard_normal((24, *shape), dtype=np.float32)
 
     def __len__(self) -> int:
         return len(self._x)

@@ -25,6 +25,7 @@ _TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-f]{8}-\d+-\d+")
 _COMPARED = ("model.safetensors", "optimizer.json", "optimizer.safetensors", "lr_scheduler.json", "extra.json")
 _EXPECTED_NAMES = re.compile(
     r"config(\.\d+)?\.yaml|log\.txt(\.rank\d+)?|metrics\.json(\.old(\.\d+)?)?|last_checkpoint|events\.out\.tfevents\..+|model_.+"
+    r"|losses\.csv(\.old(\.\d+)?)?|run\.json"
     r"|\.trainwright\.json"  # the list of the files that the run wrote
 )
 
@@ -101,6 +102,9 @@ def judge_end(reference: Reference, folder: Path, after: Snapshot) -> list[Fault
     if rows != reference.rows:
         missing = [row["iteration"] for row in reference.rows if row not in rows]
         faults.append(Fault(DIFFERING, f"metrics.json has {len(rows)} rows; missing or different: {missing}"))
+    losses, expected = (place / "losses.csv" for place in (folder, reference.folder))
+    if losses.read_bytes() != expected.read_bytes():
+        faults.append(Fault(DIFFERING, "losses.csv is not the undisturbed run's"))
     for name in ("model_final", "model_best"):
         for file in _COMPARED:
             ours, theirs = folder / name / file, reference.folder / name / file
