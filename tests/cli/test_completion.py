@@ -33,7 +33,7 @@ def completions(run_python, tmp_path: Path) -> Callable[[str], set[str]]:
 
 def test_commands_options_files_and_settings(completions: Callable[[str], set[str]], tmp_path: Path) -> None:
     (tmp_path / "confidence.py").touch()
-    assert completions("ch") == {"checkpoint"}
+    assert completions("ch") == {"check", "checkpoint"}
     assert {"--sort", "--state"} <= completions("runs --s")
     assert completions("checkpoint ver") == {"verify"}
     assert completions("train conf") == {"confidence.py"}
