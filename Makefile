@@ -12,7 +12,7 @@ help:
 	@echo "make test    run the tests (about a quarter of an hour on two cores)"
 	@echo "make test-fast  run the tests that neither start programs nor compile (about three minutes)"
 	@echo "make test-all   run all tests, with the products of cases that make test samples (20 minutes); automation runs it"
-	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results; all layouts of checkpoints (minutes)"
+	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results; all layouts of checkpoints and failures (minutes)"
 	@echo "make check   format, lint, strict types, import floors, the documentation site"
 	@echo "make bench   time the trainers against a plain PyTorch loop (about four minutes)"
 	@echo "make bench-table  run all benchmarks and update the table of docs/performance.md (about an hour)"
@@ -69,7 +69,8 @@ test-all: $(VENV)/.all
 torture: $(VENV)/.all
 	@echo "== Killing runs"
 	$(BIN)/python -m tests.torture.run --kills 500 --every-operation
-	TORTURE=1 $(PYTEST) tests/distributed/test_sharded_checkpoints.py tests/checkpoint/test_sharded_saving.py
+	TORTURE=1 $(PYTEST) tests/checkpoint/test_sharded_saving.py tests/benchmarks/test_benchmarks.py \
+		$(addprefix tests/distributed/test_,sharded_checkpoints.py faults.py stops.py hosts.py)
 
 check: $(VENV)/.all
 	@echo "== Format"; $(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ hand.
 """
 
 import functools
+import os
 import subprocess
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,8 @@ from tests import fork_server
 
 # Names and texts that stand in the code of tests that compile; `graph` is also the keyword argument of both APIs.
 COMPILING = {"GraphTrainer", "GraphBase", "compile", "inductor", "aot_eager", "graph", "enable_graph"}
+# Products of cases that take minutes.
+only_in_torture = pytest.mark.skipif("TORTURE" not in os.environ, reason="takes minutes: make torture")
 STARTING = (subprocess, fork_server.python)
 
 

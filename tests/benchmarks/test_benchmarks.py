@@ -11,6 +11,7 @@ from benchmarks import layouts, start, worker
 from benchmarks.clock import Clock
 from benchmarks.rounds import installed_peers, ratios, spread
 from benchmarks.step import CASES
+from tests.kinds import only_in_torture
 from tests.ranks import on_ranks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -66,7 +67,9 @@ def test_two_processes(measure: Callable[..., Any]) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("layout", ["ddp", "zero1", "zero3", "tp2", "pp2"])
+@pytest.mark.parametrize(
+    "layout", ["ddp", "tp2", *(pytest.param(name, marks=only_in_torture) for name in ("zero1", "zero3", "pp2"))]
+)
 def test_two_processes_and_a_plain_script_of_the_same_layout(layout: str, measure: Callable[..., Any]) -> None:
     found = metrics_of(measure("ranks", "--layout", layout, "--case", "tiny", "--rounds", 1, "--steps", 110))
     assert {*found} == {"objects", "config", "plain"}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fork_server import python
+from tests.kinds import only_in_torture
 
 SCRIPT = Path(__file__).parent / "faults_script.py"
 OF_LAYOUTS = Path(__file__).parent / "layout_faults_script.py"
@@ -102,8 +103,9 @@ def test_a_parameter_that_a_later_update_leaves_out_is_named_with_the_setting(tm
 
 
 def of_layout(layout: str, how: str) -> Any:
-    is_quick = (layout, how) == ("tensor, pipeline", "raise")
-    return pytest.param(layout, how, marks=[] if is_quick else [pytest.mark.exhaustive], id=f"{layout}-{how}")
+    mark = {"raise": [], "hang": [pytest.mark.exhaustive], "kill": [pytest.mark.exhaustive]}.get(how)
+    marks = [only_in_torture] if layout != "tensor, pipeline" or mark is None else mark
+    return pytest.param(layout, how, marks=marks, id=f"{layout}-{how}")
 
 
 @pytest.mark.parametrize(("layout", "how"), [of_layout(layout, how) for layout in LAYOUTS for how in FAULTS])

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kinds import only_in_torture
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
@@ -188,7 +190,11 @@ def test_a_host_is_cut_off_and_comes_back_and_the_run_goes_on(hosts: Hosts, tmp_
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("nodes", "meet_at", "codes"), [("2", "a", [75, 75]), ("1:2", "b", [75, 0])], ids=["2", "1:2"])
+@pytest.mark.parametrize(
+    ("nodes", "meet_at", "codes"),
+    [pytest.param("2", "a", [75, 75], marks=only_in_torture), ("1:2", "b", [75, 0])],
+    ids=["2", "1:2"],
+)
 def test_a_host_that_stays_cut_off_leaves_no_process_waiting(
     hosts: Hosts, tmp_path: Path, nodes: str, meet_at: str, codes: list[int]
 ) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints of sharded models: every layout of processes loads those of every other layout, bit by bit."""
 
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 
 from tests.distributed import layouts
 from tests.distributed.layouts import LAYOUTS, Content, world_size
+from tests.kinds import only_in_torture
 from tests.ranks import on_ranks
 
 pytestmark = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_every_layout_loads_every_other_one_and_continues_bitwise(saved: Saved) 
     check_matrix(saved, SMALL)
 
 
-@pytest.mark.skipif("TORTURE" not in os.environ, reason="242 loads take minutes: make torture")
+@only_in_torture  # 242 loads
 def test_all_layouts_tied_or_not(tmp_path: Path) -> None:
     check_matrix(saved_by(tmp_path, [(layout, is_tied) for layout in LAYOUTS for is_tied in (False, True)]), [*LAYOUTS])
 

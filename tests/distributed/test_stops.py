@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.layout_runs import APIS, Record, Texts, build_language, file_config
+from tests.kinds import only_in_torture
 from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.hooks import HookBase
@@ -89,8 +90,8 @@ def stop_and_resume(folder: Path, layouts: list[dict[str, Any]]) -> list[list[An
     ("world_size", "names"),
     [
         (4, ["tensor, pipeline"]),
-        pytest.param(2, [*LAYOUTS[2]], marks=pytest.mark.exhaustive),
-        pytest.param(4, [*LAYOUTS[4]], marks=pytest.mark.exhaustive),
+        pytest.param(2, [*LAYOUTS[2]], marks=only_in_torture),
+        pytest.param(4, [*LAYOUTS[4]], marks=only_in_torture),
     ],
     ids=["4", "2-all", "4-all"],
 )
