@@ -417,3 +417,17 @@ def test_kept_batches_of_a_mixture_are_the_same_in_each_epoch(api: str) -> None:
         sampler.limit_epochs(2, keeps_batches=True)
         batches = list(islice(sampler, 6))
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
+
+
+@pytest.mark.parametrize("kind", [CyclicSampler, EpochSampler])
+@pytest.mark.parametrize("length", [23, 24])
+def test_micro_batches_of_all_ranks_are_those_that_the_ranks_read(kind: type, length: int) -> None:
+    ranks = [
+        kind(range(length), 3, shuffle=True, seed=5, data_parallel_rank=rank, data_parallel_size=2) for rank in (0, 1)
+    ]
+    together = [[*first, *second] for first, second in zip(*(islice(iter(rank), 12) for rank in ranks), strict=True)]
+    for rank in ranks:
+        assert rank.micro_batches(0, 12) == together
+        first = 5 if kind is EpochSampler else 5 * 6  # batches, or samples of all ranks
+        assert rank.micro_batches(first, 3) == together[5:8]
+        assert next(iter(rank)) == next(islice(iter(rank), 1))  # the sampler itself has not moved

@@ -134,7 +134,7 @@ def _samples(found: "Replay") -> list[str]:
         for place, loss in enumerate(values)
     ]
     if not known:
-        flat = [str(index) for batch in ids for index in batch]
+        flat = [_named(found, index) for batch in ids for index in batch]
         return (
             ["", f"Samples: {', '.join(flat[: 4 * _MAX_SAMPLES])}{' …' if len(flat) > 4 * _MAX_SAMPLES else ''}"]
             if flat
@@ -142,5 +142,10 @@ def _samples(found: "Replay") -> list[str]:
         )
     known.sort(key=lambda one: math.inf if math.isnan(one[0]) else one[0], reverse=True)
     rows = [["sample" if ids else "place in the batch", "loss"]]
-    rows += [[str(index), f"{loss:.6g}"] for loss, index, _ in known[:_MAX_SAMPLES]]
-    return ["", f"Samples with the largest losses, of {len(known)}", *table(rows, right={0, 1})]
+    rows += [[_named(found, index) if ids else str(index), f"{loss:.6g}"] for loss, index, _ in known[:_MAX_SAMPLES]]
+    right = {1} if found.names else {0, 1}
+    return ["", f"Samples with the largest losses, of {len(known)}", *table(rows, right=right)]
+
+
+def _named(found: "Replay", index: int) -> str:
+    return f"{index} ({shown(found.names[index])})" if index in found.names else str(index)

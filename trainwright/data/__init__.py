@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainwright.data.loaders import build_nlp_train_val_test_loader as build_nlp_train_val_test_loader
     from trainwright.data.mixture import MixedDataset as MixedDataset
     from trainwright.data.mixture import MixedStream as MixedStream
+    from trainwright.data.sample_names import sample_name as sample_name
     from trainwright.data.sampler import CyclicSampler as CyclicSampler
     from trainwright.data.sampler import EpochSampler as EpochSampler
     from trainwright.data.sampler import RangedSampler as RangedSampler
@@ -72,6 +73,7 @@ _NAMES_OF = {
         "build_nlp_train_loader build_nlp_train_val_test_loader"
     ),
     "mixture": "MixedDataset MixedStream",
+    "sample_names": "sample_name",
     "sampler": "EpochSampler CyclicSampler RangedSampler SingleRoundSampler",
     "streaming": "StreamLoader",
     "tar_shards": "TarShards",

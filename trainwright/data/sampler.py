@@ -6,9 +6,10 @@ micro_batch_size`` on. So batches run across epoch ends, nothing is dropped or p
 together hold the same samples for any W.
 """
 
+import copy
 import inspect
 from collections.abc import Iterable, Iterator
-from itertools import count, starmap
+from itertools import count, islice, starmap
 from numbers import Integral
 from typing import Any
 
@@ -104,6 +105,19 @@ class _BatchSampler(Sampler[list[int]]):
         """The batches of ``iter(sampler)``, each int64 (B,): for data that are read by whole batches."""
         return starmap(self._index_tensor, self._places())
 
+    def micro_batches(self, first: int, number: int) -> list[list[int]]:
+        """The indices of ``number`` micro-batches of all ranks together. Nothing is read or prefetched.
+
+        ``first``: the place of the first one, as the sampler's ``set_…`` method takes it.
+        """
+        joined = copy.copy(self)
+        joined._join_ranks(first)
+        return [joined._indices(*place) for place in islice(joined._places(), number)]
+
+    def _join_ranks(self, first: int) -> None:
+        """Yield the micro-batches of all ranks as those of one, from ``first`` on."""
+        raise NotImplementedError
+
     def _indices(self, epoch: int, position: int, size: int) -> list[int]:
         indices: list[int] = []
         while len(indices) < size:  # over the end of an epoch, or of several if the data set is smaller than a batch
@@ -182,6 +196,11 @@ class CyclicSampler(_BatchSampler):
         elif isinstance(self._order, LengthGroups) and self.num_used < self.data_size:
             self._order.crosses_epochs = False  # an epoch now has complete batches only
         return self.num_used
+
+    def _join_ranks(self, first: int) -> None:
+        self.set_consumed_samples(first)
+        self.micro_batch_size *= self.data_parallel_size
+        self.data_parallel_rank, self.data_parallel_size = 0, 1
 
     def __len__(self) -> int:
         return _ceil_div(self.num_used, self.micro_batch_size * self.data_parallel_size)
@@ -306,6 +325,11 @@ class EpochSampler(_BatchSampler):
     def set_batches_done(self, batches: int) -> None:
         """Start the next ``iter()`` after this many batches, counted from the first epoch."""
         self._first_batch = batches
+
+    def _join_ranks(self, first: int) -> None:
+        self.set_batches_done(first)
+        self.batch_size, self.data_parallel_rank, self.data_parallel_size = self.global_batch_size, 0, 1
+        self.infinite = True
 
     def __len__(self) -> int:
         return _ceil_div(self.samples_per_epoch, self.global_batch_size)

@@ -1,14 +1,13 @@
 """Run one update of an earlier run again, bitwise: from the nearest checkpoint before it, with a look inside."""
 
 import bdb
-import copy
 import logging
 import pdb
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from torch import nn
 
 from trainwright.checkpoint.verify import inspect_folders
 from trainwright.config.errors import ConfigError
-from trainwright.data.sampler import CyclicSampler, EpochSampler
+from trainwright.data.sample_names import sample_name
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_record import RunRecord
 from trainwright.engine.run_summary import RunSummary
+from trainwright.engine.sample_ids import sample_ids, training_loader
 from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
 from trainwright.hooks import (
@@ -53,6 +53,7 @@ class Replay:
         step: its number, counted from 1.
         checkpoint: where the replay started; "" is the beginning of the run.
         samples: for each micro-batch the indices of its samples in the data set; None if the loader does not show them.
+        names: the data set's names of these samples by index, where it has names.
         loss, recorded_loss: of the replay and of the run. They are equal by bits, unless the code, the data or the
             machine is another one. None: not recorded, or the step failed before.
         facts: losses of samples, gradient norms, and the first operation with a value that is not finite.
@@ -62,6 +63,7 @@ class Replay:
     step: int
     checkpoint: str
     samples: list[list[int]] | None = None
+    names: dict[int, str] = field(default_factory=dict)
     loss: float | None = None
     recorded_loss: float | None = None
     facts: StepFacts = field(default_factory=StepFacts)
@@ -141,7 +143,8 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
         if trainer.iter < last:
             run_step()
             continue
-        found.samples = _samples(trainer)
+        found.samples = sample_ids(trainer, found.step)
+        found.names = _names(training_loader(trainer), chain.from_iterable(found.samples or ()))
         sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(trainer.model)
         probe = nullcontext(StepFacts()) if _is_graph(trainer) else probed_step(model, sizes, _debug if stops else None)
@@ -171,19 +174,9 @@ def _is_graph(trainer: Any) -> bool:
     return bool(trainer.cfg.graph.enabled if config is None else config.graph)
 
 
-def _samples(trainer: Any) -> list[list[int]] | None:
-    """The indices of the samples of the coming update, by micro-batch."""
-    loader = getattr(trainer, "train_loader", None) or getattr(trainer, "train_dataloader", None)
-    sampler = copy.copy(getattr(loader, "batch_sampler", None))
-    plan = getattr(trainer, "_plan", None)
-    if isinstance(sampler, EpochSampler) and plan is not None:
-        done, end = plan.steps(trainer.iter), plan.steps(trainer.iter + 1)
-        sampler.set_batches_done(done)
-        return [[*batch] for batch in islice(sampler, end - done)]
-    if isinstance(sampler, CyclicSampler):
-        sampler.set_consumed_samples(trainer.samples_done)
-        return [[*batch] for batch in islice(sampler, trainer.cfg.train.num_accumulation_steps)]
-    return None
+def _names(loader: Any, indices: Iterable[int]) -> dict[int, str]:
+    names = {index: sample_name(loader.dataset, index) for index in indices}
+    return {index: name for index, name in names.items() if name is not None}
 
 
 def _recorded_loss(folder: Path, step: int) -> float | None:

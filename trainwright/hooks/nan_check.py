@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.hooks.base import HookBase, Period, condition
-from trainwright.parallel.dist import all_gather_object
+from trainwright.hooks.loss_spikes import largest_spike
+from trainwright.parallel.dist import all_gather_object, is_main_process
 
 logger = logging.getLogger("trainwright.hooks")
 
 NonFinitePolicy: TypeAlias = Literal["stop", "skip", "warn"]
 Found: TypeAlias = dict[int, dict[str, float]]  # by iteration, then by name
+
+_MAX_SPIKES = 10  # in a training
 
 _HELP = (
     "Try a smaller learning rate or gradient clipping, and check the data of that iteration; non_finite='skip'"
@@ -45,6 +48,10 @@ class FiniteCheck(HookBase):
     * "skip": report the updates that the trainer has skipped (``skipped_update``). Parameters are checked as above.
     * "warn": warn at the start of a sequence of such iterations.
 
+    A loss far above those before it is reported as a warning (:func:`~.loss_spikes.largest_spike`), and as the text
+    ``loss_spikes`` of the storage; after ten of them no more. Both messages name the samples of the update, if the
+    trainer knows them.
+
     The first check that finds the model in evaluation mode warns: without dropout, and with fixed running statistics.
     Trainers set training mode before the first step, so this finds a ``model.eval()`` in a user's step or callback.
 
@@ -63,6 +70,7 @@ class FiniteCheck(HookBase):
         self._next = 0  # the first unchecked iteration
         self._last_bad = -2
         self._has_warned_of_mode = False
+        self._num_spikes = 0
 
     def before_train(self) -> None:
         self._next = self.trainer.start_iter
@@ -70,6 +78,7 @@ class FiniteCheck(HookBase):
     def after_step(self) -> None:
         if self._is_due(self.trainer) or self.trainer.iter + 1 == self.trainer.max_iter:
             self.trainer.storage.reduce()  # here, since every process has this hook
+            self._find_spikes()
             self._check_metrics()
             self._check_mode()
 
@@ -90,7 +99,8 @@ class FiniteCheck(HookBase):
         if found and self._policy == "stop":
             first = min(found)
             raise NonFiniteError(
-                f"{_iterations(found)}: {_values(found[first])}{_more(found)}. {self._about_parameters()} {_HELP}"
+                f"{_iterations(found)}: {_values(found[first])}{_more(found)}. {self._about_parameters()}"
+                f"{self._samples(first)} {_HELP}"
             )
         if found:
             skipped = {iteration for value, iteration in self._values_of("skipped_update") if value}
@@ -119,9 +129,35 @@ class FiniteCheck(HookBase):
 
     def _warn(self, found: Found, *, is_skipped: bool = False) -> None:
         if is_skipped and found:
-            logger.warning("%s: %s%s. Skipped: no weight was changed.", *_message_parts(found))
+            logger.warning("%s: %s%s. Skipped: no weight was changed.%s", *self._message_parts(found))
         elif {iteration - 1 for iteration in found} - found.keys() - {self._last_bad}:  # a sequence of them starts
-            logger.warning("%s: %s%s. Training continues, with weights that may be invalid.", *_message_parts(found))
+            logger.warning(
+                "%s: %s%s. Training continues, with weights that may be invalid.%s", *self._message_parts(found)
+            )
+
+    def _message_parts(self, found: Found) -> tuple[str, str, str, str]:
+        first = min(found)
+        return _iterations(found), _values(found[first]), _more(found), self._samples(first)
+
+    def _find_spikes(self) -> None:
+        history = self.trainer.storage.histories().get("total_loss")
+        spike = None if history is None or self._num_spikes > _MAX_SPIKES else largest_spike(history, self._next)
+        if spike is None or not is_main_process():
+            return
+        self._num_spikes += 1
+        if self._num_spikes > _MAX_SPIKES:
+            logger.warning("More losses are far above those before them; they are no longer reported.")
+            return
+        more = f" It is the largest of {spike.count} since the last check." if spike.count > 1 else ""
+        text = f"Update {spike.iteration + 1}: total_loss is {spike}.{more}{self._samples(spike.iteration)}"
+        logger.warning("%s", text)
+        self.trainer.storage.put_text("loss_spikes", text)
+
+    def _samples(self, iteration: int) -> str:
+        """A sentence about the samples of an iteration, after a space; empty if they are unknown."""
+        describe = getattr(self.trainer, "described_samples", None)
+        text = "" if describe is None else describe(iteration + 1)
+        return f" {text}" if text else ""
 
     def _check_mode(self) -> None:
         model = getattr(self.trainer, "model", None)
@@ -168,10 +204,6 @@ def _have_finite_norms(tensors: list[Tensor], dtype: torch.dtype) -> bool:
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
     norms = [torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]
     return bool(torch.stack(norms).isfinite().all())
-
-
-def _message_parts(found: Found) -> tuple[str, str, str]:
-    return _iterations(found), _values(found[min(found)]), _more(found)
 
 
 def _iterations(found: Iterable[int]) -> str:

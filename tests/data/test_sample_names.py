@@ -1,0 +1,65 @@
+"""The names of samples, from attributes, columns, methods, and through data sets that contain others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from trainwright.data import MixedDataset, sample_name
+from trainwright.data.loaders import DatasetPart
+from trainwright.data.sample_names import shown_samples
+
+
+class Files(Dataset):
+    """Four samples; reading one fails."""
+
+    def __init__(self, **names: Any) -> None:
+        vars(self).update(names)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("A name does not need the sample.")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"ids": ["a", "b", "c", "d"]},
+        {"paths": [Path(name) for name in "abcd"]},
+        {"samples": [(name, 0) for name in "abcd"]},  # as in torchvision's ImageFolder
+        {"sample_name": lambda index: "abcd"[index]},
+        {"files": ["x"], "filenames": list("abcd")},  # the first has no item for each sample
+    ],
+)
+def test_the_names_of_a_data_set(names: dict[str, Any]) -> None:
+    assert [sample_name(Files(**names), index) for index in range(4)] == list("abcd")
+
+
+@pytest.mark.parametrize("names", [{}, {"samples": [torch.zeros(2)] * 4}, {"ids": "abcd"}, {"ids": [True] * 4}])
+def test_other_attributes_are_no_names(names: dict[str, Any]) -> None:
+    assert sample_name(Files(**names), 2) is None
+
+
+def test_subsets_concatenations_and_mixtures_ask_their_parts() -> None:
+    named, other = Files(ids=list("abcd")), TensorDataset(torch.zeros(3))
+    joined = ConcatDataset([other, Subset(named, [3, 1])])
+    assert [sample_name(joined, index) for index in range(5)] == [None, None, None, "d", "b"]
+    mixture = MixedDataset([other, named], [1.0, 1.0])
+    assert [sample_name(mixture, index) for index in (2, 3, 6)] == [None, "a", "d"]
+    assert [sample_name(DatasetPart(named, 1, 2, 5), index) for index in range(4)] == ["b", "c", "b", "c"]
+
+
+def test_columns_of_the_package_datasets() -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"text": ["one", "two"], "id": ["q1", "q2"]})
+    assert [sample_name(table, index) for index in range(2)] == ["q1", "q2"]
+    assert sample_name(table.remove_columns("id"), 0) is None
+
+
+def test_samples_as_text() -> None:
+    assert shown_samples(Files(ids=list("abcd")), [2, 0]) == "2 (c), 0 (a)"
+    assert shown_samples(TensorDataset(torch.zeros(3000)), range(2000), at_most=2) == "0, 1, … (2,000 in all)"
