@@ -100,7 +100,7 @@ class RunRecord(HookBase):
             "best": None
             if found is None
             else {
-                "metric": found._metric,
+                "metric": found.metric,
                 "value": found.best,
                 "iteration": (found.best_iter or 0) + 1,
                 "is_higher_better": found._direction == "higher",

@@ -7,6 +7,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import chain, repeat
 from typing import Any
 
@@ -25,7 +26,7 @@ from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, get_world_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import ModelSize, pipeline_of
-from trainwright.terminal import open_standard_streams
+from trainwright.terminal import is_terminal, open_standard_streams
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -45,6 +46,7 @@ class RunFacts:
         accumulation: micro-batches of an update.
         first_iter, last_iter: the iterations to do, the first one excluded: ``first_iter`` are done.
         num_train, num_eval: samples of the data.
+        iterations_per_epoch: a fraction where an epoch ends within an iteration.
         precision: of the computations.
         task, metrics: of the Python API.
         settings: those that differ from the defaults, as the user writes them.
@@ -61,6 +63,7 @@ class RunFacts:
     last_iter: int
     num_train: int | None
     num_eval: int | None
+    iterations_per_epoch: float | Fraction | None = None
     precision: str | None = None
     mode: str = "eager"
     task: str | None = None
@@ -84,7 +87,8 @@ def _rows(facts: RunFacts) -> dict[str, object]:
         for name, number in (("to train", facts.num_train), ("to evaluate", facts.num_eval))
         if number
     ]
-    epochs = f" ({facts.last_iter * global_batch / facts.num_train:.1f} epochs)" if facts.num_train else ""
+    per_epoch = facts.iterations_per_epoch
+    epochs = f" ({float(facts.last_iter / per_epoch):.1f} epochs)" if per_epoch else ""
     batch = f"{global_batch:,} samples = {facts.batch_size} x {facts.accumulation} accumulation x {processes}"
     return {
         "Task": facts.task,
@@ -287,11 +291,23 @@ def log_to_console() -> None:
     if logging.getLogger().handlers or any(isinstance(h, ProgressAwareHandler) for h in library.handlers):
         return
     handler = ProgressAwareHandler(sys.stdout)
-    handler.setFormatter(RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S"))
+    for_file = RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S")
+    handler.setFormatter(_TerminalFormatter() if is_terminal(sys.stdout) else for_file)
     handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)
     _redact_python_output()
+
+
+class _TerminalFormatter(RedactingFormatter):
+    """``12:30:01 Training``: short, as a person reads it; warnings and errors with their level."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        return f"{record.asctime} {level}{record.message}"
 
 
 @functools.cache  # once per process

@@ -205,7 +205,8 @@ class BestCheckpointer(HookBase):
             raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
         self._is_check_due = condition(eval_period)
         self._checkpointer = checkpointer
-        self._metric = val_metric
+        self.metric = val_metric
+        self.is_in_epoch_lines = False  # a new best value is shown there while a progress bar is on the terminal
         self._direction = "higher" if mode == "max" else "lower"
         self._is_better = operator.gt if mode == "max" else operator.lt
         if top_k < 1:
@@ -223,14 +224,14 @@ class BestCheckpointer(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint that is saved first has the new best value, and may be the last one that a killed run writes.
-        return {"metric": self._metric, "best": self.best, "best_iter": self.best_iter, "due": self._due} | (
+        return {"metric": self.metric, "best": self.best, "best_iter": self.best_iter, "due": self._due} | (
             {"top": [list(entry) for entry in self.top]} if self._top_k else {}
         )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("metric", self._metric) != self._metric:  # the two cannot be compared
+        if state.get("metric", self.metric) != self.metric:  # the two cannot be compared
             logger.warning(
-                "The best checkpoint was chosen by %s, now by %s: it restarts.", state["metric"], self._metric
+                "The best checkpoint was chosen by %s, now by %s: it restarts.", state["metric"], self.metric
             )
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
@@ -257,9 +258,9 @@ class BestCheckpointer(HookBase):
     def _check_metric(self) -> None:
         """Record a new best value."""
         last = self._last_iteration()
-        if self.trainer.storage.first_local_iteration(self._metric) <= last:
+        if self.trainer.storage.first_local_iteration(self.metric) <= last:
             self.trainer.storage.reduce()  # all processes decide by the same value
-        value, put_at = self.trainer.storage.latest().get(self._metric, (math.nan, -1))
+        value, put_at = self.trainer.storage.latest().get(self.metric, (math.nan, -1))
         if put_at < last:
             self._warn_missing()
         elif math.isfinite(value):
@@ -284,21 +285,22 @@ class BestCheckpointer(HookBase):
             delete = partial(_delete_others, self._checkpointer.save_dir, self._file_prefix, names)
             for value, at, name in self.top:
                 if at == iteration:
-                    self._checkpointer.save(name, on_commit=delete, **settings, **{self._metric: value})
+                    self._checkpointer.save(name, on_commit=delete, **settings, **{self.metric: value})
             if self.best_iter == iteration:
-                self._checkpointer.save(self._file_prefix, **settings, **{self._metric: self.best})
+                self._checkpointer.save(self._file_prefix, **settings, **{self.metric: self.best})
         if self.best_iter == iteration:
             self._log_best(iteration)
 
     def _log_best(self, iteration: int) -> None:
         logger.info(
             "Best %s so far: %.5g%s (%s is better; iteration %d), saved as %s.",
-            self._metric,
+            self.metric,
             self.best,
-            unit_of(self._metric),
+            unit_of(self.metric),
             self._direction,
             iteration + 1,
             self._file_prefix,
+            extra={"progress": self.is_in_epoch_lines},
         )
 
     def describe(self) -> str:
@@ -306,7 +308,7 @@ class BestCheckpointer(HookBase):
         at = "" if self.best_iter is None else f" (iteration {self.best_iter + 1})"
         path = os.path.join(getattr(self._checkpointer, "save_dir", ""), self._file_prefix)
         here = _relative(path)
-        return f"{self._metric} {self.best:.5g}{unit_of(self._metric)}{at}: {here}"
+        return f"{self.metric} {self.best:.5g}{unit_of(self.metric)}{at}: {here}"
 
     def _warn_missing(self) -> None:
         if self._on_missing is not None:
@@ -317,7 +319,7 @@ class BestCheckpointer(HookBase):
         self._has_warned = True
         logger.warning(
             "The evaluation did not compute %r, which selects the best checkpoint; it computed: %s. No %s is saved.",
-            self._metric,
+            self.metric,
             ", ".join(sorted(self.trainer.last_eval_results)) or "nothing",
             self._file_prefix,
         )

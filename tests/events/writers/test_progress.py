@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import pyte
@@ -174,6 +175,18 @@ def test_the_last_epoch_may_be_shorter() -> None:
     assert Position(7, 10).of_epoch == (7, 10)
 
 
+def test_an_iteration_belongs_to_the_epoch_of_its_first_sample() -> None:
+    samples, batch, epochs = 1437, 32, 40
+    total = -(-samples * epochs // batch)
+    for done in (1, 44, 45, 46, 89, 90, 1752, 1753, total):
+        at = Position(done, total, per_epoch=Fraction(samples, batch))
+        first_sample = (done - 1) * batch
+        assert at.epoch == first_sample // samples + 1
+        before = sum(n * batch // samples < at.epoch - 1 for n in range(total))
+        assert at.of_epoch == (done - before, sum(n * batch // samples == at.epoch - 1 for n in range(total)))
+        assert at.num_epochs == epochs
+
+
 # While a training runs.
 
 
@@ -326,9 +339,9 @@ def test_where_the_bar_goes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_values_of_both_apis() -> None:
     values = {"total_loss": 0.25, "aux_loss": 1.0, "Acc@1": 98.6111, "lr": 0.01, "evaluation/f1": 0.5, "time": 0.1}
-    shown = {"loss": "0.25", "Acc@1": "98.61", "lr": "1.00e-02", "eval f1": "0.5"}
+    shown = {"loss": "0.2500", "Acc@1": "98.61", "lr": "1.00e-02", "eval f1": "0.5000"}
     assert shown_values(values) == shown
-    assert shown_values({"loss": 0.5}) == {"loss": "0.5"}
+    assert shown_values({"loss": 0.5}) == {"loss": "0.5000"}
 
 
 # Complete programs in a terminal.
@@ -403,6 +416,10 @@ def test_a_terminal_without_a_size() -> None:
     (bar,) = [line for line in screen.lines if "━" in line]
     assert bar.startswith("Epoch 2/2 ━━━━━━━━━━━━━━━━━━━━")
     assert " 4/4  in 0:0" in bar
+    # Without the name and the level of the logger.
+    assert [line[9:] for line in screen.lines if re.match(r"\d\d:\d\d:\d\d Fin", line)] == [
+        "Finished after iteration 8"
+    ]
 
 
 def test_a_pipe_gets_lines() -> None:

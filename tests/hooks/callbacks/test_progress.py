@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.hooks.callbacks.conftest import SCORES, STEPS, ScoredTrainer
 from trainwright import Trainer, TrainingConfig, hooks
 from trainwright.engine.loop import TrainerBase
 from trainwright.events.writers.progress import live_bars
-from trainwright.hooks import HookBase, Logs, PrintCallback, ProgressBarCallback
+from trainwright.hooks import CallbackHook, HookBase, Logs, PrintCallback, ProgressBarCallback
 from trainwright.hooks.callbacks.progress import epoch_lines
 
 DATA = TensorDataset(torch.randn(400, 4), torch.randint(2, (400,)))
@@ -143,9 +144,9 @@ class Counts(TrainerBase):
 @pytest.mark.parametrize(
     ("log_period", "expected"),
     [
-        (0, ["Epoch 1/3: loss 0.5", "Epoch 2/3: loss 1.5", "Epoch 3/3: loss 2"]),
-        (3, ["Epoch 2/3: 4 iterations", "Epoch 3/3: loss 2"]),  # nothing has been read before the end
-        (100, ["Epoch 3/3: loss 2"]),
+        (0, ["Epoch 1/3: loss 0.5000", "Epoch 2/3: loss 1.500", "Epoch 3/3: loss 2.000"]),
+        (3, ["Epoch 2/3: 4 iterations", "Epoch 3/3: loss 2.000"]),  # nothing has been read before the end
+        (100, ["Epoch 3/3: loss 2.000"]),
     ],
 )
 def test_a_line_after_each_epoch_or_log_period(
@@ -156,6 +157,25 @@ def test_a_line_after_each_epoch_or_log_period(
     with caplog.at_level(logging.INFO):
         trainer.train(0, 5)
     assert epochs(caplog) == expected
+
+
+def test_a_line_after_each_evaluation_between_two_log_periods(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Counts()
+    trainer.register_hooks([epoch_lines(2, 6, 100, eval_period=4)])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 6)
+    assert epochs(caplog) == ["Epoch 2/3: loss 1.500", "Epoch 3/3: loss 2.500"]
+
+
+def test_epochs_that_end_within_an_iteration(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Counts()
+    trainer.register_hooks([epoch_lines(Fraction(5, 2), 8, 0)])  # ends after 2.5, 5 and 7.5 iterations
+    ends = []
+    trainer.register_hooks([CallbackHook(after_step=lambda trainer: ends.append(len(epochs(caplog))))])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 8)
+    assert ends == [0, 0, 1, 1, 2, 2, 2, 2]
+    assert [line[:9] for line in epochs(caplog)] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
 
 
 def test_no_epoch_line_for_a_single_epoch() -> None:
@@ -170,5 +190,8 @@ def test_an_epoch_line_has_the_final_evaluation(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.INFO):
         Trainer(nn.Linear(4, 2), config, DATA, DATA).train()
     first, last = epochs(caplog)
-    assert first.startswith("Epoch 1/2: loss")
-    assert re.fullmatch(r"Epoch 2/2: loss [\d.]+, lr [\d.e+-]+, eval loss [\d.]+", last)
+    assert re.fullmatch(r"Epoch 1/2: loss [\d.]+, lr [\d.e+-]+, eval loss [\d.]+ \(best\)", first)
+    assert re.fullmatch(r"Epoch 2/2: loss [\d.]+, lr [\d.e+-]+, eval loss [\d.]+( \(best\))?", last)
+    bests = [record for record in caplog.records if record.message.startswith("Best ")]
+    assert len(bests) == first.count("(best)") + last.count("(best)")
+    assert all(record.progress for record in bests)  # no lines of their own beside a bar

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -306,6 +307,8 @@ class DefaultTrainer(StepMethods, SetUpMethods):
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
         train, evaluation = self.cfg.train, self.cfg.train.evaluation
+        eval_period: int | None = None
+        best: BestCheckpointer | None = None
         hooks: list[HookBase | None] = [
             IterationTimer(facts=facts_of_files),
             LRScheduler(),
@@ -314,19 +317,18 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             ),
         ]
         if evaluation.enabled and self.test_loader:
-            evaluator, period = self.build_evaluator(self.cfg), evaluation.eval_period
+            evaluator, eval_period = self.build_evaluator(self.cfg), evaluation.eval_period
             check_eval_metric(self, evaluator)
-            hooks += [
-                EvalHook(period, partial(self._evaluate, evaluator)),
-                BestCheckpointer(
-                    period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode,
-                    top_k=train.checkpointer.save_top_k or 1,
-                ),
-            ]  # fmt: skip
+            best = BestCheckpointer(
+                eval_period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode,
+                top_k=train.checkpointer.save_top_k or 1,
+            )  # fmt: skip
+            hooks += [EvalHook(eval_period, partial(self._evaluate, evaluator)), best]
         elif train.checkpointer.save_top_k is not None:
             logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
         hooks.append(profile_hook(train.profile, train.output_dir))
-        hooks.append(epoch_lines(self._iterations_per_epoch(), self.max_iter, train.log_period))
+        per_epoch = self._iterations_per_epoch()
+        hooks.append(epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=eval_period, best=best))
         if is_main_process():
             hooks.append(PeriodicWriter(lambda: self.build_writers(), train.log_period))
         return hooks
@@ -600,15 +602,17 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _unfreezing_hook(self) -> HookBase | None:
-        length = self._iterations_per_epoch()
+        length = int(self._iterations_per_epoch() or 0) or None
         return unfreezing_hook(
             self.model, self.cfg.train.unfreeze, lambda: self.iter, total_steps=self.max_iter, steps_per_epoch=length
         )
 
-    def _iterations_per_epoch(self) -> int | None:
-        """None: unknown."""
+    def _iterations_per_epoch(self) -> int | Fraction | None:
+        """None: unknown. A fraction where an epoch ends within an iteration."""
         num_samples, batch = self._num_samples(), self.cfg.train.global_batch_size
-        return self.cfg.train.get("iter_per_epoch") or (num_samples and max(1, num_samples // batch))
+        if length := self.cfg.train.get("iter_per_epoch"):
+            return int(length)
+        return max(Fraction(num_samples, batch), Fraction(1)) if num_samples else None
 
     def _averaging_hook(self) -> HookBase | None:
         is_due = lambda start, every: self.iter >= start and (self.iter + 1) % every == 0  # noqa: E731
@@ -671,6 +675,7 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             last_iter=self.max_iter,
             num_train=self._num_samples(),
             num_eval=sum(number or 0 for number in evaluated) or None,
+            iterations_per_epoch=self._iterations_per_epoch(),
             precision=str(autocast_dtype(self.device)).removeprefix("torch.") if train.amp.enabled else None,
             mode="graph" if self.cfg.graph.enabled else "eager",
             settings=changed_settings(self._given),

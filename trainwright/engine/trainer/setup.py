@@ -111,7 +111,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             best,
             self._run_callbacks,
             profile_hook(config.profile, self.output_dir),
-            *self._progress_lines(),
+            *self._progress_lines(best),
             write if is_main_process() else None,
             CallbackHook(after_end=self._finish),
         ]
@@ -141,13 +141,16 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             ", ".join(done), self._output_dir_of_user,
         )  # fmt: skip
 
-    def _progress_lines(self) -> list[HookBase | None]:
+    def _progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         """A line per epoch beside a bar and beside lines by steps; in place of a bar, a line every half minute."""
         config, state, plan = self.config, self.state, self._plan
         if not config.progress_bar or config.print_steps is not None or not is_main_process():
             return []
         if config.log_steps or bar_stream() is not None:
-            return [epoch_lines(plan.updates_per_epoch, self.max_iter, plan.updates(self._log_steps or 0))]
+            evaluates = config.eval_strategy != "no" and self.eval_dataloader is not None
+            period = plan.updates(self._eval_steps or plan.steps_per_epoch) if evaluates else None
+            log_period = plan.updates(self._log_steps or 0)
+            return [epoch_lines(plan.updates_per_epoch, self.max_iter, log_period, eval_period=period, best=best)]
         position = lambda: (state.epoch, state.epoch_step, plan.steps_per_epoch)  # noqa: E731
         return [EpochProgress(config.num_epochs, position, steps_per_update=plan.accumulation)]
 
@@ -210,6 +213,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
                 last_iter=self.max_iter,
                 num_train=_length(self.train_dataset),
                 num_eval=sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
+                iterations_per_epoch=self._plan.updates_per_epoch,
                 precision=config.mixed_precision,
                 mode="graph" if config.graph else "eager",
                 metrics=", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),

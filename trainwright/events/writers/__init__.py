@@ -1,6 +1,7 @@
 """Where metrics go: files, TensorBoard, the log, the terminal; and the default writers of a run."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def default_writers(
     tensorboard_aliases: Mapping[str, str] | None = None,
     trackers: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
-    iterations_per_epoch: int | None = None,
+    iterations_per_epoch: int | Fraction | None = None,
 ) -> list[EventWriter]:
     """A progress bar on a terminal, log lines; ``metrics.json``, ``losses.csv`` and TensorBoard events in ``folder``.
 

@@ -125,7 +125,7 @@ class ProgressAwareHandler(logging.StreamHandler[TextIO]):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
-        if record.levelno < logging.WARNING:
+        if record.levelno < logging.WARNING or not is_terminal(self.stream):
             return text
         return coloured(text, _RED if record.levelno >= logging.ERROR else _YELLOW, self.stream)
 

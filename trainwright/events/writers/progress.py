@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from trainwright.events.phases import activities
@@ -34,29 +35,36 @@ live_bars: list["LiveBar"] = []
 
 
 class Position(NamedTuple):
-    """Iterations done of the run; ``start``: those of earlier runs; ``per_epoch``: None if there are no epochs."""
+    """Iterations done of the run; ``start``: those of earlier runs; ``per_epoch``: None if there are no epochs.
+
+    Where the samples are no multiple of the batch, epochs end within an iteration, and ``per_epoch`` is a fraction: an
+    iteration belongs to the epoch of its first sample.
+    """
 
     done: int
     total: int
     start: int = 0
-    per_epoch: int | None = None
+    per_epoch: int | Fraction | None = None
 
     @property
     def epoch(self) -> int:
         """From 1."""
-        return 1 if self.per_epoch is None else max(0, min(self.done, self.total) - 1) // self.per_epoch + 1
+        return self._epoch_of(self.done)
 
     @property
     def num_epochs(self) -> int:
-        return 1 if self.per_epoch is None else -(-self.total // self.per_epoch)
+        return self._epoch_of(self.total)
+
+    def _epoch_of(self, done: int) -> int:
+        return 1 if self.per_epoch is None else max(0, min(done, self.total) - 1) // self.per_epoch + 1
 
     @property
     def of_epoch(self) -> tuple[int, int]:
         """Iterations done of the epoch, or of the run if it has no epochs, and their number."""
         if self.per_epoch is None:
             return self.done, self.total
-        first = (self.epoch - 1) * self.per_epoch
-        return self.done - first, min(self.per_epoch, self.total - first)
+        first, end = (math.ceil(epoch * self.per_epoch) for epoch in (self.epoch - 1, self.epoch))
+        return self.done - first, min(end, self.total) - first
 
 
 class Rate:
@@ -280,7 +288,7 @@ class ProgressWriter(EventWriter):
         batch_size: int | None = None,
         window_size: int = 20,
         file: TextIO | None = None,
-        iterations_per_epoch: int | None = None,
+        iterations_per_epoch: int | Fraction | None = None,
     ) -> None:
         self._max_iter, self._per_epoch = max_iter, iterations_per_epoch
         self._batch_size = batch_size
@@ -340,19 +348,30 @@ def shown_values(values: Mapping[str, float]) -> dict[str, str]:
     """The loss, metrics, the learning rate and the results of evaluations, as text in this order.
 
     >>> shown_values({"lr": 0.1, "evaluation/loss": 0.5, "total_loss": 0.25, "time": 0.1})
-    {'loss': '0.25', 'lr': '1.00e-01', 'eval loss': '0.5'}
+    {'loss': '0.2500', 'lr': '1.00e-01', 'eval loss': '0.5000'}
     """
     rates = {"lr": f"{values['lr']:.2e}"} if "lr" in values else {}
     results = {name: value for name, value in values.items() if name.startswith("evaluation/")}
     losses = [name for name in values if "loss" in name and name not in results]
     main = "total_loss" if "total_loss" in values else next(iter(losses), None)
-    others = {n: f"{v:.4g}" for n, v in values.items() if n not in (*_TIMES, *results, *losses, "lr")}
+    others = {n: f"{v:#.4g}" for n, v in values.items() if n not in (*_TIMES, *results, *losses, "lr")}
     return (
-        ({} if main is None else {"loss": f"{values[main]:.4g}"})
+        ({} if main is None else {"loss": f"{values[main]:#.4g}"})
         | others
         | rates
-        | {f"eval {name.removeprefix('evaluation/')}": f"{value:.4g}" for name, value in results.items()}
+        | {shown_name(name): f"{value:#.4g}" for name, value in results.items()}
     )
+
+
+def shown_name(metric: str) -> str:
+    """The name in :func:`shown_values` of a metric in the storage.
+
+    >>> shown_name("evaluation/accuracy")
+    'eval accuracy'
+    """
+    if metric == "total_loss":
+        return "loss"
+    return f"eval {metric.removeprefix('evaluation/')}" if metric.startswith("evaluation/") else metric
 
 
 def bar_stream() -> TextIO | None:

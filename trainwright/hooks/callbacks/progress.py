@@ -1,16 +1,19 @@
 """The progress of an epoch: a bar, printed lines, or lines in the log."""
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sized
 from datetime import timedelta
+from fractions import Fraction
 from typing import Any
 
-from trainwright.events.writers.progress import LiveBar, Position, bar_stream, shown_values
+from trainwright.events.writers.progress import LiveBar, Position, bar_stream, shown_name, shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
+from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.parallel.dist import is_main_process
 from trainwright.terminal import print_line
 
@@ -122,12 +125,23 @@ class ProgressBarCallback(Callback):
 class EpochLines(HookBase):
     """Log a line after every ``every`` epochs: loss, metrics, learning rate, results of the evaluation, time.
 
-    Register it after the hooks that evaluate and before the one that writes. ``reads``: read the current values, which
-    synchronizes; else the line has those of the last log line.
+    Register it after the hooks that evaluate and ``best``, and before the one that writes. ``reads``: read the current
+    values, which synchronizes; else the line has those of the last log line. ``best``: its metric is marked in the
+    epoch of a new best value; it logs no line of its own beside a progress bar.
     """
 
-    def __init__(self, iterations_per_epoch: int, *, every: int = 1, reads: bool = True) -> None:
+    def __init__(
+        self,
+        iterations_per_epoch: int | Fraction,
+        *,
+        every: int = 1,
+        reads: bool = True,
+        best: BestCheckpointer | None = None,
+    ) -> None:
         self._per_epoch, self._every, self._reads = iterations_per_epoch, every, reads
+        self._best = best
+        if best is not None:
+            best.is_in_epoch_lines = True
         self._next = self._last = 0  # iterations done
         self._start = 0.0  # seconds
 
@@ -145,7 +159,7 @@ class EpochLines(HookBase):
 
     def _plan_next(self) -> None:
         period = self._per_epoch * self._every
-        self._next = (self._last // period + 1) * period
+        self._next = math.ceil((self._last // period + 1) * period)
         if self._next >= self.trainer.max_iter:
             self._next = sys.maxsize  # after_train logs the last epoch
 
@@ -154,8 +168,12 @@ class EpochLines(HookBase):
         found = (storage.latest_with_smoothing_hint() if reads else storage.read_so_far()).items()
         values = shown_values({name: value for name, (value, iteration) in found if iteration >= self._last})
         at = Position(trainer.iterations_done, trainer.max_iter, per_epoch=self._per_epoch)
+        best = self._best
+        if best is not None and best.best_iter is not None and best.best_iter >= self._last:
+            values |= {name: f"{value} (best)" for name, value in values.items() if name == shown_name(best.metric)}
         logger.info(
-            "Epoch %d/%d: %s, %.1f s",
+            "Epoch %*d/%d: %s, %.1f s",
+            len(str(at.num_epochs)),
             at.epoch,
             at.num_epochs,
             ", ".join(f"{name} {value}" for name, value in values.items()) or f"{at.done} iterations",
@@ -165,12 +183,23 @@ class EpochLines(HookBase):
         self._plan_next()
 
 
-def epoch_lines(iterations_per_epoch: int | None, max_iter: int, log_period: int) -> EpochLines | None:
-    """The lines of a run of several epochs, at most one per ``log_period`` iterations (0: any); None for one epoch."""
+def epoch_lines(
+    iterations_per_epoch: int | Fraction | None,
+    max_iter: int,
+    log_period: int,
+    *,
+    eval_period: int | None = None,
+    best: BestCheckpointer | None = None,
+) -> EpochLines | None:
+    """The lines of a run of several epochs; None for one epoch.
+
+    At most one line per ``log_period`` iterations (0: any), or per evaluation where those are more frequent.
+    """
     if not iterations_per_epoch or iterations_per_epoch >= max_iter or not is_main_process():
         return None
-    every = max(1, -(-log_period // iterations_per_epoch))
-    return EpochLines(iterations_per_epoch, every=every, reads=not log_period)
+    period = min(log_period, eval_period or log_period)
+    every = max(1, math.ceil(period / iterations_per_epoch))
+    return EpochLines(iterations_per_epoch, every=every, reads=not log_period or bool(eval_period), best=best)
 
 
 class EpochProgress(HookBase):
