@@ -3,13 +3,17 @@
 A link from a page to a file outside ``docs`` leads to a copy of it in the site; of one to a folder the text is left.
 """
 
+import io
 import posixpath
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import griffe
 from mkdocs.structure.files import File, Files
+
+from trainwright.cli.main import main
 
 REPOSITORY = Path(__file__).parents[1]
 DOCS = REPOSITORY / "docs"
@@ -27,6 +31,14 @@ PACKAGES = {
     "trainwright.models": "Models",
     "trainwright.ops": "Operators",
 }
+SCHEMAS = {"config": "config files in YAML", "python": "the settings of TrainingConfig, in YAML or JSON"}
+SCHEMA_PAGE = """# JSON schemas for editors
+
+{lines}
+
+The first line of a YAML file names the schema, by its address or by the path of a copy:
+`# yaml-language-server: $schema=config.json`. `trainwright config schema` writes that of the installed version.
+"""
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[\w./-]+)(#[^)\s]*)?\)")
 
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?\.?([^`]*)`")
@@ -52,7 +64,7 @@ def on_config(config: Any) -> Any:
     config.nav += [
         {"Guides": [page for page in others if page not in tasks]},
         {"Tasks": tasks},
-        {"Reference": [{name: f"reference/{name}.md"} for name in PACKAGES]},
+        {"Reference": [*({name: f"reference/{name}.md"} for name in PACKAGES), "reference/schemas.md"]},
         {"Decisions": decisions},
     ]
     return config
@@ -71,7 +83,18 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"reference/{name}.md", content=content))
     for path in sorted({path for page in DOCS.rglob("*.md") for path in _linked_files(page)}):
         files.append(File.generated(config, f"source/{path}", content=(REPOSITORY / path).read_bytes()))
+    for kind in SCHEMAS:
+        files.append(File.generated(config, f"schemas/{kind}.json", content=_schema(kind)))
+    lines = "\n".join(f"* [{kind}.json](../schemas/{kind}.json): {title}" for kind, title in SCHEMAS.items())
+    files.append(File.generated(config, "reference/schemas.md", content=SCHEMA_PAGE.format(lines=lines)))
     return files
+
+
+def _schema(kind: str) -> str:
+    written = io.StringIO()
+    with redirect_stdout(written):
+        assert main(["config", "schema", kind]) == 0
+    return written.getvalue()
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
