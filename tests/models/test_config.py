@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.yaml_config import check_positive
 from trainwright.models import ModelConfig
 from trainwright.models.config import (
     check_heads,
     check_length,
-    check_positive,
     check_share,
     checked_characters,
     checked_labels,

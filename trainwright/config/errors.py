@@ -1,6 +1,7 @@
 """Errors that users can cause. Their messages name the place, the value, the allowed values and a fix."""
 
 import difflib
+import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,14 @@ class ConfigSyntaxError(UserError, SyntaxError):
 
 class MissingFileError(UserError, FileNotFoundError):
     """A file or folder that a run needs does not exist."""
+
+
+def import_optional(name: str, message: str, kind: type[UserError] = UserError) -> Any:
+    """The module ``name`` of an optional package; an error of ``kind`` with ``message`` if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise kind(message) from error
 
 
 @dataclass(frozen=True, slots=True)

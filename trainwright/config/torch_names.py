@@ -171,8 +171,7 @@ def arguments_fault(kind: str, value: str | Mapping[str, Any]) -> str | None:
     for name in arguments:
         if name not in allowed:
             return f"{found.__name__} has no argument {name!r}. {did_you_mean(str(name), allowed)}"
-    needed = [name for name in allowed if parameters[name].default is inspect.Parameter.empty]
-    missing = [name for name in needed if name not in arguments]
+    missing = [n for n in allowed if parameters[n].default is inspect.Parameter.empty and n not in arguments]
     if kind == "lr_scheduler" and missing:
         return f"{found.__name__} needs {', '.join(missing)}."
     if arguments.get("reduction", "mean") != "mean":
@@ -217,15 +216,12 @@ def torch_dtype(name: str) -> "torch.dtype":
 def _classes(kind: str) -> dict[str, type[Any]]:
     import torch
 
-    excluded: tuple[str, ...] = ()
-    if kind == "optimizer":
-        module: Any = torch.optim
-        base, excluded = torch.optim.Optimizer, ("Optimizer",)
-    elif kind == "lr_scheduler":
-        module = torch.optim.lr_scheduler
-        base, excluded = module.LRScheduler, ("LRScheduler", "ChainedScheduler")
-    else:
-        module = torch.nn.modules.loss
-        base = module._Loss
-    found = {name: value for name, value in vars(module).items() if not name.startswith("_") and name not in excluded}
-    return {name: value for name, value in found.items() if isinstance(value, type) and issubclass(value, base)}
+    schedules: Any = torch.optim.lr_scheduler
+    losses: Any = torch.nn.modules.loss
+    module, base = {
+        "optimizer": (torch.optim, torch.optim.Optimizer),
+        "lr_scheduler": (schedules, schedules.LRScheduler),
+        "loss": (losses, losses._Loss),
+    }[kind]
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)}
+    return {n: value for n, value in found.items() if value is not base and n[0] != "_" and n != "ChainedScheduler"}

@@ -2,14 +2,14 @@
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
-from trainwright.config.yaml_file import check_values, read_mapping, to_text
+from trainwright.config.yaml_file import check_values, plain, read_mapping, to_text
 
 _MARKS = ("name", "config_type")  # identify the kind of file; not fields
 
@@ -97,7 +97,7 @@ class YamlConfig:
         Raises:
             ConfigTypeError: YAML cannot represent a value.
         """
-        content = {mark: value for mark in _MARKS if (value := getattr(self, mark))} | _plain(self.to_dict())
+        content = {mark: value for mark in _MARKS if (value := getattr(self, mark))} | plain(self.to_dict())
         check_values(type(self).__name__, content)
         return to_text(content)
 
@@ -159,12 +159,15 @@ class YamlConfig:
         return None if fault is None else f"{type(self).__name__}.{field.name}: {fault}"
 
 
-def _plain(value: Any) -> Any:
-    """Mappings and sequences as dicts and lists, enum members as their values."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, YamlConfig):
-        return _plain(value.to_dict())
-    return getattr(value, "value", value) if type(value).__module__ != "builtins" else value
+def check_positive(config: YamlConfig, *names: str, or_none: bool = False) -> None:
+    """Raise ConfigError unless these fields are whole numbers >= 1 (or None)."""
+    rule = "a whole number >= 1, or None" if or_none else "a whole number >= 1"
+    check_fields(config, names, lambda n: (or_none and n is None) or (type(n) is int and n >= 1), rule)
+
+
+def check_fields(config: YamlConfig, names: Iterable[str], is_valid: Callable[[Any], bool], rule: str) -> None:
+    """Raise one ConfigError about the fields whose value is not what ``rule`` says."""
+    where = type(config).__name__
+    faults = [f"{where}.{n}: got {config[n]!r}; it must be {rule}." for n in names if not is_valid(config[n])]
+    if faults:
+        raise ConfigError("\n".join(faults))

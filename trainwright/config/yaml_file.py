@@ -3,6 +3,8 @@
 Interpolations may read other keys, but build no nodes.
 """
 
+import enum
+import numbers
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
+from trainwright.config.torch_names import GivenName
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -104,6 +107,33 @@ def check_values(owner: str, values: Mapping[str, Any], *, or_else: str = "") ->
                 f"{owner}.{key}: got {value!r}, which a YAML file cannot hold; use text, numbers, lists and dicts of"
                 f" these{or_else}."
             ) from error
+
+
+def plain(value: Any) -> Any:
+    """``value`` in the types of YAML and JSON, if possible, with new dicts and lists.
+
+    Enum members become their values, paths and devices text, tuples, tensors and arrays lists, numbers of numpy those
+    of Python, and objects with a ``to_dict`` its result. Other values are unchanged.
+    """
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if value is None or type(value) in (bool, int, float, str, GivenName):
+        return value
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "to_dict") and not isinstance(value, type):
+        return plain(value.to_dict())
+    if hasattr(value, "tolist") and not isinstance(value, numbers.Number):  # a tensor or an array
+        return plain(value.tolist())
+    if isinstance(value, str) or type(value).__name__ == "device":  # a torch.device; torch need not be imported here
+        return str(value)
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 def to_text(content: Any) -> str:

@@ -99,22 +99,19 @@ def build_image_train_loader(
             **loader_options,
         )
         return loader, None, None
-    return (
-        _train_loader(
-            joined,
-            train_batch_size,
-            sampler,
-            consumed_samples=consumed_samples,
-            seed=seed,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            mixup_func=mixup_func,
-            bucket_by_length=bucket_by_length,
-            loader_options=loader_options,
-        ),
-        None,
-        None,
+    made = _train_loader(
+        joined,
+        train_batch_size,
+        sampler,
+        consumed_samples=consumed_samples,
+        seed=seed,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        mixup_func=mixup_func,
+        bucket_by_length=bucket_by_length,
+        loader_options=loader_options,
     )
+    return made, None, None
 
 
 def build_image_test_loader(
@@ -220,26 +217,13 @@ def build_nlp_train_val_test_loader(
     or for all, means each sample of the ranges once.
     """
     given = _dataset_list(dataset)
-    train, validation, test = train_val_test_datasets(given, splits, weights, train_val_test_num_samples, dataset_mixer)
-    shared: dict[str, Any] = {
-        "seed": seed,
-        "num_workers": num_workers,
-        "collate_fn": collate_fn,
-        "loader_options": loader_options,
-    }
-    train_loader = None
-    if train is not None:
-        train_loader = _train_loader(
-            train,
-            train_batch_size,
-            train_sampler,
-            consumed_samples=consumed_samples,
-            bucket_by_length=bucket_by_length,
-            **shared,
-        )
+    train, *rest = train_val_test_datasets(given, splits, weights, train_val_test_num_samples, dataset_mixer)
+    shared: dict[str, Any] = {"seed": seed, "num_workers": num_workers, "collate_fn": collate_fn}
+    shared["loader_options"] = loader_options
+    of_train = {"consumed_samples": consumed_samples, "bucket_by_length": bucket_by_length, **shared}
+    train_loader = None if train is None else _train_loader(train, train_batch_size, train_sampler, **of_train)
     validation_loader, test_loader = (
-        None if part is None else _test_loader(part, test_batch_size, test_sampler, **shared)
-        for part in (validation, test)
+        None if part is None else _test_loader(part, test_batch_size, test_sampler, **shared) for part in rest
     )
     return train_loader, validation_loader, test_loader
 
@@ -255,46 +239,31 @@ def _train_loader(
     **rest: Any,
 ) -> BatchLoader:
     # Only then: a sampler of the user's own takes the others.
-    lengths = {"lengths": sample_lengths(dataset, bucket_by_length)} if bucket_by_length else {}
-    made = _make_sampler(
-        functools.partial(CyclicSampler, shuffle=True) if sampler is None else sampler,
-        dataset=dataset,
-        micro_batch_size=batch_size,
-        consumed_samples=consumed_samples,
-        data_parallel_rank=get_data_parallel_rank(),
-        data_parallel_size=get_data_parallel_size(),
-        seed=seed,
-        **lengths,
-    )
+    more = {"lengths": sample_lengths(dataset, bucket_by_length)} if bucket_by_length else {}
+    sampler = functools.partial(CyclicSampler, shuffle=True) if sampler is None else sampler
+    made = _make_sampler(sampler, dataset, batch_size, seed=seed, consumed_samples=consumed_samples, **more)
     return _loader(dataset, made, seed=seed, **rest)
 
 
 def _test_loader(dataset: Any, batch_size: int, sampler: Any, *, seed: int, **rest: Any) -> BatchLoader:
-    made = _make_sampler(
-        SingleRoundSampler if sampler is None else sampler,
-        dataset=dataset,
-        micro_batch_size=batch_size,
-        data_parallel_rank=get_data_parallel_rank(),
-        data_parallel_size=get_data_parallel_size(),
-        seed=seed,
-    )
+    made = _make_sampler(SingleRoundSampler if sampler is None else sampler, dataset, batch_size, seed=seed)
     return _loader(dataset, made, seed=seed, **rest)
 
 
-def _loader(
-    dataset: Any,
-    batch_sampler: Any,
-    *,
-    collate_fn: Any,
-    mixup_func: Any = None,
-    **rest: Any,
-) -> BatchLoader:
+def _loader(dataset: Any, sampler: Any, *, collate_fn: Any, mixup_func: Any = None, **rest: Any) -> BatchLoader:
     return make_loader(
-        dataset, batch_sampler, collate_fn=_instantiated(collate_fn), mixup_func=_instantiated(mixup_func), **rest
+        dataset, sampler, collate_fn=_instantiated(collate_fn), mixup_func=_instantiated(mixup_func), **rest
     )
 
 
-def _make_sampler(sampler: Any, **given: Any) -> Any:
+def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) -> Any:
+    given = {
+        "dataset": dataset,
+        "micro_batch_size": batch_size,
+        "data_parallel_rank": get_data_parallel_rank(),
+        "data_parallel_size": get_data_parallel_size(),
+        **settings,
+    }
     if _is_node(sampler):
         taken = [name for name in _SET_BY_LOADER if name in sampler]
         if taken:
@@ -307,8 +276,7 @@ def _make_sampler(sampler: Any, **given: Any) -> Any:
         if not hasattr(sampler, "__iter__"):
             raise ConfigTypeError(
                 f"sampler: got {sampler!r} ({type(sampler).__name__}); it must be a sampler class, a lazy node, or "
-                "an object "
-                "that yields lists of indices."
+                "an object that yields lists of indices."
             )
         return sampler
     try:

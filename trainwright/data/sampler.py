@@ -21,6 +21,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.errors import DataError
 from trainwright.data.order import FirstEpoch, InOrder, LengthGroups, Order, shuffled_order
 
+_RANKS = ("data_parallel_rank", "data_parallel_size")
 _BLOCK = 65536  # indices turned into Python ints at a time: a whole epoch at once would delay the first batch
 
 
@@ -132,9 +133,6 @@ class _BatchSampler(Sampler[list[int]]):
             return torch.tensor(self._indices(epoch, position, size), device="cpu")
         return torch.from_numpy(self._order.part(self.seed, epoch, position, stop))
 
-    def _repr(self, *names: str) -> str:
-        return _repr(self, self.dataset, *names)
-
 
 class CyclicSampler(_BatchSampler):
     """An infinite stream of micro-batches of one rank, for training.
@@ -203,7 +201,7 @@ class CyclicSampler(_BatchSampler):
         self.data_parallel_rank, self.data_parallel_size = 0, 1
 
     def __len__(self) -> int:
-        return _ceil_div(self.num_used, self.micro_batch_size * self.data_parallel_size)
+        return -(-self.num_used // (self.micro_batch_size * self.data_parallel_size))
 
     def _places(self) -> Iterator[tuple[int, int, int]]:
         size = self.micro_batch_size
@@ -212,9 +210,7 @@ class CyclicSampler(_BatchSampler):
             yield *divmod(position, self.num_used), size
 
     def __repr__(self) -> str:
-        return self._repr(
-            "micro_batch_size", "shuffle", "consumed_samples", "data_parallel_rank", "data_parallel_size", "seed"
-        )
+        return _repr(self, self.dataset, "micro_batch_size", "shuffle", "consumed_samples", *_RANKS, "seed")
 
 
 class SingleRoundSampler(_BatchSampler):
@@ -259,9 +255,7 @@ class SingleRoundSampler(_BatchSampler):
         return range(self.data_parallel_rank * size, stop, self.data_parallel_size * size)
 
     def __repr__(self) -> str:
-        return self._repr(
-            "micro_batch_size", "shuffle", "drop_last", "data_parallel_rank", "data_parallel_size", "seed"
-        )
+        return _repr(self, self.dataset, "micro_batch_size", "shuffle", "drop_last", *_RANKS, "seed")
 
 
 class EpochSampler(_BatchSampler):
@@ -332,7 +326,7 @@ class EpochSampler(_BatchSampler):
         self.infinite = True
 
     def __len__(self) -> int:
-        return _ceil_div(self.samples_per_epoch, self.global_batch_size)
+        return -(-self.samples_per_epoch // self.global_batch_size)
 
     def num_samples(self, batch: int) -> int:
         """The number of this rank's samples in a batch, by the batch's number over all epochs; 0: a padding batch."""
@@ -364,8 +358,8 @@ class EpochSampler(_BatchSampler):
                 return
 
     def __repr__(self) -> str:
-        ranks = ("data_parallel_rank", "data_parallel_size") if self.data_parallel_size > 1 else ()
-        return self._repr("batch_size", "shuffle", "drop_last", "seed", *ranks)
+        ranks = _RANKS if self.data_parallel_size > 1 else ()
+        return _repr(self, self.dataset, "batch_size", "shuffle", "drop_last", "seed", *ranks)
 
 
 def limited(num_batches: int, limit: int | float | None) -> int:
@@ -490,10 +484,6 @@ def _check_counts(where: str, **counts: tuple[Any, int]) -> None:
             )
     if faults:
         raise ConfigError("\n".join(faults))
-
-
-def _ceil_div(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
 
 
 def _repr(sampler: object, data: Any, *names: str) -> str:

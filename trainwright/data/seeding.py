@@ -131,13 +131,34 @@ class SavedGenerators:
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """The three generators have the same state afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    states = rng_states()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
+        set_rng_states(states)
+
+
+def rng_states(device: torch.device | None = None) -> tuple[Any, ...]:
+    """The states of the three generators, and of the one of ``device``, if it is an accelerator."""
+    of_device = [torch.get_device_module(device).get_rng_state(index) for index in _generator_indices(device)]
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_device
+
+
+def set_rng_states(states: tuple[Any, ...], device: torch.device | None = None) -> None:
+    """Continue the generators at ``states``."""
+    python_state, numpy_state, torch_state, of_device = states
+    random.setstate(python_state)
+    np.random.set_state(numpy_state)
+    torch.set_rng_state(torch_state)
+    for index, state in zip(_generator_indices(device), of_device, strict=True):
+        torch.get_device_module(device).set_rng_state(state, index)
+
+
+def _generator_indices(device: torch.device | None) -> list[int]:
+    """The accelerator whose generator is restored. Apple's has no index and no draws in evaluation mode."""
+    if device is None or device.type in ("cpu", "mps") or not torch.get_device_module(device).is_available():
+        return []
+    return [torch.get_device_module(device).current_device() if device.index is None else device.index]
 
 
 def random_state() -> dict[str, Any]:

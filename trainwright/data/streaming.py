@@ -59,10 +59,8 @@ def has_state(part: Any) -> bool:
 
 def is_shared(stream: Any) -> bool:
     """Whether the ``__iter__`` of a stream yields only the share of the worker that calls it."""
-    is_known = getattr(stream, "is_shared_by_workers", None)  # of a mixture
-    return (
-        bool(getattr(stream, "is_sharded", False) or hasattr(stream, "shard")) if is_known is None else bool(is_known)
-    )
+    default = getattr(stream, "is_sharded", False) or hasattr(stream, "shard")
+    return bool(getattr(stream, "is_shared_by_workers", default))  # a mixture knows it
 
 
 def saved_position(loader: Any) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.config.errors import ConfigError, MissingFileError, import_optional
 from trainwright.data.errors import DataError
 from trainwright.data.seeding import ORDER_STREAM, mixed_seed
 
@@ -184,11 +184,8 @@ def shard_paths(shards: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def _image(content: bytes) -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise DataError("TarShards: images need Pillow: pip install trainwright[images].") from error
-    image = Image.open(io.BytesIO(content))
+    pillow = import_optional("PIL.Image", "TarShards: images need Pillow: pip install trainwright[images].", DataError)
+    image = pillow.open(io.BytesIO(content))
     image.load()
     return image
 

@@ -137,10 +137,10 @@ def results_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     metrics = list(dict.fromkeys(metric for row in flat.values() for metric in row))
     if len(flat) == 1:
         (row,) = flat.values()
-        return f"Evaluation: {', '.join(f'{name} {_short(value)}' for name, value in row.items()) or 'no results'}"
+        return f"Evaluation: {', '.join(f'{name} {_text(value)}' for name, value in row.items()) or 'no results'}"
     lines = [["Evaluation", *metrics]]
     lines += [
-        [name, *(_short(row[metric]) if metric in row else "" for metric in metrics)] for name, row in flat.items()
+        [name, *(_text(row[metric]) if metric in row else "" for metric in metrics)] for name, row in flat.items()
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
@@ -172,18 +172,12 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
 def _log_table(metrics: Mapping[str, Any]) -> None:
     if metrics:
         logger.info("copypaste: %s", ",".join(map(str, metrics)))
-        logger.info("copypaste: %s", ",".join(map(_text, metrics.values())))
+        logger.info("copypaste: %s", ",".join(_text(value, ".4f") for value in metrics.values()))
 
 
-def _short(value: Any) -> str:
+def _text(value: Any, form: str = ".6g") -> str:
+    """A number in this form; anything else as it is."""
     try:
-        return f"{float(value):.6g}"
-    except (TypeError, ValueError):
-        return str(value)
-
-
-def _text(value: Any) -> str:
-    try:
-        return f"{float(value):.4f}"
+        return format(float(value), form)
     except (TypeError, ValueError):
         return str(value)

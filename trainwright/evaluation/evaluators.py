@@ -18,6 +18,7 @@ from trainwright.data.collate import count_samples
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, described, required
 from trainwright.evaluation.metrics.metric import load_package
 from trainwright.evaluation.rank_exchange import in_order
+from trainwright.models.outputs import scalars_of
 
 logger = logging.getLogger("trainwright.evaluation")
 
@@ -211,7 +212,7 @@ class PPLEvaluator(DatasetEvaluator):
     def process(self, inputs: Any, outputs: Any) -> None:
         losses = {"loss": outputs} if isinstance(outputs, Tensor) else outputs
         losses = losses if isinstance(losses, Mapping) else {}
-        losses = {name: loss for name, loss in losses.items() if _is_scalar(loss)}
+        losses = {n: v for n, v in scalars_of(losses).items() if isinstance(v, Tensor) and v.is_floating_point()}
         if not losses:
             raise EvaluationError(
                 "PPLEvaluator needs a loss (a tensor of one element) in what the model returns in evaluation, "
@@ -235,7 +236,3 @@ class PPLEvaluator(DatasetEvaluator):
             means[name] = reduce(add, map(mul, column, sizes)) / sum(sizes)
         # The mean comes first: min() then lets NaN through instead of turning it into the limit.
         return {f"{name}_PPL": math.exp(min(mean, HIGHEST_LOSS)) for name, mean in means.items()}
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()

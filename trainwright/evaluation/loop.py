@@ -6,21 +6,19 @@ and an error on one rank is raised on all.
 
 import logging
 import math
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice, repeat
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.collate import add_batch_note
 from trainwright.data.sampler import limited
-from trainwright.data.seeding import unchanged_afterwards
+from trainwright.data.seeding import rng_states, set_rng_states, unchanged_afterwards
 from trainwright.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
@@ -299,26 +297,3 @@ def preserve_rng(device: torch.device) -> Iterator[None]:
             yield
     finally:
         set_rng_states(states, device)
-
-
-def rng_states(device: torch.device) -> tuple[Any, ...]:
-    """The states of Python's, NumPy's and torch's generators."""
-    of_device = [torch.get_device_module(device).get_rng_state(index) for index in _generator_indices(device)]
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_device
-
-
-def set_rng_states(states: tuple[Any, ...], device: torch.device) -> None:
-    """Continue the generators at ``states``."""
-    python_state, numpy_state, torch_state, of_device = states
-    random.setstate(python_state)
-    np.random.set_state(numpy_state)
-    torch.set_rng_state(torch_state)
-    for index, state in zip(_generator_indices(device), of_device, strict=True):
-        torch.get_device_module(device).set_rng_state(state, index)
-
-
-def _generator_indices(device: torch.device) -> list[int]:
-    """The accelerator whose generator is restored. Apple's has no index and no draws in evaluation mode."""
-    if device.type in ("cpu", "mps") or not torch.get_device_module(device).is_available():
-        return []
-    return [torch.get_device_module(device).current_device() if device.index is None else device.index]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import add_batch_note, count_samples
-from trainwright.evaluation.loop import preserve_rng, rng_states, run_evaluation, set_rng_states
+from trainwright.data.seeding import rng_states, set_rng_states
+from trainwright.evaluation.loop import preserve_rng, run_evaluation
 from trainwright.evaluation.rank_exchange import even_rounds, gather_values, in_order
 from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode

@@ -190,10 +190,8 @@ def _with_state(evaluator: DatasetEvaluator, state: dict[str, Any]) -> DatasetEv
 def _state_of(evaluator: DatasetEvaluator) -> dict[str, Any]:
     """The attributes of an evaluator, including those in slots."""
     slots = [getattr(kind, "__slots__", ()) for kind in type(evaluator).__mro__]
-    names = {name for some in slots for name in ([some] if isinstance(some, str) else some)} - {
-        "__dict__",
-        "__weakref__",
-    }
+    names = {name for some in slots for name in ([some] if isinstance(some, str) else some)}
+    names -= {"__dict__", "__weakref__"}
     return {name: getattr(evaluator, name) for name in sorted(names) if hasattr(evaluator, name)} | vars(evaluator)
 
 

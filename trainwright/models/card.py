@@ -87,7 +87,8 @@ class ModelCard:
         """The fields that the hub knows, as YAML."""
         from huggingface_hub.repocard_data import EvalResult, ModelCardData
 
-        tasks = [_hub_task(task) for task in _several(self.tasks, "tasks")]
+        own_names = [str(getattr(task, "value", task)) for task in _several(self.tasks, "tasks")]
+        tasks = [_HUB_TASKS.get(name, name.replace("_", "-")) for name in own_names]
         task = tasks[0] if tasks else "other"
         names, ids = _several(self.datasets, "datasets"), _several(self.datasets_tags, "datasets_tags")
         results = [
@@ -136,7 +137,10 @@ class ModelCard:
             rows = [[line.get(name, "") for name in names] for line in self.eval_lines]
             sections.append("## Evaluations during training\n\n" + _table([names, *rows]))
         if self.training_summary:
-            sections.append("## Training\n\n" + _summary(self.training_summary))
+            summary = str(self.training_summary).strip()
+            if isinstance(self.training_summary, Mapping):
+                summary = "\n".join(f"* **{_inline(n)}**: {_inline(v)}" for n, v in self.training_summary.items())
+            sections.append(f"## Training\n\n{summary}\n")
         if self.training_config is not None:
             sections.append("## Training configuration\n\n" + _code(_settings(self.training_config)))
         return [*sections, f"Written by the {LIBRARY} {_inline(self.source)}.\n"]
@@ -152,11 +156,6 @@ def _several(value: Several, name: str) -> list[str]:
     return list(value)
 
 
-def _hub_task(task: str) -> str:
-    name = str(getattr(task, "value", task))
-    return _HUB_TASKS.get(name, name.replace("_", "-"))
-
-
 def _inline(value: Any) -> str:
     """Text that stays in its line, and in its cell of a table."""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -167,12 +166,6 @@ def _table(rows: Sequence[Sequence[Any]]) -> str:
     lines = ["| " + " | ".join(map(_inline, row)) + " |" for row in rows]
     lines.insert(1, "|" + " --- |" * len(rows[0]))
     return "\n".join([*lines, ""])
-
-
-def _summary(summary: Any) -> str:
-    if isinstance(summary, Mapping):
-        return "\n".join([*(f"* **{_inline(name)}**: {_inline(value)}" for name, value in summary.items()), ""])
-    return f"{str(summary).strip()}\n"
 
 
 def _settings(config: Any) -> str:

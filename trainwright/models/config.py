@@ -1,11 +1,11 @@
 """Model configs: dataclasses that are saved beside the weights as ``model_config.yaml``, and checks of their fields."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
-from trainwright.config.yaml_config import YamlConfig
+from trainwright.config.yaml_config import YamlConfig, check_fields
 
 CONFIG_NAME = "model_config.yaml"
 
@@ -67,21 +67,9 @@ def checked_characters(value: Any, silent_id: int, field: str, where: str) -> di
     return labels
 
 
-def check_positive(config: YamlConfig, *names: str) -> None:
-    """Raise ConfigError unless these fields are whole numbers >= 1."""
-    _check(config, names, lambda value: type(value) is int and value >= 1, "a whole number >= 1")
-
-
 def check_share(config: YamlConfig, *names: str) -> None:
     """Raise ConfigError unless these fields are numbers in [0, 1), as a dropout probability is."""
-    _check(config, names, lambda value: 0 <= value < 1, "a number in [0, 1)")
-
-
-def _check(config: YamlConfig, names: Sequence[str], is_valid: Callable[[Any], bool], rule: str) -> None:
-    where = type(config).__name__
-    faults = [f"{where}.{n}: got {config[n]!r}; it must be {rule}." for n in names if not is_valid(config[n])]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    check_fields(config, names, lambda value: 0 <= value < 1, "a number in [0, 1)")
 
 
 def check_heads(config: ModelConfig) -> None:

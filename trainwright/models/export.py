@@ -79,7 +79,7 @@ def export_model(
         with evaluation_mode(model), torch.no_grad():
             write = {".onnx": _to_onnx, ".pt2": _to_program, "": _to_folder}[path.suffix]
             run = write(model, temporary, arguments, by_name)
-            examples = arguments, _first_sample(arguments)
+            examples = arguments, {n: v[:1] if _has_samples(v) else v for n, v in arguments.items()}
             difference = _largest([_compare(model, run, example, by_name) for example in examples])
         if not difference <= tolerance:  # NaN is a difference
             raise ExportError(
@@ -111,7 +111,8 @@ def _inputs(model: nn.Module, batch: Any) -> Inputs:
         found = {first: batch[0] if isinstance(batch, tuple | list) else batch}
     if not any(isinstance(value, Tensor) for value in found.values()):
         raise ExportError(f"export: the example has no tensor for the forward of {type(model).__name__}.")
-    return {name: _at_least_two(value) for name, value in found.items()}
+    # torch.export takes a batch of one sample for a model of one sample.
+    return {n: torch.cat([v, v]) if _has_samples(v) and len(v) == 1 else v for n, v in found.items()}
 
 
 def _is_needless(name: str, parameter: inspect.Parameter | None) -> bool:
@@ -119,13 +120,8 @@ def _is_needless(name: str, parameter: inspect.Parameter | None) -> bool:
     return is_label and (parameter is None or parameter.default is not inspect.Parameter.empty)
 
 
-def _at_least_two(value: Any) -> Any:
-    """torch.export takes a batch of one sample for a model of one sample."""
-    return torch.cat([value, value]) if isinstance(value, Tensor) and value.ndim and len(value) == 1 else value
-
-
-def _first_sample(arguments: Inputs) -> Inputs:
-    return {n: value[:1] if isinstance(value, Tensor) and value.ndim else value for n, value in arguments.items()}
+def _has_samples(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _call(arguments: Inputs, by_name: bool) -> dict[str, Any]:
@@ -138,7 +134,8 @@ def _call(arguments: Inputs, by_name: bool) -> dict[str, Any]:
 
 
 def _called(model: Callable[..., Any], arguments: Inputs, by_name: bool) -> list[Tensor]:
-    return _tensors(model(**arguments) if by_name else model(*arguments.values()))
+    outputs = model(**arguments) if by_name else model(*arguments.values())
+    return [value for value in pytree.tree_leaves(outputs) if isinstance(value, Tensor)]
 
 
 def _to_program(model: nn.Module, path: Path, arguments: Inputs, by_name: bool) -> Run:
@@ -208,13 +205,11 @@ def _compare(model: nn.Module, run: Run, arguments: Inputs, by_name: bool) -> fl
     try:
         found = run(arguments)
     except Exception as error:
-        size = next(len(value) for value in arguments.values() if isinstance(value, Tensor) and value.ndim)
+        size = next(len(value) for value in arguments.values() if _has_samples(value))
         raise ExportError(f"export: the exported model does not run on a batch of {size}: {error}") from error
-    if [tuple(value.shape) for value in found] != [tuple(value.shape) for value in expected]:
-        raise ExportError(
-            f"export: the exported model returns {[tuple(value.shape) for value in found]}, the model"
-            f" {[tuple(value.shape) for value in expected]}."
-        )
+    shapes, right = ([tuple(value.shape) for value in values] for values in (found, expected))
+    if shapes != right:
+        raise ExportError(f"export: the exported model returns {shapes}, the model {right}.")
     differences = [
         float((ours.double() - theirs.to(ours.device).double()).abs().max() / ours.double().abs().max().clamp(min=1e-6))
         for ours, theirs in zip(expected, found, strict=True)
@@ -226,7 +221,3 @@ def _compare(model: nn.Module, run: Run, arguments: Inputs, by_name: bool) -> fl
 def _largest(differences: list[float]) -> float:
     """NaN if one is NaN."""
     return float(torch.tensor(differences).max()) if differences else 0.0
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [value for value in pytree.tree_leaves(outputs) if isinstance(value, Tensor)]

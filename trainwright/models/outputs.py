@@ -21,10 +21,9 @@ def named_outputs(outputs: Any) -> Mapping[str, Any] | None:
 
 def scalars_of(outputs: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers, and the real tensors of one element, among the entries."""
-    return {name: value for name, value in outputs.items() if _is_scalar(value)}
-
-
-def _is_scalar(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.numel() == 1 and not value.is_complex()
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return {
+        name: value
+        for name, value in outputs.items()
+        if (isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex())
+        or (isinstance(value, int | float) and not isinstance(value, bool))
+    }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.config.errors import ConfigImportError
+from trainwright.config.errors import ConfigImportError, import_optional
 
 
 def create_model(
@@ -27,12 +27,8 @@ def create_model(
     Raises:
         ConfigImportError: timm is not installed. CheckpointError: the weights do not fit.
     """
-    try:
-        import timm
-    except ImportError as error:
-        raise ConfigImportError(
-            "vit.create_model needs the package timm: pip install 'trainwright[operators]'."
-        ) from error
+    message = "vit.create_model needs the package timm: pip install 'trainwright[operators]'."
+    timm = import_optional("timm", message, ConfigImportError)
     model: nn.Module = timm.create_model(model_name, pretrained=pretrained, **kwargs)
     if checkpoint_path is not None:
         from trainwright.checkpoint.weights import load_weights, read_weights

@@ -1,7 +1,6 @@
 """From a configuration to parameter groups, an optimizer and its learning-rate schedule."""
 
 import copy
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from trainwright._torch_compat.norm_layers import RUNNING_NORMS
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config.lazy.instantiation import are_several, instantiate, locate_target
+from trainwright.config.lazy.targets import signature_of
 from trainwright.optim.fused import fused_arguments, run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.named import NamedOptimizers, check_schedules
@@ -147,19 +147,16 @@ def _given(**settings: float | None) -> dict[str, float]:
 
 
 def _clipping(max_norm: float | None, norm_type: float | None, value: float | None) -> dict[str, float]:
-    faults = []
     if value is not None and max_norm is not None:
-        faults.append(
+        raise ConfigError(
             f"clip_grad_value: got {value} with clip_grad_max_norm={max_norm}; set clip_grad_max_norm=None to clip by"
             " value."
         )
-    elif value is not None and not value > 0:
-        faults.append(f"clip_grad_value: got {value}; it must be > 0, or None for no clipping by value.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    if value is not None and not value > 0:
+        raise ConfigError(f"clip_grad_value: got {value}; it must be > 0, or None for no clipping by value.")
     if max_norm is None:
         return {} if value is None else {"clip_grad_value": float(value)}
-    norm_type = 2.0 if norm_type is None else norm_type
+    faults, norm_type = [], 2.0 if norm_type is None else norm_type
     if not max_norm > 0:
         faults.append(f"clip_grad_max_norm: got {max_norm}; it must be > 0, or None for no clipping.")
     if not float(norm_type) > 0:
@@ -267,10 +264,8 @@ def _schedules(cfg: Any, optimizer: NamedOptimizers) -> dict[str, LRScheduler]:
 
 
 def _takes(target: Callable[..., Any], name: str) -> bool:
-    try:
-        return name in inspect.signature(target).parameters
-    except ValueError:  # some built-in callables have no signature
-        return False
+    signature = signature_of(target)
+    return signature is not None and name in signature.parameters
 
 
 def _check_is_lazy(cfg: object, where: str, what: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright.config.errors import ConfigError
-from trainwright.optim.named import each_optimizer
+from trainwright.optim.named import each_optimizer, parameters_of
 from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline, mesh_in_use, reduce_over_pipeline
 
 
@@ -78,7 +78,7 @@ def gradient_norm(
         return clip
 
     def norm_and_clip() -> Tensor:
-        norm = total_norm(parameter for group in optimizer.param_groups for parameter in group["params"])
+        norm = total_norm(parameters_of(optimizer))
         if clip is not None:
             clip()
         return norm
@@ -105,7 +105,8 @@ def total_norm(params: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     params = [*params]
     if mesh_in_use() is None:
         return torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None], norm_type)
-    norms = [torch.zeros((), device=_device_of(params))]
+    device = params[0].device if params else torch.accelerator.current_accelerator() or torch.device("cpu")
+    norms = [torch.zeros((), device=device)]
     for same in _by_mesh(p for p in params if not getattr(p, TIED_COPY, False)):
         norm: Any = torch.nn.utils.get_total_norm([p.grad for p in same if p.grad is not None], norm_type)
         norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).to(norms[0]))
@@ -124,12 +125,6 @@ def _by_mesh(params: Iterable[Tensor]) -> list[list[Tensor]]:
     return [*groups.values()]
 
 
-def _device_of(params: list[Tensor]) -> torch.device:
-    if params:
-        return params[0].device
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
-
-
 def _in_order(settings: Iterable[Any]) -> list[Any]:
     """The same order on each stage of a pipeline; the own order elsewhere."""
     return sorted(settings) if mesh_in_use() is not None else [*settings]
@@ -145,6 +140,5 @@ def _clip_by_value(params: list[Tensor], value: float) -> Tensor:
 
 def _clip_each(clips: list[Callable[[], Tensor]], norm_type: float) -> Tensor:
     norms = [clip() for clip in clips]
-    together = torch.stack([norm.to(norms[0].device) for norm in norms])
-    total: Tensor = torch.linalg.vector_norm(together, norm_type)
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
     return total

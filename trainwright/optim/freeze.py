@@ -78,11 +78,8 @@ class LayerFreezer:
 
     def show_frozen_layers(self) -> list[str]:
         """The names of the layers that have a frozen parameter."""
-        return [
-            name
-            for name, layer in self.model.named_children()
-            if not all(p.requires_grad for p in _parameters([layer]))
-        ]
+        layers = self.model.named_children()
+        return [name for name, layer in layers if not all(p.requires_grad for p in _parameters([layer]))]
 
     def by_names(self, names: Iterable[str], freeze: bool = True) -> None:
         """Freeze layers by name. Names of inner layers (``"blocks.0.attn"``) and of parameters are accepted, too.
@@ -152,7 +149,9 @@ class LayerFreezer:
 
     def _set(self, parts: Iterable[Part], freeze: bool) -> None:
         parts = list(parts)
-        changing = [p for p in _parameters(parts) if p.requires_grad == freeze and _can_learn(p)]
+        # Whole numbers, as in quantized layers, have no gradient.
+        learning = [p for p in _parameters(parts) if p.is_floating_point() or p.is_complex()]
+        changing = [p for p in learning if p.requires_grad == freeze]
         self._check_exchange(len(changing), freeze)
         for parameter in changing:
             parameter.requires_grad = not freeze
@@ -226,11 +225,6 @@ def _parameters(parts: Iterable[Part]) -> list[nn.Parameter]:
     """Those of ``parts``, each once."""
     found = ([part] if isinstance(part, nn.Parameter) else part.parameters() for part in parts)
     return list({id(parameter): parameter for some in found for parameter in some}.values())
-
-
-def _can_learn(parameter: nn.Parameter) -> bool:
-    """Whole numbers, as in quantized layers, have no gradient."""
-    return parameter.is_floating_point() or parameter.is_complex()
 
 
 def _layers_of(parts: Iterable[Part], kind: tuple[type[nn.Module], ...]) -> Iterator[nn.Module]:

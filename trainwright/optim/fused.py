@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainwright.optim.named import parameters_of
+
 logger = logging.getLogger("trainwright.optim")
 
 _CLASSES = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -32,17 +34,11 @@ def fused_arguments(
     ``params``: parameters or groups of them, those of ``model``.
     """
     is_torchs = any(optimizer_class is getattr(torch.optim, name) for name in _CLASSES)
-    if not is_torchs or any(name in arguments for name in _CHOICES):
+    groups = [arguments, *(entry for entry in _listed(params) if isinstance(entry, Mapping))]
+    if not is_torchs or any(name in group for group in groups for name in _CHOICES):
         return {}
-    if not _listed(params):  # a generator can be read only once
-        return {}
-    groups = [entry for entry in _listed(params) if isinstance(entry, Mapping)]
-    if any(name in group for group in groups for name in _CHOICES):
-        return {}
-    if not all(_is_plain(parameter) for parameter in _parameters(params)) or _has_sparse_gradients(model):
-        return {}
-    if not may_be_fused(optimizer_class, _parameters(params)):
-        return {}
+    if not _listed(params) or not _can_be_fused(optimizer_class, [*_parameters(params)], model):
+        return {}  # a generator can be read only once
     assert "fused" in inspect.signature(optimizer_class).parameters, "each of the classes has it"
     logger.debug("%s runs fused; fused=False in its settings for torch's default.", optimizer_class.__name__)
     return {"fused": True}
@@ -51,17 +47,12 @@ def fused_arguments(
 def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
     """Make a user-built optimizer step fused if it may and the user has not set it. Logs a line."""
     kind, defaults = type(optimizer), optimizer.defaults
-    if kind not in (
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.SGD,
-    ):  # Adagrad has state from the start
+    if kind not in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):  # Adagrad has state from the start
         return
     groups = [defaults, *optimizer.param_groups]
     if optimizer.state or any(group.get(name) not in _NOT_CHOSEN[name] for group in groups for name in _CHOICES):
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not all(map(_is_plain, parameters)) or _has_sparse_gradients(model) or not may_be_fused(kind, parameters):
+    if not _can_be_fused(kind, parameters_of(optimizer), model):
         return
     for group in groups:
         group["fused"] = True
@@ -100,5 +91,6 @@ def _is_plain(parameter: Tensor) -> bool:
     return is_strided and parameter.dtype in _DTYPES and parameter.device.type in _DEVICES
 
 
-def _has_sparse_gradients(model: nn.Module) -> bool:
-    return any(getattr(module, "sparse", False) is True for module in model.modules())
+def _can_be_fused(optimizer_class: Any, parameters: list[Tensor], model: nn.Module) -> bool:
+    has_sparse_gradients = any(getattr(module, "sparse", False) is True for module in model.modules())
+    return all(map(_is_plain, parameters)) and not has_sparse_gradients and may_be_fused(optimizer_class, parameters)

@@ -118,7 +118,7 @@ class WeightAverage:
         if not layers or not self.num_averaged:
             return
         with self.applied():
-            frozen = {layer: _copies(layer.buffers()) for layer in layers if not layer.training}
+            frozen = {layer: [value.clone() for value in layer.buffers()] for layer in layers if not layer.training}
             # update_bn calls its model with the first item of each batch.
             update_bn(((batch,) for batch in batches()), _Called(self._model, forward))
             for layer, values in frozen.items():
@@ -203,7 +203,3 @@ def _weights_of(module: nn.Module, copies: dict[int, Any]) -> nn.Module:
 def _tensors(model: nn.Module) -> Iterator[Tensor]:
     yield from (parameter.detach() for parameter in model.parameters())
     yield from model.buffers()
-
-
-def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [tensor.clone() for tensor in tensors]

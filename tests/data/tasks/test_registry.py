@@ -1,7 +1,6 @@
 """Registered names: our own are known without an import of theirs, and belong to us."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,35 +10,36 @@ from trainwright.config.errors import ConfigError, ConfigKeyError
 from trainwright.data.tasks.registry import Registry
 
 
-def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(run_python: Callable, tmp_path: Path) -> Callable[[str], str]:
+    """The output of a program in which no class of ours has been used."""
+    return lambda program: str(run_python("-c", program, cwd=tmp_path).stdout)
 
 
-def test_a_folder_is_read_by_a_class_that_nobody_has_imported(tmp_path: Path) -> None:
+def test_a_folder_is_read_by_a_class_that_nobody_has_imported(tmp_path: Path, run: Callable) -> None:
     data.TextNormalizer(data.TextNormalizerConfig()).save(tmp_path)
     program = f"""
 import sys
 from trainwright.data import Preprocessor
-before = {{name for name in sys.modules if name.startswith("trainwright.data.")}}
-assert not {{"trainwright.data.tasks.tokenizer", "trainwright.data.tasks.tokenizer"}} & before
+assert "trainwright.data.tasks.tokenizer" not in sys.modules
 print(type(Preprocessor.load({str(tmp_path)!r})).__name__)
 """
     assert run(program).strip() == "TextNormalizer"
 
 
-def test_the_data_set_whose_columns_a_file_has(tmp_path: Path) -> None:
+def test_the_data_set_whose_columns_a_file_has(tmp_path: Path, run: Callable) -> None:
     (tmp_path / "train.csv").write_text("text,label\ngood,1\nbad,0\n")
     program = f"""
+import sys
 from trainwright.data import Dataset
+assert "trainwright.data.tasks.text_datasets" not in sys.modules
 print(type(Dataset.load({str(tmp_path)!r}, split="train", preprocessor=None)).__name__)
 """
     assert run(program).strip() == "TextClassificationDataset"
 
 
 @pytest.mark.parametrize("name", ["ocr", "text_generation"])
-def test_a_name_of_ours_is_taken_before_our_class_is_imported(name: str) -> None:
+def test_a_name_of_ours_is_taken_before_our_class_is_imported(name: str, run: Callable) -> None:
     program = f"""
 from trainwright.data import Dataset, DatasetConfig, register_dataset
 class OwnConfig(DatasetConfig):
@@ -53,9 +53,11 @@ except ValueError as error:
     assert "has this name; give Own another" in run(program)
 
 
-def test_an_unknown_name_has_the_nearest_of_ours() -> None:
+def test_an_unknown_name_has_the_nearest_of_ours(run: Callable) -> None:
     program = """
+import sys
 from trainwright.models import build_model
+assert "trainwright.models.tasks.bert" not in sys.modules
 try:
     build_model("brt")
 except ValueError as error:
@@ -64,9 +66,10 @@ except ValueError as error:
     assert "Did you mean 'bert'?" in run(program)
 
 
-def test_ours_come_first_in_their_own_order() -> None:
+def test_ours_come_first_in_their_own_order(run: Callable) -> None:
     program = """
-import trainwright.data.tasks.text_datasets
+import sys, trainwright.data.tasks.text_datasets
+assert "trainwright.data.tasks.transcripts" not in sys.modules
 from trainwright.data.tasks.dataset import _registry
 print(*[cls.config_class.name for cls in _registry])
 """

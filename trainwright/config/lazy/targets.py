@@ -77,7 +77,8 @@ def _wrap_init(init_func: Callable[..., None]) -> Callable[..., None]:
         from_config = getattr(type(self), "from_config", None)
         if from_config is None:
             if _is_called_with_config(args, kwargs) and not takes_cfg:
-                args, kwargs = args[1:], {**_config_of(args, kwargs), **_without_cfg(args, kwargs)}
+                cfg, args = (args[0], args[1:]) if args else (kwargs.pop("cfg"), ())
+                kwargs = {**{str(key): cfg[key] for key in cfg}, **kwargs}
             init_func(self, *args, **kwargs)
         elif _is_called_with_config(args, kwargs):
             if not inspect.ismethod(from_config):
@@ -120,15 +121,6 @@ def _arguments(
 def _is_called_with_config(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     first = args[0] if args else kwargs.get("cfg")
     return isinstance(first, Mapping | DictConfig)
-
-
-def _config_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    cfg = args[0] if args else kwargs["cfg"]
-    return {str(key): cfg[key] for key in cfg}
-
-
-def _without_cfg(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(kwargs) if args else {name: value for name, value in kwargs.items() if name != "cfg"}
 
 
 def _check_first_parameter(from_config: Callable[..., Any]) -> None:

@@ -206,20 +206,14 @@ def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
     for name in _BUILT:
         for path in optimizers if name == "optim" else [name]:
             section = _get(cfg, path)
-            if path != name and (_is_plain(section) or (isinstance(section, DictConfig) and TARGET not in section)):
-                yield _no_such_optimizer(path, optimizers)
+            is_plain = isinstance(section, str | int | float | ListConfig)
+            if path != name and (is_plain or (isinstance(section, DictConfig) and TARGET not in section)):
+                others = [other.removeprefix("optim.") for other in optimizers if other != path]
+                nearest = did_you_mean(path.removeprefix("optim."), others)
+                text = f"is not an optimizer; optim has several by name. {nearest}"
+                yield Fault(path, text, ConfigKeyError)
                 continue
             yield from _node_faults(section, path, also=_ALSO_ACCEPTED if name == "optim" else set())
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | int | float | ListConfig)
-
-
-def _no_such_optimizer(path: str, optimizers: list[str]) -> Fault:
-    name, others = path.removeprefix("optim."), [other.removeprefix("optim.") for other in optimizers if other != path]
-    text = f"is not an optimizer; optim has several by name. {did_you_mean(name, others)}"
-    return Fault(path, text, kind=ConfigKeyError)
 
 
 def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozenset()) -> Iterator[Fault]:

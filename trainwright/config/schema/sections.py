@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -26,10 +26,8 @@ def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tu
     """
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
     micro, total, accumulation = (try_get_key(train, name) for name in names)
-    given = (
-        f"train_micro_batch_size={micro}, global_batch_size={total}, num_accumulation_steps={accumulation}, "
-        f"data-parallel size {data_parallel_size}"
-    )
+    values = f"train_micro_batch_size={micro}, global_batch_size={total}, num_accumulation_steps={accumulation}"
+    given = f"{values}, data-parallel size {data_parallel_size}"
     for name, value in zip(names, (micro, total, accumulation), strict=True):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(
@@ -145,27 +143,24 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     defaults = get_config("common/defaults.py")
     _detach(full, "train")
     train = raw_children(full).get("train")
-    if isinstance(train, DictConfig) and isinstance(train._value(), dict):
+    if _is_section(train):
         resolve_aliases(train, defaults.train)
-        if not is_set(train, "train_iter") and _has_epochs(train):
+        epochs = OmegaConf.select(train, "train_epoch", throw_on_resolution_failure=False, throw_on_missing=False)
+        if not is_set(train, "train_iter") and isinstance(epochs, int | float) and epochs > 0:
             train.train_iter = 0  # epochs set by the user replace the default number of iterations
-    defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not _is_set_for_evaluation(train, key)]
+    given = raw_children(train).get("evaluation") if isinstance(train, DictConfig) else None
+    defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not (_is_section(given) and is_set(given, key))]
     _fill(full, defaults)
     evaluation = OmegaConf.select(full, "train.evaluation", throw_on_resolution_failure=False)
-    if isinstance(evaluation, DictConfig) and isinstance(evaluation._value(), dict):
+    if _is_section(evaluation):
         for key in defaults_of_best:
             mark_default(evaluation, key)  # filling copies only the value
     return full
 
 
-def _is_set_for_evaluation(train: Any, key: str) -> bool:
-    evaluation = raw_children(train).get("evaluation") if isinstance(train, DictConfig) else None
-    return isinstance(evaluation, DictConfig) and isinstance(evaluation._value(), dict) and is_set(evaluation, key)
-
-
-def _has_epochs(train: DictConfig) -> bool:
-    epochs = OmegaConf.select(train, "train_epoch", throw_on_resolution_failure=False, throw_on_missing=False)
-    return isinstance(epochs, int | float) and epochs > 0
+def _is_section(node: Any) -> TypeGuard[DictConfig]:
+    """Whether ``node`` is a section with settings: neither None nor an interpolation."""
+    return isinstance(node, DictConfig) and isinstance(node._value(), dict)
 
 
 def _fill(node: DictConfig, defaults: DictConfig) -> None:
@@ -178,8 +173,7 @@ def _fill(node: DictConfig, defaults: DictConfig) -> None:
             continue
         _detach(node, key)
         there = raw_children(node)[key]
-        is_section = isinstance(there, DictConfig) and isinstance(there._value(), dict)
-        if is_section and TARGET not in there and not (TARGET in default and are_several(there)):
+        if _is_section(there) and TARGET not in there and not (TARGET in default and are_several(there)):
             _fill(there, default)
 
 

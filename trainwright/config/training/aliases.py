@@ -6,8 +6,9 @@ from datetime import timedelta
 from typing import Any
 
 from trainwright.config.torch_names import MISSPELLED
-from trainwright.config.training.metric_config import MetricConfig, plain
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.config.validation import WARMUP_SCHEDULES
+from trainwright.config.yaml_file import plain
 
 UNSPECIFIED = object()  # the value of an alias that does not determine its field
 
@@ -32,38 +33,18 @@ class Alias:
         return self.write is _same
 
 
-def _first_metric(metrics: Any) -> Any:
-    return metrics[0] if isinstance(metrics, list) and metrics else None
-
-
-def _epochs_to_checkpoint(model_checkpoint: Any) -> Any:
-    return model_checkpoint.get("every_n_epoch", 0) if isinstance(model_checkpoint, dict) else 0
-
-
 def _checkpoint_of_epochs(count: Any) -> dict[str, Any] | None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ValueError("a whole number >= 0")
     return {"every_n_epoch": count} if count else None
 
 
-def _is_cpu(device: Any) -> bool:
-    return isinstance(device, str) and device.partition(":")[0] == "cpu"
-
-
-def _is_off(value: Any) -> bool:
-    return not _yes_or_no(value)
-
-
 def _evaluates(eval_strategy: Any) -> bool:
     return bool(eval_strategy != "no")
 
 
-def _strategy_of(do_evaluate: Any) -> Any:
-    return UNSPECIFIED if _yes_or_no(do_evaluate) else "no"
-
-
-def _device_of(use_cpu: Any) -> Any:
-    return "cpu" if _yes_or_no(use_cpu) else UNSPECIFIED
+def _is_off(value: Any) -> bool:
+    return not _yes_or_no(value)
 
 
 def _yes_or_no(value: Any) -> bool:
@@ -102,14 +83,31 @@ ALIASES: dict[str, Alias] = {
     "group_by_length": Alias("bucket_by_length"),
     "device": Alias("device_str", note="reads as a torch.device"),
     "metric": Alias(
-        "metrics", _first_metric, lambda value: [] if value is None else [value], note="the first, or None"
+        "metrics",
+        read=lambda metrics: metrics[0] if isinstance(metrics, list) and metrics else None,
+        write=lambda metric: [] if metric is None else [metric],
+        note="the first, or None",
     ),
     "save_freq": Alias(
-        "model_checkpoint", _epochs_to_checkpoint, _checkpoint_of_epochs, note="its every_n_epoch; 0: None"
+        "model_checkpoint",
+        read=lambda periods: periods.get("every_n_epoch", 0) if isinstance(periods, dict) else 0,
+        write=_checkpoint_of_epochs,
+        note="its every_n_epoch; 0: None",
     ),
     "filter_bias_and_bn": Alias("decay_norm_and_bias", _is_off, _is_off, note="False: True"),
-    "do_evaluate": Alias("eval_strategy", _evaluates, _strategy_of, _evaluates, note="False: 'no'"),
-    "use_cpu": Alias("device_str", _is_cpu, _device_of, note="True: 'cpu'"),
+    "do_evaluate": Alias(
+        "eval_strategy",
+        read=_evaluates,
+        write=lambda value: UNSPECIFIED if _yes_or_no(value) else "no",
+        accepts=_evaluates,
+        note="False: 'no'",
+    ),
+    "use_cpu": Alias(
+        "device_str",
+        read=lambda device: isinstance(device, str) and device.partition(":")[0] == "cpu",
+        write=lambda value: "cpu" if _yes_or_no(value) else UNSPECIFIED,
+        note="True: 'cpu'",
+    ),
 }
 
 _NO = {"no": None, "null": None, "None": None, False: None}

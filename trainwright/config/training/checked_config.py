@@ -20,8 +20,8 @@ from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.aliases import ALIASES, field_of
 from trainwright.config.training.field_resolution import CHECKS, Draft
-from trainwright.config.training.metric_config import plain, read_only
-from trainwright.config.yaml_file import check_values, load_yaml, to_text
+from trainwright.config.training.metric_config import read_only
+from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text
 
 _MOST_WORKERS = 8
 # The headings under which a YAML file, the help and the reference page show the settings.

@@ -53,10 +53,6 @@ class Draft:
         """The name that the user used, by field."""
         return {field: name for field, name in self._name_of.items() if field in self.given}
 
-    def is_given(self, field: str) -> bool:
-        """Whether the user set the field."""
-        return field in self.given
-
     def forget_defaults(self) -> None:
         """Treat default values as not set: a saved file contains all settings, most with their defaults."""
         for field, value in list(self.given.items()):
@@ -154,7 +150,7 @@ def _check_rates(draft: Draft) -> None:
         if not isinstance(arguments, dict) or arguments.get(name) is None:
             continue
         inner = arguments[name]
-        if draft.is_given(field) and draft.given[field] != inner:
+        if field in draft.given and draft.given[field] != inner:
             draft.refuse(
                 field,
                 f"got {draft.given[field]!r}, but optimizer has {name}={inner!r}: these are two names of one setting."
@@ -204,11 +200,7 @@ def _check_scheduling_steps(draft: Draft) -> None:
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     steps, schedule = draft.settings["lr_scheduling_steps"], draft.settings["lr_scheduler"]
-    if (
-        steps is not None
-        and schedule is not None
-        and find_torch_class("lr_scheduler", schedule)[0] is ReduceLROnPlateau
-    ):
+    if None not in (steps, schedule) and find_torch_class("lr_scheduler", schedule)[0] is ReduceLROnPlateau:
         draft.refuse(
             "lr_scheduling_steps",
             f"got {steps} with ReduceLROnPlateau, which is stepped after each evaluation, or without one at the end of"
@@ -221,7 +213,7 @@ def _check_one_schedule(draft: Draft) -> None:
     if draft.settings["lr_scheduler"] is None:
         return
     kind = draft.settings["lr_scheduler_type"]
-    if draft.is_given("lr_scheduler_type") and kind is not None:
+    if "lr_scheduler_type" in draft.given and kind is not None:
         draft.refuse(
             "lr_scheduler",
             f"got {draft.settings['lr_scheduler']!r}, and lr_scheduler_type={kind!r}: there can be one schedule. Give"
@@ -255,14 +247,9 @@ def _check_evaluation(draft: Draft) -> None:
         )
 
 
-def _check_ema(draft: Draft) -> None:
-    if (fault := ema_fault(draft.settings["ema"])) is not None:
-        draft.refuse("ema", fault)
-
-
-def _check_unfreeze(draft: Draft) -> None:
-    if (fault := unfreeze_fault(draft.settings["unfreeze"])) is not None:
-        draft.refuse("unfreeze", fault)
+def _check_value(draft: Draft, field: str, fault_of: Callable[[Any], str | None]) -> None:
+    if (fault := fault_of(draft.settings[field])) is not None:
+        draft.refuse(field, fault)
 
 
 def _check_model_checkpoint(draft: Draft) -> None:
@@ -337,8 +324,8 @@ CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
     (("lr_scheduler_type",), _check_lr_scheduler_type),
     (("lr_scheduler_type", "warmup_steps", "warmup_ratio"), _check_warmup),
     (("eval_strategy", "eval_steps"), _check_evaluation),
-    (("ema",), _check_ema),
-    (("unfreeze",), _check_unfreeze),
+    (("ema",), partial(_check_value, field="ema", fault_of=ema_fault)),
+    (("unfreeze",), partial(_check_value, field="unfreeze", fault_of=unfreeze_fault)),
     (("model_checkpoint",), _check_model_checkpoint),
     (("overfit_batches", "limit_train_batches", "limit_eval_batches"), _check_overfit),
     (("max_grad_norm", "clip_grad_value"), _check_clipping),

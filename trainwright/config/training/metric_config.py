@@ -1,16 +1,12 @@
-"""``MetricConfig``, and the plain and the read-only form of values that a configuration contains."""
+"""``MetricConfig``, and the read-only form of values that a configuration contains."""
 
-import enum
-import numbers
-import os
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainwright.config.errors import ConfigTypeError, error_of
-from trainwright.config.torch_names import GivenName
 from trainwright.config.validation import Allowed, faults_of
+from trainwright.config.yaml_file import plain
 
 _READ_ONLY = "This {} belongs to a configuration, which checks every change: assign a new one, for example config.{}."
 
@@ -54,33 +50,6 @@ def read_only(value: Any) -> Any:
     if isinstance(value, list):
         return ReadOnlyList([read_only(item) for item in value])
     return value
-
-
-def plain(value: Any) -> Any:
-    """``value`` in the types of YAML and JSON, if possible, with new dicts and lists.
-
-    Enum members become their values, paths and devices text, tuples, tensors and arrays lists, numbers of numpy those
-    of Python, and objects with a ``to_dict`` its result. Other values are unchanged.
-    """
-    if isinstance(value, enum.Enum):
-        return plain(value.value)
-    if value is None or type(value) in (bool, int, float, str, GivenName):
-        return value
-    if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "to_dict") and not isinstance(value, type):
-        return plain(value.to_dict())
-    if hasattr(value, "tolist") and not isinstance(value, numbers.Number):  # a tensor or an array
-        return plain(value.tolist())
-    if isinstance(value, str) or type(value).__name__ == "device":  # a torch.device; torch need not be imported here
-        return str(value)
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    return float(value) if isinstance(value, numbers.Real) else value
 
 
 class MetricConfig(BaseModel):

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, import_optional
+from trainwright.config.yaml_config import check_positive
 from trainwright.data.errors import DataError
 from trainwright.data.tasks.collators import pad, pad_mask
 from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
@@ -50,9 +51,7 @@ class AudioFeatureExtractorConfig(PreprocessorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = type(self).__name__
-        for field in ("sampling_rate", "n_fft", "hop_length", "n_mels"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"{where}.{field}: got {getattr(self, field)}; it must be a whole number >= 1.")
+        check_positive(self, "sampling_rate", "n_fft", "hop_length", "n_mels")
         if self.features not in _KINDS:
             raise ConfigError(f"{where}.features: got {self.features!r}; {' or '.join(_KINDS)} is allowed.")
         if self.features == "log_mel":
@@ -164,7 +163,7 @@ def read_waveform(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
         samples, rate = _by_soundfile(path)
     else:
         usable = len(content) // (width * channels) * width * channels  # a truncated file may end within a sample
-        samples = _mixed(_decoded(content[:usable], width).reshape(-1, channels))
+        samples = _decoded(content[:usable], width).reshape(-1, channels).mean(axis=1, dtype=np.float32)
     if not len(samples):
         raise DataError(f"{path}: is empty. Remove its row.")
     return samples, rate
@@ -174,22 +173,14 @@ def resampled(waveform: Waveform, rate: int, wanted: int, source: str = "audio")
     """The samples at the rate ``wanted``."""
     if rate == wanted:
         return waveform
-    try:
-        from scipy.signal import resample_poly  # type: ignore[import-untyped, unused-ignore]
-    except ImportError as error:
-        raise DataError(
-            f"{source}: has {rate} samples per second; the feature extractor has sampling_rate={wanted}. Convert the "
-            "files, set sampling_rate to theirs, or install scipy, which converts them: pip install scipy."
-        ) from error
+    message = (
+        f"{source}: has {rate} samples per second; the feature extractor has sampling_rate={wanted}. Convert the "
+        "files, set sampling_rate to theirs, or install scipy, which converts them: pip install scipy."
+    )
+    signal = import_optional("scipy.signal", message, DataError)
     common = math.gcd(rate, wanted)
-    converted: Waveform = resample_poly(waveform, wanted // common, rate // common).astype(np.float32)
+    converted: Waveform = signal.resample_poly(waveform, wanted // common, rate // common).astype(np.float32)
     return converted
-
-
-def _mixed(samples: np.ndarray[Any, Any]) -> Waveform:
-    """(n, channels) to (n,)."""
-    mean: Waveform = samples.mean(axis=1, dtype=np.float32)
-    return mean
 
 
 def _decoded(content: bytes, width: int) -> Waveform:
@@ -205,15 +196,13 @@ def _decoded(content: bytes, width: int) -> Waveform:
 
 
 def _by_soundfile(path: str | os.PathLike[str]) -> tuple[Waveform, int]:
-    try:
-        import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise DataError(
-            f"{path}: is not a wave file of whole numbers (PCM), the only format that needs no other package. "
-            "Convert it, or install soundfile, which reads flac, ogg and others: pip install soundfile."
-        ) from error
+    message = (
+        f"{path}: is not a wave file of whole numbers (PCM), the only format that needs no other package. "
+        "Convert it, or install soundfile, which reads flac, ogg and others: pip install soundfile."
+    )
+    soundfile = import_optional("soundfile", message, DataError)
     try:
         samples, rate = soundfile.read(os.fspath(path), dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:
         raise DataError(f"{path}: cannot be read as audio ({error}). Replace the file, or remove its row.") from error
-    return _mixed(samples), int(rate)
+    return samples.mean(axis=1, dtype=np.float32), int(rate)

@@ -12,7 +12,7 @@ import torch.utils.data
 
 from trainwright.checkpoint.hub import local_folder
 from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError
-from trainwright.config.yaml_config import YamlConfig
+from trainwright.config.yaml_config import YamlConfig, check_positive
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.collate import collate
 from trainwright.data.errors import DataError
@@ -29,7 +29,6 @@ from trainwright.data.tasks.tables import (
     raise_faults,
     read_rows,
 )
-from trainwright.data.tasks.tokenizer import check_max_length
 
 CONFIG_NAME = "dataset_config.yaml"
 
@@ -233,7 +232,7 @@ class LabeledDatasetConfig(DatasetConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.id2label = checked_labels(self.id2label, type(self).__name__)
-        check_max_length(self)
+        check_positive(self, "max_length", or_none=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trainwright.config.errors import ConfigError, UserError, did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean, import_optional
 from trainwright.data.errors import DataError
 from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
@@ -181,13 +181,8 @@ def to_pillow(source: Any, *, gray_scale: bool = False) -> Any:
 
 def pillow() -> Any:
     """The module PIL.Image."""
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise UserError(
-            "Images are read by Pillow, which is not installed: pip install 'trainwright[images]'."
-        ) from error
-    return PIL.Image
+    message = "Images are read by Pillow, which is not installed: pip install 'trainwright[images]'."
+    return import_optional("PIL.Image", message)
 
 
 def _opened(path: str, image_module: Any) -> Any:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.yaml_config import check_positive
 from trainwright.data.tasks import labels
 from trainwright.data.tasks.collators import (
     IGNORED,
@@ -15,7 +15,6 @@ from trainwright.data.tasks.collators import (
 )
 from trainwright.data.tasks.dataset import DatasetConfig, LabeledDatasetConfig, TableDataset, register_dataset
 from trainwright.data.tasks.tables import Row, read_text
-from trainwright.data.tasks.tokenizer import check_max_length
 
 _NO_LIMIT = 2**31 - 1
 
@@ -172,11 +171,8 @@ class TextGenerationDatasetConfig(DatasetConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_max_length(self)
-        if self.block_size < 1:
-            raise ConfigError(
-                f"{type(self).__name__}.block_size: got {self.block_size}; it must be a whole number >= 1."
-            )
+        check_positive(self, "max_length", or_none=True)
+        check_positive(self, "block_size")
 
 
 @register_dataset("text_generation", config_class=TextGenerationDatasetConfig)

@@ -16,7 +16,8 @@ from typing import Any, Literal, Self
 from torch import Tensor
 
 from trainwright.checkpoint.files import PathLike, atomic_write
-from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, UserError
+from trainwright.config.errors import ConfigError, ConfigTypeError, MissingFileError, import_optional
+from trainwright.config.yaml_config import check_positive
 from trainwright.data.tasks.collators import pad, pad_mask
 from trainwright.data.tasks.preprocessor import Preprocessor, PreprocessorConfig, register_preprocessor
 
@@ -55,7 +56,7 @@ class TokenizerConfig(PreprocessorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_max_length(self)
+        check_positive(self, "max_length", or_none=True)
 
 
 class Tokenizer(Preprocessor):
@@ -370,11 +371,7 @@ def _special_tokens(path: Path) -> dict[str, str]:
 
 
 def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise UserError("Tokenizers need the package tokenizers: pip install 'trainwright[texts]'.") from error
-    return tokenizers
+    return import_optional("tokenizers", "Tokenizers need the package tokenizers: pip install 'trainwright[texts]'.")
 
 
 def _tokenizer_of(level: str, ids: dict[str, int], unk_token: str) -> Any:
@@ -407,15 +404,6 @@ def _read_json(path: Path) -> Any:
         return None
     except ValueError as error:
         raise ConfigError(f"{path}: not valid JSON: {error}") from error
-
-
-def check_max_length(config: Any) -> None:
-    """Check that ``max_length`` is a whole number >= 1, or None."""
-    value = config.max_length
-    if value is not None and (type(value) is not int or value < 1):
-        raise ConfigError(
-            f"{type(config).__name__}.max_length: got {value!r}; it must be a whole number >= 1, or None."
-        )
 
 
 _FORMS = ("NFC", "NFD", "NFKC", "NFKD", "")

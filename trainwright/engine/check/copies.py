@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader, Dataset
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import GivenName
 from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.check.finding import Skipped
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import losses_of, sum_losses
 from trainwright.engine.run_summary import RunSummary
-from trainwright.evaluation.loop import rng_states, set_rng_states
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,

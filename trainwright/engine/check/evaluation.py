@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainwright.data.collate import count_samples
+from trainwright.data.seeding import rng_states
 from trainwright.engine.check.batches import labels_are_inputs, with_permuted_labels
 from trainwright.engine.check.finding import Finding, Skipped
 from trainwright.engine.check.observed import SetUp
 from trainwright.engine.check.steps import dropout_off
-from trainwright.evaluation.loop import rng_states
 
 _MOST_SAMPLES = 750  # of the training data, of which a third is not trained on
 _FEWEST_SAMPLES = 60  # not trained on

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, ConfigTypeError, UserError
+from trainwright.config.errors import ConfigError, ConfigTypeError, import_optional
+from trainwright.config.yaml_config import check_positive
 from trainwright.models.config import (
     ModelConfig,
     check_heads,
     check_length,
-    check_positive,
     check_share,
     checked_labels,
 )
@@ -102,13 +102,10 @@ class _Bert(Model):
 
     def __init__(self, config: BertConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        try:
-            import transformers
-        except ImportError as error:
-            raise UserError("BERT needs the package transformers: pip install 'trainwright[texts]'.") from error
+        message = "BERT needs the package transformers: pip install 'trainwright[texts]'."
+        transformers = import_optional("transformers", message)
         sizes = {field: getattr(self.config, field) for field in BertConfig.__dataclass_fields__}
-        make_settings: Any = transformers.BertConfig  # whose signature its types do not know in full
-        settings = make_settings(**sizes, attn_implementation="sdpa")
+        settings = transformers.BertConfig(**sizes, attn_implementation="sdpa")
         self.bert = transformers.BertModel(settings, add_pooling_layer=self.has_pooler)
 
     def _encode(self, token_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
+from trainwright.config.yaml_config import check_positive
 from trainwright.models.config import (
     ModelConfig,
     check_heads,
     check_length,
-    check_positive,
     check_share,
     checked_characters,
 )
