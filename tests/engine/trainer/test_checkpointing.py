@@ -13,6 +13,7 @@ from trainwright.checkpoint import verify
 from trainwright.config.errors import ConfigError
 from trainwright.models import BertTextClassification, BertTextClassificationConfig, Model, ModelCard
 from trainwright.optim import LayerFreezer
+from trainwright.report.picture import draw_curves
 
 
 @pytest.mark.parametrize("metric", ["loss", "evaluation.cer", "score", "evaluation.score", "eval_loss"])
@@ -193,12 +194,16 @@ def trained(folder: Path, **parts: Any) -> Trainer:
 
 def test_a_model_is_pushed_and_loaded(hub: Any, tmp_path: Path) -> None:
     trainer = trained(tmp_path / "run")
+    curves = draw_curves(tmp_path / "run")
     url = trainer.push_to_hub("me/classifier", commit_message="First")
     assert url.startswith(hub.url)
     loaded = Model.load("me/classifier")
     for left, right in zip(loaded.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(left, right)
-    card = (hub.folder("models", "me/classifier") / "README.md").read_text()
+    folder = hub.folder("models", "me/classifier")
+    card = (folder / "README.md").read_text()
+    assert (folder / "curves.png").read_bytes() == curves.read_bytes()
+    assert card.count("](curves.png)") == 1
     assert "text_classification" in card or "text-classification" in card
     assert str(tmp_path) not in card  # no path of this machine goes out
 

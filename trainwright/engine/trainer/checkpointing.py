@@ -3,6 +3,7 @@
 import csv
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -65,6 +66,8 @@ class SavingTrainer(TrainerShared):
     def push_to_hub(self, repo_id: str, *, commit_message: str | None = None, private: bool = False) -> str:
         """Upload the model, its config, preprocessor, card and training state; return the URL of the repository.
 
+        The card shows ``curves.png``, if the run has one.
+
         Raises:
             MissingFileError: the hub cannot be reached, or rejects the upload.
         """
@@ -74,6 +77,7 @@ class SavingTrainer(TrainerShared):
         with tempfile.TemporaryDirectory() as folder, raised_together():
             self.save(Path(folder, "upload"))
             if is_main_process():
+                self._add_curves(Path(folder, "upload"))
                 message = commit_message or "Upload model"
                 url = upload_folder(Path(folder, "upload"), repo_id, commit_message=message, private=private)
         return broadcast_object(url)
@@ -226,10 +230,15 @@ class SavingTrainer(TrainerShared):
 
     def _write_card(self) -> None:
         """Write the model card of the run, with the results of its last evaluation."""
-        card, picture = self._card(), self.output_dir / CURVES_NAME
+        has_curves = (self.output_dir / CURVES_NAME).is_file() and self.model_card is None
+        self._folder.write_card(_with_curves(self._card()) if has_curves else self._card())
+
+    def _add_curves(self, folder: Path) -> None:
+        """Show the run's picture of its curves in the model card in ``folder``."""
+        picture, card = self.output_dir / CURVES_NAME, folder / "README.md"
         if picture.is_file() and self.model_card is None:
-            card = card.replace("\n## ", f"\n![Curves of the training]({CURVES_NAME})\n\n## ", 1)
-        self._folder.write_card(card)
+            shutil.copy(picture, folder)
+            card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
 
     def _current_results(self) -> dict[str, Any]:
         """The results of an evaluation of the current weights, if there was one."""
@@ -249,6 +258,11 @@ class SavingTrainer(TrainerShared):
             usage=self._usage(),
         )
         return str(card.to_text())
+
+
+def _with_curves(card: str) -> str:
+    """The text of a model card that shows the picture beside it."""
+    return card.replace("\n## ", f"\n![Curves of the training]({CURVES_NAME})\n\n## ", 1)
 
 
 def _usage_of_model(model: nn.Module) -> str:
