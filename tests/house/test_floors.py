@@ -26,6 +26,7 @@ OPEN_TO_ALL = {
     "trainwright.checkpoint.files",
     "trainwright.config.errors",
     "trainwright.lazy_names",
+    "trainwright.notebook",
     "trainwright.terminal",
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "defaults" not in p.parts and p.parent != PACKAGE)

@@ -45,6 +45,7 @@ ROOMS = {
     " CRNNImage2TextConfig Bert BertConfig BertTextClassification BertTextClassificationConfig BertSequenceLabeling"
     " BertSequenceLabelingConfig CTCSpeechRecognition CTCSpeechRecognitionConfig GPTTextGeneration"
     " GPTTextGenerationConfig ModelCard vit",
+    "report": "Run",
     "parallel": "is_main_process get_rank get_world_size get_data_parallel_rank get_data_parallel_size synchronize"
     " setup_dist_util",
 }

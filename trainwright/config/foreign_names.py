@@ -97,6 +97,8 @@ KEYS = {
     **dict.fromkeys(("max_to_keep", "save_total_limit", "max_keep_ckpts"), "train.checkpointer.max_to_keep"),
     **dict.fromkeys(("eval_steps", "val_interval", "val_check_interval"), "train.evaluation.eval_period"),
     **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "log_every_n_steps"), "train.log_period"),
+    "enable_progress_bar": "train.progress_bar",
+    "disable_tqdm": "train.progress_bar=False",
     "limit_val_batches": "train.limit_eval_batches",
     **dict.fromkeys(("metric_for_best_model", "save_best", "eval_metric"), "train.evaluation.eval_metric"),
     **dict.fromkeys(("ema_decay", "model_ema", "model_ema_decay"), "train.ema"),

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Self
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import check_values, plain, read_mapping, to_text
+from trainwright.notebook import summary
 
 _MARKS = ("name", "config_type")  # identify the kind of file; not fields
 
@@ -112,6 +114,10 @@ class YamlConfig:
         now = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
         self.__dict__.update(vars(type(self)(**{**now, **changes})))
         return self
+
+    def _repr_html_(self) -> str:  # what a notebook shows
+        shown, _ = without_secrets(plain(self.to_dict()))
+        return summary(type(self).__name__, {name: repr(value) for name, value in shown.items()})
 
     def keys(self) -> list[str]:
         """The names of the fields."""

@@ -106,6 +106,11 @@ class TrainerBase:
             hook.trainer = weakref.proxy(self)  # a plain reference would make a cycle that outlives the training
             self._hooks.append(hook)
 
+    def _repr_html_(self) -> str | None:  # what a notebook shows
+        from trainwright.engine.run_summary import html_of
+
+        return html_of(self) if hasattr(self, "_run_facts") else None
+
     def train(self, start_iter: int | None = None, max_iter: int | None = None) -> dict[str, Any]:
         """Run the iterations ``start_iter`` (inclusive) to ``max_iter`` (exclusive); by default the trainer's own.
 

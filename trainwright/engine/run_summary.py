@@ -19,9 +19,11 @@ from trainwright.config.secrets import RedactingFormatter, redact
 from trainwright.data.columns import ColumnDataset
 from trainwright.engine.run_directory import LOG_FORMAT
 from trainwright.events.writers.console import ProgressAwareHandler, unit_of
+from trainwright.events.writers.notebook import LossPicture
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.hooks.timer import Facts, SettingNames
+from trainwright.notebook import is_kernel, summary
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.dist import get_data_parallel_size, get_rank, get_world_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
@@ -175,16 +177,32 @@ class RunSummary(HookBase):
         trainer = self.trainer
         if not is_main_process() or has_failed(trainer) or trainer.iterations_done <= trainer.start_iter:
             return
-        best = next((hook for hook in trainer._hooks if isinstance(hook, BestCheckpointer)), None)
-        latest = trainer.storage.latest()
-        shown = {name: value for name, (value, _) in latest.items() if name not in _NOT_RESULTS}
-        rows: dict[str, object] = {
-            "Best": None if best is None or best.best_iter is None else [best.describe()],
-            "Last": ", ".join(f"{name} {value:.4g}{unit_of(name)}" for name, value in shown.items()),
-            "Folder": self._folder,
-            "Next": list(self._commands(trainer)),
-        }
+        rows = {**_results(trainer), "Folder": self._folder, "Next": list(self._commands(trainer))}
         logger.info("%s", table(f"Finished after iteration {trainer.iterations_done}", rows))
+
+
+def _results(trainer: Any) -> dict[str, object]:
+    """The best and the last metrics."""
+    best = next((hook for hook in trainer._hooks if isinstance(hook, BestCheckpointer)), None)
+    storage = vars(trainer).get("storage")  # None: nothing was trained yet
+    latest = {} if storage is None else storage.latest()
+    shown = {name: value for name, (value, _) in latest.items() if name not in _NOT_RESULTS}
+    return {
+        "Best": None if best is None or best.best_iter is None else [best.describe()],
+        "Last": ", ".join(f"{name} {value:.4g}{unit_of(name)}" for name, value in shown.items()),
+    }
+
+
+def html_of(trainer: Any) -> str:
+    """A trainer in a notebook: its run, how far it is, its results."""
+    rows, done = _rows(trainer._run_facts()), trainer.iterations_done
+    if done:
+        rows["Iterations"] = f"{done:,} of {max(done, trainer.max_iter):,} done"
+        rows |= _results(trainer)
+    rows |= {name: rows.pop(name) for name in ("Folder", "Settings")}  # last
+    shown = {name: redact(one[0] if isinstance(one, list) else str(one)) for name, one in rows.items() if one}
+    storage = vars(trainer).get("storage")
+    return summary(type(trainer).__name__, shown, "" if storage is None else LossPicture().html(storage))
 
 
 def _bytes(number: float) -> str:
@@ -292,7 +310,7 @@ def log_to_console() -> None:
         return
     handler = ProgressAwareHandler(sys.stdout)
     for_file = RedactingFormatter(LOG_FORMAT, datefmt="%H:%M:%S")
-    handler.setFormatter(_TerminalFormatter() if is_terminal(sys.stdout) else for_file)
+    handler.setFormatter(_TerminalFormatter() if is_terminal(sys.stdout) or is_kernel() else for_file)
     handler.setLevel(logging.INFO if get_rank() == 0 else logging.WARNING)
     handler.addFilter(lambda record: not getattr(record, "file_only", False))
     library.addHandler(handler)

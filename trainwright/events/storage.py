@@ -325,9 +325,12 @@ class EventStorage:
                 _smoothed(history.last_values(window_size)) if self._hints[name] else history.latest(),
                 history.latest_iteration(),
             )
-            for name, history in self._histories.copy().items()
-            if len(history)
+            for name, history in self.histories_so_far().items()
         }
+
+    def histories_so_far(self) -> dict[str, HistoryBuffer]:
+        """As ``histories``, with the values already converted to numbers. Any thread may call it."""
+        return {name: history for name, history in self._histories.copy().items() if len(history)}
 
     def convert_soon(self) -> None:
         """Have the pending values converted to numbers by the thread that puts them, at its next value."""

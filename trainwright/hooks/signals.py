@@ -15,6 +15,7 @@ from typing import Any
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.checkpoint import Saver
+from trainwright.notebook import is_kernel
 from trainwright.parallel.dist import all_gather_object, get_world_size
 
 logger = logging.getLogger("trainwright.hooks")
@@ -202,7 +203,8 @@ class Interruptions(HookBase):
             self._stop()
             return
         if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            # The second one ends a program, and a cell of a notebook: the kernel keeps its variables.
+            signal.signal(signal.SIGINT, signal.default_int_handler if is_kernel() else signal.SIG_DFL)
             if live_bars:
                 live_bars[0].notice = _STOPS  # its thread shows it: printing needs a lock that this thread may hold
             else:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
@@ -11,13 +12,42 @@ from typing import Any
 
 from trainwright.config.errors import ConfigError
 from trainwright.config.secrets import redact
-from trainwright.report.curves import charts_of, max_points, thinned, unit_of
-from trainwright.report.run_data import LOSS, RunData
+from trainwright.notebook import curves, summary
+from trainwright.report.curves import Line, charts_of, max_points, thinned, unit_of
+from trainwright.report.run_data import LOSS, RunData, find_runs
 from trainwright.report.samples import read_samples
 
 _PHASES = ("data", "forward", "backward", "optimizer", "metrics", "compile", "evaluation", "save", "imports")
 _NONE = "–"
 _MANY = 40  # rows that are shown on demand
+
+
+class Run(RunData):
+    """The folder of a run; a notebook shows its results: ``Run("output")``.
+
+    Raises:
+        MissingFileError: there is no run. ConfigError: there are several.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        found = find_runs([os.fspath(folder)])
+        if len(found) > 1:
+            raise ConfigError(f"Run: {folder} has {len(found)} runs: {', '.join(run.name for run in found)}. Name one.")
+        super().__init__(found[0].folder, found[0].folder.resolve().name)
+
+    def _repr_html_(self) -> str:
+        shown = {name: pair for name, pair in _results(self).items() if pair[0] != _NONE}
+        results = {name: value + (f" ({note})" if note else "") for name, (value, note) in shown.items()}
+        lines = [line for chart in charts_of([self]) if chart.key == "loss" for line in chart.lines]
+        lines.sort(key=lambda one: one.is_evaluation)
+        picture = curves({f"{'evaluation' if one.is_evaluation else 'training'} loss": _means(one) for one in lines})
+        return summary(self.name, {**results, "Folder": str(self.folder)}, picture)
+
+
+def _means(line: Line) -> list[tuple[float, float]]:
+    points = thinned(line.curve, 400)
+    x, y = ("mx", "my") if "mx" in points else ("x", "y")
+    return list(zip(points[x], points[y], strict=True))
 
 
 def plotly_script() -> str:

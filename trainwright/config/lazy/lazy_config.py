@@ -22,9 +22,11 @@ from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import mark_default, set_origin, trust
 from trainwright.config.lazy.python_file import as_node, load_python
-from trainwright.config.lazy.serialization import save, to_py
+from trainwright.config.lazy.serialization import save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
+from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import load_yaml
+from trainwright.notebook import show_type_as_html, tree
 
 
 class LazyCall:
@@ -186,6 +188,17 @@ class LazyConfig:
     save = staticmethod(save)
     to_py = staticmethod(to_py)
     apply_overrides = staticmethod(apply_overrides)
+
+
+def _html_of(cfg: DictConfig) -> str | None:
+    """What a notebook shows; None for a config of another program."""
+    if not cfg._get_flag("allow_objects"):
+        return None
+    plain, _ = without_secrets(to_plain(cfg)[0])
+    return tree(plain, name="config")
+
+
+show_type_as_html("omegaconf.dictconfig", "DictConfig", _html_of)
 
 
 def _as_config(found: Mapping[str, Any], filename: str | os.PathLike[str]) -> DictConfig:

@@ -87,6 +87,7 @@ class Train(TypedDict, total=False):
     evaluation: Evaluation
     load_weight: types.TextOrNone
     log_period: types.Period
+    progress_bar: types.YesNo
     non_finite: types.NonFinite
     ema: types.EmaOrNone
     unfreeze: types.UnfreezeOrNone

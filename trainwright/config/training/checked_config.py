@@ -22,6 +22,7 @@ from trainwright.config.training.aliases import ALIASES, field_of
 from trainwright.config.training.field_resolution import CHECKS, Draft
 from trainwright.config.training.metric_config import read_only
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text
+from trainwright.notebook import summary
 
 _MOST_WORKERS = 8
 # The headings under which a YAML file, the help and the reference page show the settings.
@@ -245,12 +246,20 @@ class CheckedConfig(BaseModel):
 
     def summary(self) -> str:
         """The settings that differ from the defaults, by the names that the user used."""
-        fields, shown = type(self).model_fields, []
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._changed())})"
+
+    def _changed(self) -> Iterator[tuple[str, Any]]:
+        fields = type(self).model_fields
         for field, value in self._as_set.items():
             if fields[field].is_required() or value != fields[field].default:
                 name = self._names.get(field, field)
-                shown.append(f"{name}={(ALIASES[name].read(value) if name in ALIASES else value)!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
+                yield name, ALIASES[name].read(value) if name in ALIASES else value
+
+    def _repr_html_(self) -> str:  # what a notebook shows
+        shown, _ = without_secrets(dict(self._changed()))
+        others = len(type(self).model_fields) - len(shown)
+        note = f"<div><i>{others} other settings have their defaults; get_config_help() describes all.</i></div>"
+        return summary(type(self).__name__, {name: repr(value) for name, value in shown.items()}, note)
 
     def __repr__(self) -> str:
         fields = type(self).model_fields

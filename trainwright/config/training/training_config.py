@@ -249,7 +249,7 @@ class TrainingConfig(CheckedConfig):
         50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone."
     )
     logs_dir: types.Folder = setting(".", "logging", "The folder of logs inside output_dir.")
-    progress_bar: types.YesNo = setting(True, "logging", "Show progress bars on a terminal.")
+    progress_bar: types.YesNo = setting(True, "logging", "Show a progress bar on a terminal or in a notebook.")
     trackers: types.TrackersOrNone = setting(
         None,
         "logging",

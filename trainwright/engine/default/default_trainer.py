@@ -328,7 +328,8 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
         hooks.append(profile_hook(train.profile, train.output_dir))
         per_epoch = self._iterations_per_epoch()
-        hooks.append(epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=eval_period, best=best))
+        if train.progress_bar:
+            hooks.append(epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=eval_period, best=best))
         if is_main_process():
             hooks.append(PeriodicWriter(lambda: self.build_writers(), train.log_period))
         return hooks
@@ -346,6 +347,7 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             train.output_dir,
             self.max_iter,
             batch_size=train.global_batch_size,
+            progress_bar=train.progress_bar,
             trackers=trackers,
             settings=settings,
             iterations_per_epoch=self._iterations_per_epoch(),

@@ -198,27 +198,28 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
     def print_info(self) -> None:
         """Log the model, the data, the length of the run and its settings."""
+        log_start(self._run_facts())
+
+    def _run_facts(self) -> RunFacts:
         config = self.config
-        log_start(
-            RunFacts(
-                task=config.task,
-                model=self.model,
-                optimizer=self.optimizer,
-                schedule=self._schedule_name(),
-                device=self.device,
-                folder=config.output_dir,
-                batch_size=config.batch_size,
-                accumulation=config.gradient_accumulation_steps,
-                first_iter=self.start_iter,
-                last_iter=self.max_iter,
-                num_train=_length(self.train_dataset),
-                num_eval=sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
-                iterations_per_epoch=self._plan.updates_per_epoch,
-                precision=config.mixed_precision,
-                mode="graph" if config.graph else "eager",
-                metrics=", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
-                settings="" if config.is_by_its_page else config.summary(),
-            )
+        return RunFacts(
+            task=config.task,
+            model=self.model,
+            optimizer=self.optimizer,
+            schedule=self._schedule_name(),
+            device=self.device,
+            folder=config.output_dir,
+            batch_size=config.batch_size,
+            accumulation=config.gradient_accumulation_steps,
+            first_iter=self.start_iter,
+            last_iter=self.max_iter,
+            num_train=_length(self.train_dataset),
+            num_eval=sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
+            iterations_per_epoch=self._plan.updates_per_epoch,
+            precision=config.mixed_precision,
+            mode="graph" if config.graph else "eager",
+            metrics=", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
+            settings="" if config.is_by_its_page else config.summary(),
         )
 
     def before_train(self) -> None:

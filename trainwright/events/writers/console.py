@@ -117,7 +117,8 @@ class ConsoleWriter(EventWriter):
 class ProgressAwareHandler(logging.StreamHandler[TextIO]):
     """A stream handler whose lines appear above a live progress bar; warnings and errors in colour on a terminal.
 
-    While a bar is live on a terminal, records that only report progress (``extra={"progress": True}``) are skipped.
+    While a bar is live on a terminal or in a notebook, records that only report progress are skipped
+    (``extra={"progress": True}``).
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -130,10 +131,11 @@ class ProgressAwareHandler(logging.StreamHandler[TextIO]):
         return coloured(text, _RED if record.levelno >= logging.ERROR else _YELLOW, self.stream)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not live_bars or not is_terminal(self.stream):
-            super().emit(record)
+        is_beside = bool(live_bars) and live_bars[0].takes(self.stream)
+        if is_beside and getattr(record, "progress", False):
             return
-        if getattr(record, "progress", False):
+        if not is_beside or not is_terminal(self.stream):
+            super().emit(record)
             return
         try:
             live_bars[0].print_above(self.format(record))

@@ -1,4 +1,7 @@
-"""A live bar on a terminal. Its own thread draws it, from numbers that the training has anyway: no cost per step."""
+"""A live bar on a terminal or in a notebook. Its own thread draws it, from numbers that the training has anyway.
+
+So it costs nothing per step.
+"""
 
 import logging
 import math
@@ -9,11 +12,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from trainwright.events.phases import activities
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
+from trainwright.events.writers.notebook import Content, NotebookDisplay
+from trainwright.notebook import is_kernel
 from trainwright.terminal import guarded, is_terminal, printable, shows_live_text
 
 if TYPE_CHECKING:
@@ -22,7 +28,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_REFRESH_S = 0.25
+logger = logging.getLogger("trainwright.events")
+
+_REFRESH_S, _NOTEBOOK_REFRESH_S = 0.25, 0.5
 _READ_S = 1.0  # the period of reading metrics, which makes the training convert them to numbers
 _RATE_S = 10.0  # the rate is that of the last seconds
 _MIN_BAR, _MAX_BAR = 20, 40  # cells
@@ -117,7 +125,8 @@ class Rate:
 class LiveBar:
     """``Epoch 2/10 ━━━━━━━╸━━━━ 340/512  12.3 it/s  ETA 0:14, run 1:53``, and the metrics after or below it.
 
-    ``position`` and ``values`` are called by the bar's thread. ``print`` and log lines appear above the bar.
+    ``position`` and ``values`` are called by the bar's thread. On a terminal, ``print`` and log lines appear above the
+    bar. In a notebook it is HTML, with a table and a picture of the losses; ``print`` and log lines appear below it.
 
     Args:
         position: reads where the run is.
@@ -125,6 +134,7 @@ class LiveBar:
         title: shown if there are no epochs.
         batch_size: samples of an iteration, to show samples per second.
         stays: leave the bar on the screen at its end.
+        storage: has the losses of the picture in a notebook.
     """
 
     def __init__(
@@ -136,18 +146,23 @@ class LiveBar:
         title: str = "train",
         batch_size: int | None = None,
         stays: bool = True,
+        storage: EventStorage | None = None,
     ) -> None:
         self.notice = ""  # shown below the bar; a signal handler may set it
         self._position, self._values, self._title, self._batch_size = position, values, title, batch_size
-        self._rate, self._is_over = Rate(), False
+        self._rate, self._is_over, self._has_failed = Rate(), False, False
         self._trains_in = threading.get_ident()
         self.file = file
-        self.console = _console(file)
-        self._stays = stays
+        self._stays, self._error_before, self._end = stays, sys.exception(), ""
+        self._notebook = NotebookDisplay(storage) if file in (sys.stdout, sys.stderr) and is_kernel() else None
         self._live: Live | None = None
         self._redirected: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress bar", daemon=True)
+
+    @cached_property
+    def console(self) -> "Console":
+        return _console(self.file)
 
     def start(self) -> None:
         """Show it, unless there is a bar already."""
@@ -160,19 +175,38 @@ class LiveBar:
         """End the bar, at the position that the run has reached. A second call does nothing."""
         if self not in live_bars:
             return
-        self._is_over = True
+        self._is_over, self._end = True, self._how_it_ends()
         self._ended.set()
         with self._lock:
             self._hide(transient=not self._stays)
         live_bars.remove(self)
 
+    def add_row(self, row: Mapping[str, str]) -> bool:
+        """Add a row to the table of a notebook, by the names of columns; False: there is no table."""
+        if self._notebook is not None:
+            self._notebook.add_row(row)
+        return self._notebook is not None
+
+    def takes(self, stream: TextIO) -> bool:
+        """Whether the bar shows what lines about the progress would show where ``stream`` is written."""
+        return stream in (sys.stdout, sys.stderr) if self._notebook is not None else is_terminal(stream)
+
+    def _how_it_ends(self) -> str:
+        """Called by the thread that trains, within the handler of the error that ends the training."""
+        error, at = sys.exception(), self._position()
+        if error is None or error is self._error_before:
+            return "finished" if at.done >= at.total else "stopped"
+        if isinstance(error, KeyboardInterrupt):
+            return "interrupted"
+        return f"failed: {type(error).__name__}" if isinstance(error, Exception) else "stopped"
+
     def _run(self) -> None:
-        while not self._ended.wait(_REFRESH_S):
+        while not self._ended.wait(_REFRESH_S if self._notebook is None else _NOTEBOOK_REFRESH_S):
             is_debugged = _is_debugged(self._trains_in)
             with self._lock:
                 if self._ended.is_set():
                     return
-                if is_debugged:
+                if is_debugged and self._notebook is None:
                     self._hide(transient=True)
                 elif self._live is None:
                     self._show()
@@ -180,6 +214,9 @@ class LiveBar:
                     self._live.refresh()
 
     def _show(self) -> None:
+        if self._notebook is not None:
+            self._show_in(self._notebook)
+            return
         from rich.live import Live
 
         handlers = [one for one in logging.getLogger().handlers if isinstance(one, logging.StreamHandler)]
@@ -198,7 +235,20 @@ class LiveBar:
                 self._redirected.append((handler, handler.stream))
                 handler.setStream(getattr(sys, before[handler.stream]))
 
+    def _show_in(self, notebook: NotebookDisplay) -> None:
+        try:
+            if not self._has_failed:
+                notebook.show(self._content(self._position()))
+        except Exception as error:  # a bar never ends a training
+            self._has_failed = True
+            logger.warning("The progress display failed (%s: %s). The training goes on.", type(error).__name__, error)
+
     def _hide(self, *, transient: bool) -> None:
+        if self._notebook is not None:
+            if transient:
+                self._notebook.clear()
+            else:
+                self._show()
         if self._live is None:
             return
         live, self._live = self._live, None
@@ -218,22 +268,32 @@ class LiveBar:
 
     def _render(self) -> "Table | Text":
         try:
-            return self._drawn(self._position(), self.console.width)
+            return self._drawn(self._content(self._position()), self.console.width)
         except Exception as error:  # a bar never ends a training
             return _text(f"{self._title}: the progress bar failed ({type(error).__name__}: {error})")
 
-    def _drawn(self, at: Position, width: int) -> "Table | Text":
+    def _content(self, at: Position) -> Content:
+        now = activities[-1] if activities and not self._is_over else None
+        self._rate.update(at.done, is_aside=now is not None)
+        metrics = [f"{name} {value}" for name, value in self._values().items()]
+        if self._batch_size and self._rate.per_s:
+            metrics.append(f"{self._batch_size * self._rate.per_s:.4g} samples/s")
+        activity = ""
+        if now is not None or (at.done == at.start and not self._is_over):
+            name = "starting" if now is None else now.name
+            seconds = _clock(self._rate.elapsed_s if now is None else time.monotonic() - now.start)
+            part = f" {now.done}/{now.total}" if now is not None and now.total else ""
+            activity = f"{name}{part}  {seconds}"
+        label = f"Epoch {at.epoch}/{at.num_epochs}" if at.num_epochs > 1 else self._title
+        notice = "" if self._is_over else self.notice
+        return Content(label, *at.of_epoch, self._times(at), metrics, activity, notice, self._end)
+
+    def _drawn(self, content: Content, width: int) -> "Table | Text":
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        now = activities[-1] if activities and not self._is_over else None
-        self._rate.update(at.done, is_aside=now is not None)
-        (done, total), metrics = at.of_epoch, self._metrics()
-        label = f"Epoch {at.epoch}/{at.num_epochs}" if at.num_epochs > 1 else self._title
+        label, done, total, fields, metrics = content[:5]
         count = f"{done:>{len(str(total))}}/{total}"
-        fields = self._times(at)
-        if self._batch_size and self._rate.per_s:
-            metrics.append(f"{self._batch_size * self._rate.per_s:.4g} samples/s")
         is_one_line = len("  ".join([label, count, *fields, *metrics])) + 2 + _MIN_BAR <= width
         fields += metrics if is_one_line else []
         right = "  ".join([count, *fields])
@@ -246,17 +306,11 @@ class LiveBar:
         table.add_row(_text(label, "bold"), bar, _text(right))
         if not is_one_line and metrics:
             table = _below(table, _text(_fitting(metrics, width - 2)))
-        if now is not None or (at.done == at.start and not self._is_over):
-            name = "starting" if now is None else now.name
-            seconds = _clock(self._rate.elapsed_s if now is None else time.monotonic() - now.start)
-            part = f" {now.done}/{now.total}" if now is not None and now.total else ""
-            table = _below(table, _text(f"{name}{part}  {seconds}", "cyan"))
-        if self.notice and not self._is_over:
-            table = _below(table, _text(self.notice, "yellow"))
+        if content.activity:
+            table = _below(table, _text(content.activity, "cyan"))
+        if content.notice:
+            table = _below(table, _text(content.notice, "yellow"))
         return table
-
-    def _metrics(self) -> list[str]:
-        return [f"{name} {value}" for name, value in self._values().items()]
 
     def _times(self, at: Position) -> list[str]:
         rate = self._rate.per_s
@@ -272,7 +326,7 @@ class LiveBar:
 
 
 class ProgressWriter(EventWriter):
-    """A bar for a terminal, with the rate, the time left, the loss, the metrics and the learning rate.
+    """A bar for a terminal or a notebook, with the rate, the time left, the loss, the metrics and the learning rate.
 
     It moves by time, from the start of the training: a thread reads the storage. Use ``ConsoleWriter`` where there is
     no terminal. ``batch_size``: the global one, to show samples per second. ``iterations_per_epoch``: show a bar for
@@ -312,6 +366,7 @@ class ProgressWriter(EventWriter):
             self._values,
             file=self._file if self._file is not None else sys.stderr,
             batch_size=self._batch_size,
+            storage=storage,
         )
         self._bar.start()
 
@@ -375,7 +430,9 @@ def shown_name(metric: str) -> str:
 
 
 def bar_stream() -> TextIO | None:
-    """The terminal for a bar: stdout, or stderr where stdout is a pipe or a file. None: there is no terminal."""
+    """Where a bar is shown: stdout, or stderr where stdout is a pipe or a file. None: no notebook and no terminal."""
+    if is_kernel():
+        return sys.stdout
     return next((stream for stream in (sys.stdout, sys.stderr) if shows_live_text(stream)), None)
 
 

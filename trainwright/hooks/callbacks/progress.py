@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sized
 from datetime import timedelta
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
-from trainwright.events.writers.progress import LiveBar, Position, bar_stream, shown_name, shown_values
+from trainwright.events.writers.progress import LiveBar, Position, bar_stream, live_bars, shown_name, shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.checkpoint import BestCheckpointer
+from trainwright.notebook import is_kernel
 from trainwright.parallel.dist import is_main_process
 from trainwright.terminal import print_line
 
@@ -127,7 +128,8 @@ class EpochLines(HookBase):
 
     Register it after the hooks that evaluate and ``best``, and before the one that writes. ``reads``: read the current
     values, which synchronizes; else the line has those of the last log line. ``best``: its metric is marked in the
-    epoch of a new best value; it logs no line of its own beside a progress bar.
+    epoch of a new best value; it logs no line of its own beside a progress bar. ``unit``: what the lines are numbered
+    by.
     """
 
     def __init__(
@@ -137,8 +139,9 @@ class EpochLines(HookBase):
         every: int = 1,
         reads: bool = True,
         best: BestCheckpointer | None = None,
+        unit: Literal["epoch", "iteration"] = "epoch",
     ) -> None:
-        self._per_epoch, self._every, self._reads = iterations_per_epoch, every, reads
+        self._per_epoch, self._every, self._reads, self._unit = iterations_per_epoch, every, reads, unit
         self._best = best
         if best is not None:
             best.is_in_epoch_lines = True
@@ -171,13 +174,18 @@ class EpochLines(HookBase):
         best = self._best
         if best is not None and best.best_iter is not None and best.best_iter >= self._last:
             values |= {name: f"{value} (best)" for name, value in values.items() if name == shown_name(best.metric)}
+        number, total = (at.epoch, at.num_epochs) if self._unit == "epoch" else (at.done, at.total)
+        row = {self._unit: str(number), **values, "time": f"{now - self._start:.1f} s"}
+        is_in_table = any(bar.add_row(row) for bar in live_bars)
         logger.info(
-            "Epoch %*d/%d: %s, %.1f s",
-            len(str(at.num_epochs)),
-            at.epoch,
-            at.num_epochs,
+            "%s %*d/%d: %s, %.1f s",
+            self._unit.capitalize(),
+            len(str(total)),
+            number,
+            total,
             ", ".join(f"{name} {value}" for name, value in values.items()) or f"{at.done} iterations",
             now - self._start,
+            extra={"progress": is_in_table},
         )
         self._start, self._last = now, trainer.iterations_done
         self._plan_next()
@@ -193,13 +201,18 @@ def epoch_lines(
 ) -> EpochLines | None:
     """The lines of a run of several epochs; None for one epoch.
 
-    At most one line per ``log_period`` iterations (0: any), or per evaluation where those are more frequent.
+    At most one line per ``log_period`` iterations (0: any), or per evaluation where those are more frequent. The table
+    of a notebook has all epochs, and of one epoch the evaluations.
     """
-    if not iterations_per_epoch or iterations_per_epoch >= max_iter or not is_main_process():
+    if not is_main_process():
         return None
-    period = min(log_period, eval_period or log_period)
+    if not iterations_per_epoch or iterations_per_epoch >= max_iter:
+        if not is_kernel() or not eval_period or eval_period >= max_iter:
+            return None
+        return EpochLines(eval_period, best=best, unit="iteration")
+    period = 0 if is_kernel() else min(log_period, eval_period or log_period)
     every = max(1, math.ceil(period / iterations_per_epoch))
-    return EpochLines(iterations_per_epoch, every=every, reads=not log_period or bool(eval_period), best=best)
+    return EpochLines(iterations_per_epoch, every=every, reads=not period or bool(eval_period), best=best)
 
 
 class EpochProgress(HookBase):

@@ -74,6 +74,8 @@ train = dict(
     load_weight="",
     # Write metrics each `log_period` iterations. This and the other periods may be shares of all iterations: 0.25.
     log_period=20,
+    # Show a bar on a terminal and a table in a notebook. False: only the lines of the log.
+    progress_bar=True,
     # Where a loss or the gradients become NaN or infinite: "stop" the training, "skip" that update, or "warn".
     non_finite="stop",
     # Evaluate and save an average of the weights: dict(decay=0.999), or dict(average="equal", start=0.75).
