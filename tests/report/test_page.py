@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainwright.report.page import page
+from trainwright.report.page import content, page
 from trainwright.report.run_data import RunData, find_runs
 
 
@@ -90,6 +90,21 @@ def test_text_of_a_run_is_text(tmp_path: Path) -> None:
     assert content["runs"] == [attack]
     assert "&lt;script&gt;" in content["details"]
     assert "<img" not in content["overview"] + content["details"]
+
+
+def test_secrets_are_in_no_part_of_the_page(tmp_path: Path) -> None:
+    key = "hf_" + "a1" * 12
+    folder = tmp_path / key
+    folder.mkdir()
+    (folder / "config.yaml").write_text(
+        f"logger: {{settings: {{api_key: 'pass & word', url: 'http://me:{key}@host'}}}}\n"
+    )
+    (folder / "metrics.json").write_text(json.dumps({"iteration": 1, "total_loss": 1.0, key: 2.0}) + "\n")
+    (folder / "log.txt").write_text(f"[x WARNING] {{'password': 'pass & word'}} {key}\n")
+    found = json.dumps(content([RunData(folder, key)]))
+    assert key not in found
+    assert "pass &amp; word" not in found
+    assert "[redacted]" in found
 
 
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:

@@ -1,17 +1,28 @@
 """What the files of a run say about it: its state, progress and results. Reads small files only, without torch."""
 
+import functools
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-STATES = ("running", "finished", "interrupted", "failed")
+from trainwright.report.run_state import (
+    RECORD_NAME,
+    is_count,
+    is_number,
+    last_written,
+    read_starts,
+    read_tail,
+    state_of,
+)
+from trainwright.terminal import print_line
+
 CONFIGS = ("config.yaml", "training_config.yaml")  # of config files, of the Python API
-_TAIL_BYTES = 1 << 18  # of a log or a table of metrics
 _NOT_RUNS = ("checkpoints", "profile", "__pycache__")
 
 
@@ -52,18 +63,11 @@ def run_folders(folder: Path, *, earlier: bool = False) -> Iterator[Path]:
 def read_run(path: Path, base: Path) -> Run:
     """The state and the results of the run in ``path``, by its files; its name is relative to ``base``."""
     name = os.path.relpath(path, base)
-    starts, log, rows = _starts(path / "run.json"), _tail(path / "log.txt"), _rows(path / "metrics.json")
+    starts, log, rows = read_starts(path / RECORD_NAME), read_tail(path / "log.txt"), _rows(path / "metrics.json")
     last = starts[-1] if starts else {}
-    ended = re.findall(r"(Finished after iteration|Training failed in|Training was stopped in|Training\n)", log)
-    state = "interrupted"
-    if is_locked(path):
-        state = "running"
-    elif last.get("status") == "finished" or (not last and ended[-1:] == ["Finished after iteration"]):
-        state = "finished"
-    elif ended[-1:] == ["Training failed in"] or (ended[-1:] == ["Finished after iteration"] and last.get("ended")):
-        state = "failed"
+    state = state_of(path, starts)
     planned = re.findall(r"\n  Iterations  \S+ to (\d+)", log)
-    measured = [row["iteration"] + ("total_loss" in row) for row in rows if isinstance(row.get("iteration"), int)]
+    measured = [row["iteration"] + ("total_loss" in row) for row in rows]
     best = _best(path, last, log)
     began = last.get("started") or _first_time(path / "log.txt")
     return Run(
@@ -78,33 +82,8 @@ def read_run(path: Path, base: Path) -> Run:
         loss=next((loss for row in reversed(rows) if (loss := _loss(row)) is not None), None),
         started=(starts[0].get("started") if starts else None) or began,
         seconds=_seconds(path, starts, began, is_running=state == "running"),
-        commit=(last.get("git") or {}).get("commit"),
+        commit=last.get("git", {}).get("commit"),
     )
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process of this machine trains in the folder."""
-    try:
-        entry = path.stat()
-        with open("/proc/locks", encoding="ascii") as file:
-            place = f"{os.major(entry.st_dev):02x}:{os.minor(entry.st_dev):02x}:{entry.st_ino}"
-            return any(place in line.split() for line in file)
-    except FileNotFoundError:  # another system than Linux
-        pass
-    except OSError:
-        return False
-    import fcntl
-
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a filesystem without locks
-        return False
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def setting(path: str | Path, key: str) -> Any:
@@ -134,48 +113,44 @@ def setting_names(path: str | Path) -> list[str]:
 
 
 def _settings(path: Path) -> Any:
+    file = path / CONFIGS[0] if (path / CONFIGS[0]).is_file() else path / CONFIGS[1]
+    return _read_settings(file, file.stat().st_mtime_ns) if file.is_file() else {}
+
+
+@functools.lru_cache(maxsize=1000)  # each column and each condition reads the settings
+def _read_settings(file: Path, changed: int) -> Any:
+    """The settings without secrets; none, with a warning, if they cannot be read: the other runs are still shown."""
+    from trainwright.config.errors import ConfigError
+    from trainwright.config.secrets import without_secrets
     from trainwright.config.yaml_file import read_mapping
 
-    if (path / CONFIGS[0]).is_file():
-        return read_mapping(path / CONFIGS[0])
-    sections = read_mapping(path / CONFIGS[1])  # settings in categories
+    try:
+        sections = without_secrets(read_mapping(file))[0]
+    except ConfigError as error:
+        print_line(f"{file.parent}: its settings cannot be read: {error}", file=sys.stderr)
+        return {}
+    if file.name == CONFIGS[0]:
+        return sections
     plain = {
         name: value for section in sections.values() if isinstance(section, dict) for name, value in section.items()
     }
     return {**sections, **plain}
 
 
-def _starts(path: Path) -> list[dict[str, Any]]:
-    try:
-        starts = json.loads(path.read_bytes())["starts"]
-        return [start for start in starts if isinstance(start, dict)]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return []
-
-
-def _tail(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _rows(path: Path) -> list[dict[str, Any]]:
     rows = []
-    for line in _tail(path).splitlines():
+    for line in read_tail(path).splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):  # cut off at the beginning, or being written
             continue
-        rows += [row] if isinstance(row, dict) else []
+        rows += [row] if isinstance(row, dict) and is_count(row.get("iteration")) else []
     return rows
 
 
 def _loss(row: dict[str, Any]) -> float | None:
     names = ["total_loss", *(name for name in row if "loss" in name and "/" not in name)]
-    return next((float(row[name]) for name in names if isinstance(row.get(name), int | float)), None)
+    return next((float(row[name]) for name in names if is_number(row.get(name))), None)
 
 
 def _best(path: Path, last: dict[str, Any], log: str) -> tuple[str | None, float | None, bool | None]:
@@ -189,7 +164,7 @@ def _best(path: Path, last: dict[str, Any], log: str) -> tuple[str | None, float
         except (OSError, ValueError):
             continue
         for name, value in extra.items() if isinstance(extra, dict) else ():
-            if name != "iteration" and isinstance(value, int | float):
+            if name != "iteration" and is_number(value):
                 return name, float(value), lines[-1][2] == "higher" if lines else "loss" not in name
     return (lines[-1][0], float(lines[-1][1]), lines[-1][2] == "higher") if lines else (None, None, None)
 
@@ -207,6 +182,5 @@ def _seconds(path: Path, starts: list[dict[str, Any]], began: str | None, *, is_
     closed = sum(float(start.get("seconds") or 0) for start in starts)
     if began is None or (starts and starts[-1].get("seconds") is not None):
         return closed or None
-    files = [path / name for name in ("metrics.json", "log.txt") if (path / name).is_file()]
-    end = datetime.now(UTC).timestamp() if is_running else max((file.stat().st_mtime for file in files), default=0.0)
+    end = datetime.now(UTC).timestamp() if is_running else last_written(path) or 0.0
     return max(0.0, closed + end - datetime.fromisoformat(began).timestamp())

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from trainwright.cli.run_folder import STATES, Run, read_run, run_folders, setting, setting_names
+from trainwright.cli.run_folder import Run, read_run, run_folders, setting, setting_names
 from trainwright.cli.text import counted, local_time, shown, table
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+from trainwright.report.run_state import STATES
 from trainwright.terminal import is_terminal
 
 _EPILOG = """\

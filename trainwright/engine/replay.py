@@ -35,7 +35,8 @@ from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_world_size
-from trainwright.report.run_data import LOSS, LOSSES_NAME, RECORD_NAME, read_loss_table, read_starts
+from trainwright.report.run_data import LOSS, LOSSES_NAME, read_loss_table
+from trainwright.report.run_state import RECORD_NAME, read_starts
 
 # Hooks that write, end the training, or act on the process. The others may change what a step computes.
 _LEFT_OUT = (

@@ -24,7 +24,8 @@ from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.checkpoint import BestCheckpointer
 from trainwright.parallel.dist import get_world_size, is_main_process
 from trainwright.report.picture import draw_curves
-from trainwright.report.run_data import CURVES_NAME, RECORD_NAME, read_starts
+from trainwright.report.run_data import CURVES_NAME
+from trainwright.report.run_state import RECORD_NAME, read_starts
 
 logger = logging.getLogger("trainwright.engine")
 

@@ -1,5 +1,6 @@
 """Which points of a curve a picture needs, and which metrics share a chart."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,11 @@ def charts_of(runs: list[RunData]) -> list[Chart]:
             elif metric not in _HIDDEN:
                 charts.setdefault(_key(metric), []).append(Line(number, metric, metric in run.evaluated, curve))
 
-    def place(key: str) -> tuple[int, str]:
-        return (0 if key == "loss" else 2 + _LAST.index(key) if key in _LAST else 1, key.lower())
+    def place(key: str) -> tuple[int, list[tuple[str, int]]]:
+        parts = [
+            (text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,15})", key.lower())
+        ]  # 2 before 10
+        return (0 if key == "loss" else 2 + _LAST.index(key) if key in _LAST else 1, parts)
 
     return [Chart(key, title_of(key), _unit(key, all(rates)), charts[key]) for key in sorted(charts, key=place)]
 

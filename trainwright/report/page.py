@@ -1,11 +1,11 @@
 """The report as one HTML page: its tables and the points of its curves, with plotly's JavaScript inside."""
 
+import html
 import json
 import math
 import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from html import escape
 from importlib import resources
 from itertools import chain
 from typing import Any
@@ -71,7 +71,7 @@ def page(runs: list[RunData], *, is_live: bool = False) -> str:
     assets = resources.files("trainwright.report") / "assets"
     title = ", ".join(run.name for run in runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
     parts = {
-        "TITLE": escape(title),
+        "TITLE": _escaped(title),
         "STYLE": (assets / "page.css").read_text(encoding="utf-8"),
         "PLOTLY": plotly_script(),
         "SCRIPT": (assets / "page.js").read_text(encoding="utf-8"),
@@ -88,15 +88,20 @@ def content(runs: list[RunData]) -> dict[str, Any]:
     charts = charts_of(runs)
     most = max_points(sum(len(chart.lines) for chart in charts))
     return {
-        "runs": [run.name for run in runs],
+        "runs": [redact(run.name) for run in runs],
         "samples": [run.latest.get("samples_per_iteration") or 0 for run in runs],
         "charts": [
             {
-                "key": chart.key,
-                "title": chart.title,
+                "key": redact(chart.key),
+                "title": redact(chart.title),
                 "unit": chart.unit,
                 "lines": [
-                    {"run": line.run, "eval": line.is_evaluation, "name": line.metric, **thinned(line.curve, most)}
+                    {
+                        "run": line.run,
+                        "eval": line.is_evaluation,
+                        "name": redact(line.metric),
+                        **thinned(line.curve, most),
+                    }
                     for line in chart.lines
                 ],
             }
@@ -104,7 +109,7 @@ def content(runs: list[RunData]) -> dict[str, Any]:
         ],
         "phases": [_phases(run) for run in runs],
         "overview": overview(runs),
-        "details": redact(details(runs)),
+        "details": details(runs),
     }
 
 
@@ -113,8 +118,8 @@ def overview(runs: list[RunData]) -> str:
     facts = [_results(run) for run in runs]
     if len(runs) == 1:
         tiles = [
-            f'<div class="tile"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
-            f'<div class="note">{escape(note)}</div></div>'
+            f'<div class="tile"><div class="name">{_escaped(name)}</div><div class="value">{_escaped(value)}</div>'
+            f'<div class="note">{_escaped(note)}</div></div>'
             for name, (value, note) in facts[0].items()
             if value != _NONE
         ]
@@ -138,7 +143,7 @@ def _results(run: RunData) -> dict[str, tuple[str, str]]:
     planned = start.get("last_iteration")
     model = start.get("model") or {}
     return {
-        "Status": (run.status, _starts_note(run)),
+        "Status": (run.status, _status_note(run)),
         f"Best {best['metric'].replace('/', ' ')}" if best else "Best": (
             (f"{_number(best['value'])} {unit_of(best['metric'])}".strip(), f"iteration {best['iteration']:,}")
             if best
@@ -163,9 +168,12 @@ def _results(run: RunData) -> dict[str, tuple[str, str]]:
     }
 
 
-def _starts_note(run: RunData) -> str:
-    resumed = len(run.starts) - 1
-    return f"resumed {resumed} {'time' if resumed == 1 else 'times'}" if resumed > 0 else ""
+def _status_note(run: RunData) -> str:
+    """How often it was resumed, and when a killed run wrote for the last time."""
+    resumed, last = len(run.starts) - 1, run.last_sign
+    notes = [f"resumed {resumed} {'time' if resumed == 1 else 'times'}"] if resumed > 0 else []
+    notes += [f"no end; last sign of life {_local(datetime.fromtimestamp(last).astimezone())}"] if last else []
+    return "; ".join(notes)
 
 
 def details(runs: list[RunData]) -> str:
@@ -222,8 +230,8 @@ def _environment(run: RunData) -> dict[str, Any]:
         "command": start.get("command"),
         "working folder": start.get("working_folder"),
         "started": start.get("started") and _local(datetime.fromisoformat(start["started"])),
-        "git commit": git.get("commit") and f"{git['commit'][:12]} ({git.get('branch')})",
-        "git changes": f"{changed} files: {', '.join(git['changed'])}" if changed else "none" if git else None,
+        "git commit": git.get("commit") and f"{git['commit'][:12]} ({git.get('branch', '?')})",
+        "git changes": f"{changed} files: {', '.join(git.get('changed', ()))}" if changed else "none" if git else None,
         "device": start.get("device"),
         "precision": start.get("precision"),
         "processes": start.get("processes"),
@@ -240,21 +248,21 @@ def _environment(run: RunData) -> dict[str, Any]:
 def _warnings(run: RunData, *, many: bool) -> str:
     if not run.warnings:
         return ""
-    title = f"<h3>{escape(run.name)}</h3>" if many else ""
-    return f"{title}<pre>{escape(chr(10).join(run.warnings))}</pre>"
+    title = f"<h3>{_escaped(run.name)}</h3>" if many else ""
+    return f"{title}<pre>{_escaped(chr(10).join(run.warnings))}</pre>"
 
 
 def _samples(run: RunData) -> str:
     found = read_samples(run.folder)
     pictures = [
-        f'<figure><img alt="{escape(one.name)}" src="{one.uri}"><figcaption>{escape(one.name)}'
+        f'<figure><img alt="{_escaped(one.name)}" src="{one.uri}"><figcaption>{_escaped(one.name)}'
         f" <span>iteration {one.iteration + 1:,}</span></figcaption></figure>"
         for one in found
         if one.uri
     ]
     texts = [
-        f'<div class="text"><div class="name">{escape(one.name)} <span>iteration {one.iteration + 1:,}</span></div>'
-        f"<pre>{escape(one.text)}</pre></div>"
+        f'<div class="text"><div class="name">{_escaped(one.name)} <span>iteration {one.iteration + 1:,}</span></div>'
+        f"<pre>{_escaped(one.text)}</pre></div>"
         for one in found
         if not one.uri
     ]
@@ -280,9 +288,9 @@ def _table(names: list[str], rows: Iterable[list[str]], *, css: str = "", colour
     body = [
         "<tr>"
         + "".join(
-            f'<td><span class="dot" data-run="{number}"></span>{escape(cell)}</td>'
+            f'<td><span class="dot" data-run="{number}"></span>{_escaped(cell)}</td>'
             if colours and place == 0
-            else f"<td>{escape(cell)}</td>"
+            else f"<td>{_escaped(cell)}</td>"
             for place, cell in enumerate(row)
         )
         + "</tr>"
@@ -290,7 +298,7 @@ def _table(names: list[str], rows: Iterable[list[str]], *, css: str = "", colour
     ]
     if not body:
         return ""
-    head = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in names)}</tr></thead>" if any(names) else ""
+    head = f"<thead><tr>{''.join(f'<th>{_escaped(name)}</th>' for name in names)}</tr></thead>" if any(names) else ""
     return f'<div class="wide"><table class="{css}">{head}<tbody>{"".join(body)}</tbody></table></div>'
 
 
@@ -341,6 +349,11 @@ def _local(moment: datetime) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _escaped(text: str) -> str:
+    """Text for HTML, without secrets."""
+    return html.escape(redact(text))
 
 
 def _in_script(value: Any) -> str:

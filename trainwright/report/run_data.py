@@ -1,7 +1,9 @@
 """The content of a run's folder, for reports: metrics, settings, starts, checkpoints, warnings."""
 
 import json
+import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +17,10 @@ import numpy.typing as npt
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
 from trainwright.config.errors import ConfigError, MissingFileError, nearest_name
+from trainwright.report.run_state import RECORD_NAME, last_written, read_starts, state_of
 
-RECORD_NAME = "run.json"
+logger = logging.getLogger("trainwright.report")
+
 LOSSES_NAME = "losses.csv"
 METRICS_NAME = "metrics.json"
 CURVES_NAME = "curves.png"
@@ -24,6 +28,7 @@ CONFIG_NAMES = ("config.yaml", "training_config.yaml")
 LOSS = "total_loss"
 
 Array = npt.NDArray[np.float64]
+_MAX_ITERATION = 1 << 53
 _BLOCK = 1 << 22  # bytes of metrics that are parsed at once
 _MAX_LOG, _MAX_WARNINGS = 1 << 24, 50
 _MARKS = (METRICS_NAME, LOSSES_NAME, RECORD_NAME, *CONFIG_NAMES)
@@ -57,8 +62,14 @@ class RunData:
 
     @property
     def status(self) -> str:
-        """ "finished", "stopped", "running" (or killed), or "unknown"."""
-        return str(self.latest.get("status", "running")) if self.starts else "unknown"
+        """One of the states of `run_state`; "unknown" for a run of an older version, or a loop of the user's own."""
+        return state_of(self.folder, self.starts) if self.starts else "unknown"
+
+    @property
+    def last_sign(self) -> float | None:
+        """When a run without an end, such as a killed one, last wrote; None for one that has ended or goes on."""
+        is_open = self.starts and "ended" not in self.latest and self.status != "running"
+        return last_written(self.folder) if is_open else None
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
@@ -89,13 +100,16 @@ class RunData:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The configuration, by dotted names."""
+        """The configuration, by dotted names, without secrets."""
+        from trainwright.config.secrets import without_secrets
         from trainwright.config.yaml_file import read_mapping
 
         for name in CONFIG_NAMES:
             if (self.folder / name).is_file():
-                with suppress(ConfigError):
-                    return dict(_flat(read_mapping(self.folder / name)))
+                try:
+                    return dict(_flat(without_secrets(read_mapping(self.folder / name))[0]))
+                except ConfigError as error:
+                    logger.warning("%s", error)
         return {}
 
     @cached_property
@@ -158,26 +172,18 @@ def short_names(folders: list[Path]) -> list[str]:
     return ["/".join(part[-length:]) for part in parts]
 
 
-def read_starts(path: Path) -> list[dict[str, Any]]:
-    """The starts of a run in a ``run.json``, oldest first; empty without such a file."""
-    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError), open(open_regular(path), "rb") as file:
-        starts = json.load(file)["starts"]
-        return [start for start in starts if isinstance(start, dict)]
-    return []
-
-
 def read_metrics(path: Path) -> dict[str, Curve]:
     """The metrics of a ``metrics.json`` by name, in the order of iterations; of two rows of one, the later counts."""
     values: dict[str, tuple[list[int], list[float]]] = {}
     for row in _rows(path):
         at = row.pop("iteration", None)
-        if type(at) is not int:
+        if type(at) is not int or not 0 <= at < _MAX_ITERATION:
             continue
         for name, value in row.items():
             if value is None or isinstance(value, int | float):
                 xs, ys = values.setdefault(name, ([], []))
                 xs.append(at + 1)
-                ys.append(math.nan if value is None else value)
+                ys.append(value if value is not None and abs(value) <= sys.float_info.max else math.nan)
     return {name: _curve(np.array(x, dtype=np.float64), np.array(y)) for name, (x, y) in sorted(values.items())}
 
 
@@ -197,8 +203,21 @@ def read_loss_table(path: Path) -> Array | None:
     header, _, body = content[: content.rfind(b"\n") + 1].partition(b"\n")
     if header != f"iteration,{LOSS}".encode():
         return None
-    numbers = np.fromstring(body.decode("ascii", "replace").replace("\n", ","), sep=",")
-    return numbers[: len(numbers) // 2 * 2].reshape(-1, 2)
+    try:
+        table = np.fromstring(body.decode("ascii").replace("\n", ","), sep=",").reshape(-1, 2)
+    except ValueError:
+        table = np.zeros((0, 2))
+    if len(table) != body.count(b"\n"):  # damaged: the lines are parsed one by one
+        rows = [row for row in map(_loss_row, body.splitlines()) if row is not None]
+        table = np.array(rows, dtype=np.float64).reshape(-1, 2)
+    return table[(table[:, 0] >= 0) & (table[:, 0] < _MAX_ITERATION)]
+
+
+def _loss_row(line: bytes) -> tuple[float, float] | None:
+    at, _, loss = line.partition(b",")
+    with suppress(ValueError):
+        return float(at), float(loss)
+    return None
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
