@@ -2,7 +2,10 @@
 
 import sys
 
-from trainwright.cli.main import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        from trainwright.cli.main import main
+
+        sys.exit(main())
+    except KeyboardInterrupt:  # while the first modules are loaded
+        sys.exit(130)

@@ -1,6 +1,9 @@
 """The command line itself."""
 
 import importlib
+import os
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,3 +74,27 @@ def test_the_page_of_the_command_line_has_all_commands() -> None:
     page = (Path(trainwright.__file__).parents[1] / "docs" / "command-line.md").read_text(encoding="utf-8")
     table = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
     assert [name for name in COMMANDS if f"`{name} " not in table and f"`{name}`" not in table] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk without space")
+def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "trainwright"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "trainwright: the output cannot be written: No space left on device.\n"
+
+
+def test_a_reader_that_has_ended_is_no_message() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "trainwright"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "é🔥").mkdir()
+    command = [sys.executable, "-m", "trainwright", "runs", "é🔥"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "\\xe9\\U0001f525: no runs.\n")

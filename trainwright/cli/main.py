@@ -5,14 +5,19 @@ A command is a row of ``commands.GROUPS`` and a module with ``parser()``, which 
 which is printed here.
 """
 
+import contextlib
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from trainwright.cli.commands import COMMANDS, GROUPS
+from trainwright.terminal import print_line
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXAMPLES = """\
 examples:
@@ -41,7 +46,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         from trainwright.cli.completion import complete
 
         complete()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            with contextlib.suppress(OSError):  # a pipe whose position is not known
+                stream.reconfigure(errors="backslashreplace")  # a name that the terminal cannot show is no error
+    try:
+        try:
+            return _command(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None and not sys.stdout.closed:
+                sys.stdout.flush()  # here, and not when the interpreter ends: an error of it is handled below
+    except KeyboardInterrupt:
+        print_line("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has closed the pipe, as in `... | head`
+        return _without_output()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_SPACE:
+            raise
+        print_line(f"trainwright: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        return _without_output()
+
+
+def _without_output() -> int:
+    """Drop what is not printed yet: the interpreter would write it at its end, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
+
+
+def _command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage(), end="")
         return DONE
@@ -62,7 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(module: str, arguments: Sequence[str]) -> int:
     from trainwright.config.errors import UserError
-    from trainwright.terminal import print_line
 
     command = importlib.import_module(module).main
     prog = {"prog": "trainwright train"} if arguments[0] == "train" else {}
@@ -71,17 +103,11 @@ def _run(module: str, arguments: Sequence[str]) -> int:
     except UserError as error:
         print_line("\n  ".join([f"trainwright: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return int(getattr(error, "exit_code", USAGE_ERROR))
-    except BrokenPipeError:  # the reader has closed the pipe, as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except OSError as error:
         if error.filename is None:
             raise
         print_line(f"trainwright: {error.filename}: {error.strerror}.", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:
-        print_line("Interrupted.", file=sys.stderr)
-        return INTERRUPTED
 
 
 if __name__ == "__main__":
