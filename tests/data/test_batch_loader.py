@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from tests.fork_server import python
 from trainwright.data import CyclicSampler, build_image_train_loader
 
 
@@ -154,7 +154,7 @@ def is_alive(pid):
 def start_program(ending):
     program = textwrap.dedent(PROGRAM) + textwrap.dedent(ending)
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen([python(), "-c", program], stdout=pipe, stderr=pipe, text=True)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
