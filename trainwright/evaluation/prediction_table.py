@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean, import_optional
 from trainwright.data.collate import count_samples, is_label
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.models.outputs import named_outputs
@@ -102,10 +102,7 @@ def check_table_file(path: Path) -> None:
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}.")
     if path.suffix == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
+        import_optional("pyarrow", f"{path}: Parquet needs pyarrow: pip install pyarrow", ConfigError)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -20,7 +20,7 @@ from trainwright.config.errors import (
 )
 from trainwright.config.lazy.instantiation import TARGET
 from trainwright.config.lazy.overrides import apply_overrides
-from trainwright.config.lazy.provenance import mark_default, set_origin, trust
+from trainwright.config.lazy.provenance import mark, mark_default, set_origin
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
@@ -53,7 +53,7 @@ class LazyCall:
             target = dotted_path(target) or functools.partial(target)
         content = {TARGET: target, **self._from_mapping(args), **kwargs}
         node = DictConfig(content, flags={"allow_objects": True})
-        trust(node)
+        mark(node, is_data=False)
         caller = sys._getframe(1)
         set_origin(node, f"{caller.f_code.co_filename}:{caller.f_lineno}")
         return node

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
-from trainwright.config.lazy.provenance import distrust, distrust_only, raw_children, set_override
+from trainwright.config.lazy.provenance import distrust, mark, raw_children, set_override
 from trainwright.config.schema.aliases import drop_other_name
 from trainwright.config.yaml_file import check_interpolations
 
@@ -112,14 +112,14 @@ def _set(cfg: DictConfig, keys: list[str], value: Any, text: str) -> None:
         parent[key] = value
     set_override(parent, key, text)
     if key == _TARGET:
-        distrust_only(parent)
+        mark(parent, is_data=True)
     distrust(raw_children(parent)[key])
 
 
 def _distrust_what_was_set(node: Any, value: dict[Any, Any]) -> None:
     """Mark the nodes that got their target here as data. Values merged into trusted nodes stay trusted."""
     if _TARGET in value:
-        distrust_only(node)
+        mark(node, is_data=True)
     for key, child in value.items():
         inner = raw_children(node).get(key)
         if isinstance(child, dict) and isinstance(inner, DictConfig):

@@ -114,9 +114,9 @@ def is_set(section: DictConfig, key: str) -> bool:
     return node is not None and not (isinstance(node, DefaultNode) and node.__dict__["is_default"])
 
 
-def trust(node: DictConfig) -> None:
-    """Mark ``node`` as written by code."""
-    node._set_flag(_UNTRUSTED, False)
+def mark(node: DictConfig, *, is_data: bool) -> None:
+    """Mark one node as data or as written by code, but not the nodes in it that have their own mark."""
+    node._set_flag(_UNTRUSTED, is_data)
 
 
 def distrust(node: Any) -> None:
@@ -125,11 +125,6 @@ def distrust(node: Any) -> None:
         node._set_flag(_UNTRUSTED, True)
         for child in raw_children(node).values():
             distrust(child)
-
-
-def distrust_only(node: DictConfig) -> None:
-    """Mark one node as data, but not the nodes in it that have their own mark."""
-    node._set_flag(_UNTRUSTED, True)
 
 
 def is_trusted(node: Any) -> bool:

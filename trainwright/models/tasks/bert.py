@@ -108,15 +108,20 @@ class _Bert(Model):
         settings = transformers.BertConfig(**sizes, attn_implementation="sdpa")
         self.bert = transformers.BertModel(settings, add_pooling_layer=self.has_pooler)
 
-    def _encode(self, token_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None) -> Any:
-        """Features (B, L, D) of the tokens, and (B, D) of the first one, if there is a pooler.
+    def forward(
+        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The outputs that the class describes. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding.
 
         Raises:
             ConfigError: a text has more tokens than positions.
         """
         check_length(token_ids.shape[1], self.config.max_position_embeddings)
         (mask,) = self.layer_arguments(token_ids, attention_mask)
-        return self.bert(input_ids=token_ids, attention_mask=mask, token_type_ids=token_type_ids, return_dict=False)
+        hidden_BLD, *pooled_BD = self.bert(
+            input_ids=token_ids, attention_mask=mask, token_type_ids=token_type_ids, return_dict=False
+        )
+        return self._outputs(hidden_BLD, pooled_BD[0] if pooled_BD else None)
 
     # Where the model is cut into pipeline stages.
 
@@ -144,13 +149,10 @@ class _Bert(Model):
 
 @register_model("bert", config_class=BertConfig)
 class Bert(_Bert):
-    """The encoder alone: a base model for others (`init_weights`)."""
+    """The encoder alone: a base model for others (`init_weights`).
 
-    def forward(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """``hidden_states`` (B, L, D) of the tokens and ``pooled`` (B, D) of the first one."""
-        return self._outputs(*self._encode(token_ids, attention_mask, token_type_ids))
+    Its outputs are ``hidden_states`` (B, L, D) of the tokens and ``pooled`` (B, D) of the first one.
+    """
 
 
 class _BertWithHead(_Bert):
@@ -164,13 +166,7 @@ class _BertWithHead(_Bert):
 
 @register_model("bert_text_classification", config_class=BertTextClassificationConfig)
 class BertTextClassification(_BertWithHead):
-    """One label for a text: ``token_ids`` (B, L) to ``logits`` (B, C)."""
-
-    def forward(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Scores of the labels. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding."""
-        return self._outputs(*self._encode(token_ids, attention_mask, token_type_ids))
+    """One label for a text: ``token_ids`` (B, L) to ``logits`` (B, C), the scores of the labels."""
 
     def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
         return {"logits": self.classifier(self.dropout(pooled_BD))}
@@ -190,16 +186,12 @@ class BertTextClassification(_BertWithHead):
 
 @register_model("bert_sequence_labeling", config_class=BertSequenceLabelingConfig)
 class BertSequenceLabeling(_BertWithHead):
-    """A label for each token: ``token_ids`` (B, L) to ``logits`` (B, L, C). Labels of -100 do not count."""
+    """A label for each token: ``token_ids`` (B, L) to ``logits`` (B, L, C), the scores of the labels.
+
+    Labels of -100 do not count.
+    """
 
     has_pooler = False
-
-    def forward(
-        self, token_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Scores of the labels. ``attention_mask`` (B, L) is 1 for tokens and 0 for padding."""
-        hidden_BLD, *_ = self._encode(token_ids, attention_mask, token_type_ids)
-        return self._outputs(hidden_BLD, None)
 
     def _outputs(self, hidden_BLD: Tensor, pooled_BD: Any) -> dict[str, Tensor]:
         return {"logits": self.classifier(self.dropout(hidden_BLD))}

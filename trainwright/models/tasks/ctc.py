@@ -111,14 +111,14 @@ def init_for_ctc(module: nn.Module) -> None:
     each gate for itself. Recurrent weights are orthogonal (Saxe et al. 2014), the bias of forget gates is 1
     (Jozefowicz et al. 2015), all others are 0.
     """
+    if isinstance(module, nn.LSTM):
+        _init_lstm(module)
     if isinstance(module, nn.Conv1d | nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        _zero(module.bias)
-    elif isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
-        _zero(module.bias)
-    elif isinstance(module, nn.LSTM):
-        _init_lstm(module)
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 def _init_lstm(lstm: nn.LSTM) -> None:
@@ -133,11 +133,6 @@ def _init_lstm(lstm: nn.LSTM) -> None:
                 nn.init.xavier_uniform_(gate)
             else:
                 nn.init.orthogonal_(gate)
-
-
-def _zero(bias: Tensor | None) -> None:
-    if bias is not None:
-        nn.init.zeros_(bias)
 
 
 # After which convolution the picture is halved: in both directions, or in height alone, which keeps the time steps.
