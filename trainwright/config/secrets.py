@@ -94,6 +94,20 @@ def redact(text: str) -> str:
     return text
 
 
+def redact_command(arguments: Iterable[str]) -> list[str]:
+    """The arguments of a command without secrets, also those that follow the name of an option.
+
+    >>> redact_command(["train.py", "--api-key", "a1b2", "--epochs", "3", "--password=c3d4"])
+    ['train.py', '--api-key', '[redacted]', '--epochs', '3', '--password=[redacted]']
+    """
+    found: list[str] = []
+    follows = False
+    for one in arguments:
+        found.append(REDACTED if follows and not one.startswith("-") else redact(one))
+        follows = one.startswith("-") and "=" not in one and is_secret_name(one.lstrip("-"))
+    return found
+
+
 def without_secrets(tree: Any) -> tuple[Any, list[str]]:
     """Plain dicts, lists and values with ``???`` in place of secrets, and the keys of these.
 

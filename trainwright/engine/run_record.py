@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from trainwright.checkpoint.files import atomic_write, irregular
-from trainwright.config.secrets import redact
+from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.run_directory import RunFolder
 from trainwright.engine.run_environment import code_folder, git_state, machine, numerics, versions, working_folder
@@ -78,7 +78,7 @@ class RunRecord(HookBase):
             "model": _described_model(trainer.model),
             "device": str(trainer.device),
             "processes": get_world_size(),
-            "command": redact(shlex.join([os.path.basename(sys.executable), *sys.argv])),
+            "command": shlex.join([os.path.basename(sys.executable), *redact_command(sys.argv)]),
             "working_folder": working_folder(),
             "data": data,
             "git": git_state(code_folder()),
