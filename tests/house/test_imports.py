@@ -97,7 +97,11 @@ class TestCommandLine:
     def test_the_help_of_all_commands_loads_nothing_of_a_run(self) -> None:
         loaded = loaded_after("from trainwright.cli.main import main\nmain(['--help'])")
         assert {name for name in loaded if name.startswith("trainwright")} <= {
-            *("trainwright", "trainwright.cli", "trainwright.cli.commands", "trainwright.cli.main")
+            "trainwright",
+            "trainwright.cli",
+            "trainwright.cli.commands",
+            "trainwright.cli.main",
+            "trainwright.terminal",
         }
 
 
