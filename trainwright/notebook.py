@@ -37,6 +37,19 @@ def show_type_as_html(module: str, name: str, to_html: Callable[[Any], str | Non
         shell.display_formatter.formatters["text/html"].for_type_by_name(module, name, to_html)
 
 
+def at_end_of_cell(call: Callable[[BaseException | None], None]) -> Callable[[], None]:
+    """Have ``call`` called with the error of the current cell, or None, when the cell ends. Returns what revokes it."""
+    shell = _shell()
+    if shell is None:
+        return lambda: None
+
+    def on_end(result: Any) -> None:
+        call(result.error_in_exec)
+
+    shell.events.register("post_run_cell", on_end)
+    return lambda: shell.events.unregister("post_run_cell", on_end)
+
+
 def _shell() -> Any:
     find = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return None if find is None else find()

@@ -55,20 +55,23 @@ def test_settings_are_shown_as_far_as_they_differ(tmp_path: Path, caplog: pytest
     assert (level, "epoch_num=1, dataloader_pin_memory=True" in line) == ("WARNING", True)
 
 
-def run(folder: Path, api: str) -> None:
+def run(folder: Path, api: str) -> Trainer | DefaultTrainer:
     if api == "python_api":
         settings = TrainingConfig(output_dir=folder, batch_size=4, num_epochs=2, progress_bar=False, optimizer="sgd")
-        Trainer(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), settings, DATA, DATA).train()
-        return
-    cfg = config(folder)
-    cfg.train.train_iter = 8
-    DefaultTrainer(cfg).train()
+        trainer: Any = Trainer(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), settings, DATA, DATA)
+    else:
+        cfg = config(folder)
+        cfg.train.train_iter = 8
+        trainer = DefaultTrainer(cfg)
+    assert re.search(r"Iterations</td><td>1 to \d+", trainer._repr_html_())
+    trainer.train()
+    return trainer
 
 
 @pytest.mark.parametrize("api", ["python_api", "config_files"])
 def test_the_start_and_the_end_of_a_run(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trainwright")
-    run(tmp_path, api)
+    trainer = run(tmp_path, api)
     start, end = [rows(record) for record in caplog.messages if record.startswith(("Training\n", "Finished after"))]
     assert start.keys() >= {"Model", "Data", "Iterations", "Batch", "Optimizer", "Device", "Folder", "Settings"}
     assert re.search(r"[\d,]+ parameters \([\d.]+ k?B\): ", start["Model"])
@@ -78,6 +81,10 @@ def test_the_start_and_the_end_of_a_run(api: str, tmp_path: Path, caplog: pytest
     best = end["Best"].rpartition(": ")[2]
     assert Path(best).is_dir()
     assert end["Next"].startswith(f"tensorboard --logdir {tmp_path}")
+    html = trainer._repr_html_()  # of a notebook
+    assert re.search(r"Iterations</td><td>(\d+) of \1 done<", html)
+    assert end["Best"].rpartition(":")[0] in html
+    assert "<svg" in html
 
 
 def test_the_parts_of_a_model_are_the_largest_ones() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainwright.engine.loop import TrainerBase
-from trainwright.hooks import CallbackHook, HookBase, Interruptions
+from trainwright.hooks import CallbackHook, HookBase, Interruptions, signals
 
 
 class Saver:
@@ -79,6 +79,16 @@ def test_after_a_first_sigint_the_next_ends_the_process_at_once() -> None:
         trainer.train(0, 8)
     assert handlers[-1] is signal.SIG_DFL
     assert signal.SIG_DFL not in handlers[:-1]
+
+
+def test_in_a_notebook_the_second_sigint_ends_the_cell_and_not_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "is_kernel", lambda: True)
+    handlers = []
+    trainer = Trainer({3: [signal.SIGINT]})
+    trainer._hooks.insert(0, CallbackHook(after_step=lambda t: handlers.append(signal.getsignal(signal.SIGINT))))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 8)
+    assert handlers[-1] is signal.default_int_handler
 
 
 def test_sigusr1_saves_and_goes_on_every_time() -> None:

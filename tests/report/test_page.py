@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainwright.config.errors import ConfigError, MissingFileError
+from trainwright.report import Run
 from trainwright.report.page import content, page
 from trainwright.report.run_data import RunData, find_runs
 
@@ -143,3 +145,20 @@ def test_a_million_points_open_in_a_browser_within_two_seconds(tmp_path: Path, b
         if times[-1] < 2000:
             break
     assert min(times) < 2000
+
+
+def test_a_notebook_shows_the_results_of_a_run(runs_folder: Path, tmp_path: Path) -> None:
+    html = Run(runs_folder / "objects")._repr_html_()
+    assert "<b>objects</b>" in html
+    assert "Best evaluation loss" in html
+    assert html.index("training loss") < html.index("evaluation loss</text>")
+    assert html.count("<polyline") == 2
+    with pytest.raises(ConfigError, match=r"has 2 runs: files, objects\. Name one"):
+        Run(runs_folder)
+    with pytest.raises(MissingFileError, match="no such folder"):
+        Run(tmp_path / "none")
+    (tmp_path / "<img src=x>").mkdir()
+    (tmp_path / "<img src=x>" / "metrics.json").touch()
+    empty = Run(tmp_path / "<img src=x>")._repr_html_()
+    assert "<img" not in empty
+    assert "<svg" not in empty

@@ -23,6 +23,7 @@ logger = logging.getLogger("trainwright.hooks")
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _SAVING: tuple[signal.Signals, ...] = (signal.SIGUSR1,) if hasattr(signal, "SIGUSR1") else ()
 _STOPS = "Stopping after this iteration; press Ctrl-C again to end at once."
+_STOPS_CELL = "Stopping after this iteration; interrupt again to end at once."
 _MAX_ITERATIONS_APART = 1000
 _active: list["Interruptions"] = []  # hooks of the running trainings, the innermost last
 
@@ -205,8 +206,9 @@ class Interruptions(HookBase):
         if number == signal.SIGINT:
             # The second one ends a program, and a cell of a notebook: the kernel keeps its variables.
             signal.signal(signal.SIGINT, signal.default_int_handler if is_kernel() else signal.SIG_DFL)
+            notice = _STOPS_CELL if is_kernel() else _STOPS
             if live_bars:
-                live_bars[0].notice = _STOPS  # its thread shows it: printing needs a lock that this thread may hold
+                live_bars[0].notice = notice  # its thread shows it: printing needs a lock that this thread may hold
             else:
-                os.write(2, f"\n{_STOPS}\n".encode())  # async-signal-safe
+                os.write(2, f"\n{notice}\n".encode())  # async-signal-safe
         self._received.add(number)

@@ -22,6 +22,7 @@ from trainwright.config import (
     instantiate,
     try_get_key,
 )
+from trainwright.config.lazy import lazy_config
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete
 
@@ -418,3 +419,13 @@ def test_a_path_is_a_file_of_ones_own_read_afresh(tmp_path: Path, monkeypatch: p
     get_config("train.py").train.seed = 8
     assert get_config("train.py").train.seed == 7
     assert get_config(str(tmp_path / "train.py")).train.seed == 7
+
+
+def test_a_notebook_shows_a_config_without_its_secrets_and_none_of_another_program():
+    cfg = LazyCall(dict)(model=LazyCall(Net)(width="<b>"), api_key="0123456789abcdef", size="${.model.width}")
+    html = lazy_config.html_of(cfg)
+    assert "Net(width=&#x27;&lt;b&gt;&#x27;)" in html
+    assert "${.model.width}" in html
+    assert "0123456789abcdef" not in html
+    assert lazy_config.html_of(cfg.model)
+    assert lazy_config.html_of(OmegaConf.create({"a": 1})) is None

@@ -281,3 +281,13 @@ def test_a_subfolder_holds_the_file(tmp_path: Path) -> None:
     assert config.save(tmp_path, "x.yaml", "other") == tmp_path / "other" / "x.yaml"
     assert TrainingConfig.load(tmp_path, subfolder="train") == config
     assert TrainingConfig.load(tmp_path, "x.yaml", subfolder="other", lr=1.0).lr == 1.0
+
+
+def test_a_notebook_shows_what_differs_from_the_defaults_by_the_users_names() -> None:
+    config = TrainingConfig(output_dir="<b>", lr=0.5, trackers={"wandb": {"api_key": "0123456789abcdef"}})
+    html = config._repr_html_()
+    assert "<b>TrainingConfig</b>" in html
+    assert "lr</td><td>0.5<" in html
+    assert "&lt;b&gt;" in html
+    assert "0123456789abcdef" not in html
+    assert f"{len(config.keys()) - 3} other settings have their defaults" in html

@@ -77,6 +77,12 @@ Trainer(model, config.copy_with(**settings), train_data, eval_data).train()
     "again": "cfg = train('files')",
     "off": "cfg = train('off', progress_bar=False)",
     "failed": "Net.forward = lambda self, images, labels: 1 / 0\ntrain('failed')",
+    "own loop": """
+from trainwright.events import EventStorage, ProgressWriter
+with EventStorage() as storage:
+    ProgressWriter(10).begin(storage)
+    raise LookupError
+""",
     "lazy": "LazyCall(Net)(width='<script>')",
     "foreign": "from omegaconf import OmegaConf\nOmegaConf.create({'a': 1})",
 }
@@ -132,7 +138,9 @@ class TestKernel:
         head, *rows = rows_of(html)
         assert head == ["epoch", "loss", "accuracy", "lr", "eval loss", "eval accuracy", "time"]
         assert [row[0] for row in rows] == [str(epoch) for epoch in range(1, 9)]
-        assert all(float(cell.split()[0]) >= 0 for row in rows for cell in row)
+        assert all(float(cell.strip("★ s")) >= 0 for row in rows for cell in row)
+        losses = [float(row[4].strip("★ ")) for row in rows]
+        assert [row[4].startswith("★") for row in rows] == [one == min(losses[: n + 1]) for n, one in enumerate(losses)]
         assert html.count("<polyline") == 2
 
     def test_what_is_in_the_table_is_not_printed(self, notebook: Any) -> None:
@@ -155,6 +163,10 @@ class TestKernel:
         (html,) = displays(outputs)
         assert ">failed: ZeroDivisionError</b>" in html
         assert outputs[-1].ename == "ZeroDivisionError"
+
+    def test_an_error_in_an_own_loop_ends_its_bar(self, notebook: Any) -> None:
+        (html,) = displays(outputs_of(notebook, "own loop"))
+        assert ">failed: LookupError</b>" in html
 
     def test_two_trainings_of_a_cell_have_a_display_each_in_the_order_of_the_text(self, notebook: Any) -> None:
         outputs = outputs_of(notebook, "two")

@@ -190,15 +190,15 @@ class LazyConfig:
     apply_overrides = staticmethod(apply_overrides)
 
 
-def _html_of(cfg: DictConfig) -> str | None:
-    """What a notebook shows; None for a config of another program."""
+def html_of(cfg: DictConfig) -> str | None:
+    """What a notebook shows, without secrets; None for a config of another program."""
     if not cfg._get_flag("allow_objects"):
         return None
     plain, _ = without_secrets(to_plain(cfg)[0])
     return tree(plain, name="config")
 
 
-show_type_as_html("omegaconf.dictconfig", "DictConfig", _html_of)
+show_type_as_html("omegaconf.dictconfig", "DictConfig", html_of)
 
 
 def _as_config(found: Mapping[str, Any], filename: str | os.PathLike[str]) -> DictConfig:

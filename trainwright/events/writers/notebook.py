@@ -83,8 +83,9 @@ class NotebookDisplay:
         self._picture = LossPicture()
 
     def add_row(self, row: Mapping[str, str]) -> None:
-        """A row of the table: values by the names of columns."""
-        self._rows.append(dict(row))
+        """A row of the table: values by the names of columns; a star in place of ``(best)``."""
+        best = " (best)"
+        self._rows.append({k: f"★ {v.removesuffix(best)}" if v.endswith(best) else v for k, v in row.items()})
 
     def show(self, content: Content) -> None:
         words = [content.label, f"{content.done}/{content.total}", *content.times, *content.metrics, content.end]

@@ -19,7 +19,7 @@ from trainwright.events.phases import activities
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.notebook import Content, NotebookDisplay
-from trainwright.notebook import is_kernel
+from trainwright.notebook import at_end_of_cell, is_kernel
 from trainwright.terminal import guarded, is_terminal, printable, shows_live_text
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ class LiveBar:
         self._live: Live | None = None
         self._redirected: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._lock, self._ended = threading.Lock(), threading.Event()
+        self._revoke: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="progress bar", daemon=True)
 
     @cached_property
@@ -168,14 +169,21 @@ class LiveBar:
         """Show it, unless there is a bar already."""
         if not live_bars:
             live_bars.append(self)
+            if self._notebook is not None and threading.current_thread() is threading.main_thread():
+                # The error of a cell keeps its frames, and with them a loop of the user's own that is not closed.
+                self._revoke = at_end_of_cell(self.close)
             self._show()
             self._thread.start()
 
-    def close(self) -> None:
-        """End the bar, at the position that the run has reached. A second call does nothing."""
+    def close(self, error: BaseException | None = None) -> None:
+        """End the bar, at the position that the run has reached. A second call does nothing.
+
+        ``error``: what ended the run, by default the error that is being handled.
+        """
         if self not in live_bars:
             return
-        self._is_over, self._end = True, self._how_it_ends()
+        self._revoke()
+        self._is_over, self._end = True, self._how_it_ends(error or sys.exception())
         self._ended.set()
         with self._lock:
             self._hide(transient=not self._stays)
@@ -191,9 +199,8 @@ class LiveBar:
         """Whether the bar shows what lines about the progress would show where ``stream`` is written."""
         return stream in (sys.stdout, sys.stderr) if self._notebook is not None else is_terminal(stream)
 
-    def _how_it_ends(self) -> str:
-        """Called by the thread that trains, within the handler of the error that ends the training."""
-        error, at = sys.exception(), self._position()
+    def _how_it_ends(self, error: BaseException | None) -> str:
+        at = self._position()
         if error is None or error is self._error_before:
             return "finished" if at.done >= at.total else "stopped"
         if isinstance(error, KeyboardInterrupt):
@@ -277,7 +284,8 @@ class LiveBar:
         self._rate.update(at.done, is_aside=now is not None)
         metrics = [f"{name} {value}" for name, value in self._values().items()]
         if self._batch_size and self._rate.per_s:
-            metrics.append(f"{self._batch_size * self._rate.per_s:.4g} samples/s")
+            per_s = self._batch_size * self._rate.per_s
+            metrics.append(f"{per_s:,.0f} samples/s" if per_s >= 1000 else f"{per_s:.4g} samples/s")
         activity = ""
         if now is not None or (at.done == at.start and not self._is_over):
             name = "starting" if now is None else now.name
