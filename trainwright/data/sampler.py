@@ -249,6 +249,10 @@ class SingleRoundSampler(_BatchSampler):
         for start in self._starts():
             yield 0, start, min(self.micro_batch_size, self.data_size - start)
 
+    def index_at(self, position: int) -> int:
+        """The index of the sample at a position of the pass of all ranks."""
+        return self._indices(0, position, 1)[0]
+
     def _starts(self) -> range:
         size = self.micro_batch_size
         stop = self.data_size // size * size if self.drop_last else self.data_size

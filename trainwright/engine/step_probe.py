@@ -1,6 +1,5 @@
 """What happens inside one step: the loss of each sample, gradient norms, the first result that is not finite."""
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,17 +8,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_LOSSES = {
-    *(F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div),
-    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.ctc_loss),
-}
+from trainwright.evaluation.sample_losses import LossesOfTorch
+
 _FILLS = ("fill", "full", "empty", "masked_fill", "where", "scalar_tensor", "new_")  # a mask of -inf is no fault
 
 
@@ -71,6 +66,14 @@ def probed_step(
         if id(module) in names and stack:
             stack.pop()
 
+    def size() -> int:
+        place = len(facts.sample_losses)
+        return sizes[place] if place < len(sizes) else 0
+
+    def keep(losses: Tensor | None) -> None:
+        if torch.is_grad_enabled():  # otherwise it is not the loss of the step
+            facts.sample_losses.append(None if losses is None else losses.tolist())
+
     def record(name: str) -> Callable[[Tensor], None]:
         def norm(parameter: Tensor) -> None:
             if parameter.grad is not None:
@@ -85,49 +88,10 @@ def probed_step(
             if parameter.requires_grad and parameter.is_leaf:
                 handle: Any = parameter.register_post_accumulate_grad_hook(record(name))  # type: ignore[no-untyped-call]
                 undo.callback(handle.remove)
-        undo.enter_context(_LossMode(facts, sizes))
+        undo.enter_context(LossesOfTorch(size, keep))
         undo.enter_context(_FiniteMode(facts, stack, on_non_finite))
         yield facts
     facts.gradient_norms = {name: float(norm) for name, norm in norms.items()}
-
-
-class _LossMode(TorchFunctionMode):
-    """Computes the losses of torch again without reduction."""
-
-    def __init__(self, facts: StepFacts, sizes: list[int]) -> None:
-        super().__init__()
-        self._facts, self._sizes, self._is_inside = facts, sizes, False
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function not in _LOSSES or self._is_inside or not torch.is_grad_enabled():
-            return function(*args, **kwargs)
-        self._is_inside = True
-        try:
-            result = function(*args, **kwargs)
-            self._facts.sample_losses.append(self._of_samples(function, args, kwargs))
-        finally:
-            self._is_inside = False
-        return result
-
-    @torch.no_grad()
-    def _of_samples(self, function: Any, args: Any, kwargs: Any) -> list[float] | None:
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        bound.arguments |= {"reduction": "none", "size_average": None, "reduce": None}
-        bound.arguments = {
-            name: bound.arguments[name] for name in bound.signature.parameters if name in bound.arguments
-        }
-        values = function(*bound.args, **bound.kwargs).float()
-        place = len(self._facts.sample_losses)
-        size = self._sizes[place] if place < len(self._sizes) else values.shape[0] if values.dim() else 0
-        if not size or values.numel() % size:
-            return None
-        rows = values.reshape(size, -1)
-        target, ignored = bound.arguments.get("target"), bound.arguments.get("ignore_index", -100)
-        if isinstance(target, Tensor) and not target.is_floating_point() and target.numel() == values.numel():
-            counted = (target.reshape(size, -1) != ignored).sum(1).clamp(min=1)  # as the mean of torch
-            return [float(value) for value in rows.sum(1) / counted]
-        return [float(value) for value in rows.mean(1)]
 
 
 class _FiniteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its __init_subclass__

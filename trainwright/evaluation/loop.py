@@ -26,6 +26,7 @@ from trainwright.evaluation.evaluator import (
     described,
     results_table,
 )
+from trainwright.evaluation.hardest_samples import watched_evaluation
 from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, even_rounds, raised_on_all_ranks
 from trainwright.events.phases import Activity, activity
 from trainwright.events.storage import EvaluationStorage
@@ -52,6 +53,8 @@ def run_evaluation(
     num_samples: Callable[[Any], int],
     num_batches: int | None,
     without_batches: str,
+    loader: Any = None,
+    name: str = "",
     around_batches: AbstractContextManager[object] | None = None,
     skip: Callable[[], object] = bool,
     pad: Callable[[Any], object] | None = None,
@@ -68,11 +71,15 @@ def run_evaluation(
         num_samples: the number of samples of a round over all ranks, from the batch of this rank. For the log.
         num_batches: the number of rounds, if known. For the log.
         without_batches: the error message if no rank has a batch.
+        loader, name: the source of the batches and the name of its data set, for its hardest samples.
         skip: called instead of ``step`` on the stages of a pipeline without the model's outputs.
         pad: where ranks compute forward passes together: called instead of ``step`` with a padding batch, for a
             forward pass that counts nothing. None: there may be any number of forward passes in a step, so each rank
             gets all parameters for the time of the evaluation.
     """
+    watched = None if loader is None else watched_evaluation(model, loader, name)
+    if watched is not None:
+        step = watched.around(step)
     step, pad = _on_stages(model, step, pad, skip)
     _share_buffers(model)
     is_joint = computes_together(model)
@@ -95,6 +102,8 @@ def run_evaluation(
         if not any(all_gather_object(progress.num_done > 0)):
             raise ConfigError(without_batches)
         found = results()
+        if watched is not None:
+            watched.finish()
     progress.close()
     return found
 
@@ -140,7 +149,10 @@ def evaluate_loaders(
         if limit is not None:
             left = limit if math.isinf(length) else limited(int(length), limit)
             batches = min(eval_iter, max(1, left))  # 0: a rank without batches
-        results[name] = inference_on_dataset(model, loader, batch_size, batches, get_batch, device, evaluator)
+        shown = name if len(loaders) > 1 else ""
+        results[name] = inference_on_dataset(
+            model, loader, batch_size, batches, get_batch, device, evaluator, name=shown
+        )
     if is_main_process() and results:
         logger.info("%s", results_table(results))
     return next(iter(results.values())) if len(results) == 1 else results
@@ -163,12 +175,15 @@ def inference_on_dataset(
     get_batch: Callable[[Any, Any], Mapping[str, Any]],
     input_placement_device: str | torch.device,
     evaluator: DatasetEvaluator | Iterable[DatasetEvaluator] | None,
+    *,
+    name: str = "",
 ) -> dict[str, Any]:
     """Run ``model`` over ``data_loader`` in evaluation mode and return the evaluator's metrics, on every rank.
 
     At most ``eval_iter`` batches per rank are taken. ``get_batch(data, input_placement_device)`` turns what the loader
     gives into the keyword arguments of the model, which are also the evaluator's ``inputs``. ``batch_size`` is the
-    number of samples of a round over all ranks, for the rate in the log. With ``evaluator=None`` the model just runs.
+    number of samples of a round over all ranks, for the rate in the log. With ``evaluator=None`` the model just
+    runs. ``name`` is that of the data set.
 
     On several ranks, rank r reads the r-th batch of each round; evaluators combine them with
     :meth:`DatasetEvaluator.merge_state`. Module modes, gradient mode and all random generators are restored afterwards.
@@ -210,6 +225,8 @@ def inference_on_dataset(
         num_samples=lambda _: batch_size,
         num_batches=max(all_gather_object(None if math.isinf(length) else int(limit)), key=lambda n: n or 0),
         without_batches="evaluation: the data loader is empty. Give it samples, or turn the evaluation off.",
+        loader=data_loader,
+        name=name,
         around_batches=evaluators,
         skip=evaluators.skip,
         pad=pad,

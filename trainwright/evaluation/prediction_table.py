@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 _SCORES = ("prediction_scores", "logits", "scores")
-_IDS = ("id", "ids", "sample_id", "sample_ids", "path", "paths", "file", "files")
+ID_FIELDS = ("id", "ids", "sample_id", "sample_ids", "path", "paths", "file", "files")
 _MAX_VALUES = 100  # of one sample in one field: larger outputs, such as images, are no columns
 
 
@@ -41,7 +41,7 @@ def rows_of(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
     number = count_samples(batch) or next((size for size in sizes if size), 0)
     columns: dict[str, list[Any]] = {}
     for name, value in batch.items():
-        if name in _IDS or is_label(name):
+        if name in ID_FIELDS or is_label(name):
             _add(columns, name, value, number)
     for name, value in found.items():
         if name in _SCORES and "prediction" not in found and isinstance(value, Tensor):

@@ -4,6 +4,7 @@ import html
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from importlib import resources
@@ -181,6 +182,7 @@ def details(runs: list[RunData]) -> str:
     samples = [_samples(run) for run in runs]
     sections = [
         ("Predictions and samples", "".join(samples)),
+        ("Hardest samples", "".join(_hardest(run, many=len(runs) > 1) for run in runs)),
         ("Checkpoints", _checkpoints(runs)),
         ("Data", _compared([_data(run) for run in runs], runs)),
         ("Environment", _compared([_environment(run) for run in runs], runs)),
@@ -243,6 +245,30 @@ def _environment(run: RunData) -> dict[str, Any]:
     if isinstance(found.get("memory"), int):
         found["memory"] = _size(found["memory"])
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _hardest(run: RunData, *, many: bool) -> str:
+    """The samples with the largest losses of the latest evaluation of each data set."""
+    tables = []
+    for dataset in dict.fromkeys(row["dataset"] for row in run.hardest):
+        rows = [row for row in run.hardest if row["dataset"] == dataset]
+        evaluations = sorted({int(row["iteration"]) for row in rows})
+        often = Counter((row["sample"], row["name"]) for row in rows)
+        latest = [row for row in rows if int(row["iteration"]) == evaluations[-1]]
+        cells = [
+            [
+                " ".join(part for part in (row["sample"], row["name"]) if part) or _NONE,
+                _number(float(row["loss"])),
+                row["label"] or _NONE,
+                row["prediction"] or _NONE,
+                f"{often[row['sample'], row['name']]} of {len(evaluations)} evaluations",
+            ]
+            for row in latest
+        ]
+        title = ": ".join(part for part in (run.name if many else "", dataset) if part)
+        tables.append(f"<h3>{escape(title)}</h3>" if title else "")
+        tables.append(_table(["Sample", "Loss", "Label", "Prediction", "Among the hardest in"], cells))
+    return "".join(tables)
 
 
 def _warnings(run: RunData, *, many: bool) -> str:

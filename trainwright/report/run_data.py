@@ -1,5 +1,6 @@
 """The content of a run's folder, for reports: metrics, settings, starts, checkpoints, warnings."""
 
+import csv
 import json
 import logging
 import math
@@ -24,6 +25,7 @@ logger = logging.getLogger("trainwright.report")
 LOSSES_NAME = "losses.csv"
 METRICS_NAME = "metrics.json"
 CURVES_NAME = "curves.png"
+HARDEST_NAME = "hardest_samples.csv"
 CONFIG_NAMES = ("config.yaml", "training_config.yaml")
 LOSS = "total_loss"
 
@@ -116,6 +118,11 @@ class RunData:
     def checkpoints(self) -> list[CheckpointReport]:
         """The checkpoints under their names, in the order of saving; sizes of files are checked, not their content."""
         return [entry for place in inspect_folders(self.folder, contents=False) for entry in place.found]
+
+    @cached_property
+    def hardest(self) -> list[dict[str, str]]:
+        """The samples with the largest losses of each evaluation, the rows of ``hardest_samples.csv``."""
+        return read_hardest(self.folder / HARDEST_NAME)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -218,6 +225,18 @@ def _loss_row(line: bytes) -> tuple[float, float] | None:
     with suppress(ValueError):
         return float(at), float(loss)
     return None
+
+
+def read_hardest(path: Path) -> list[dict[str, str]]:
+    """The complete rows of a ``hardest_samples.csv``; empty without such a file."""
+    try:
+        with open(open_regular(path), encoding="utf-8", errors="replace", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, csv.Error):
+        return []
+    return [
+        row for row in rows if str(row.get("iteration")).isdecimal() and None not in row and None not in row.values()
+    ]
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

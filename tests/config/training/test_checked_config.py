@@ -57,6 +57,7 @@ VALUES: dict[str, list[Any]] = {
     "overfit_batches": [None],
     "fast_dev_run": [True, False, 3],
     "eval_on_start": [True],
+    "hardest_samples": [None, 20],
     "deterministic": [True, False, "warn"],
     "dataloader_shuffle": [False],
     "bucket_by_length": [True, False, "length"],

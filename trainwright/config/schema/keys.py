@@ -38,6 +38,7 @@ class Evaluation(TypedDict, total=False):
     evaluator: types.Lazy
     eval_period: types.Period
     eval_after_n_epoch: types.CountOrNone
+    hardest_samples: types.CountOrNone
     eval_iter: types.Amount
     eval_metric: types.Words
     eval_mode: Annotated[Literal["max", "min"], types.Allowed("'max' or 'min'")]

@@ -245,6 +245,11 @@ class TrainingConfig(CheckedConfig):
         "Whether a higher metric_for_best_model is better; None: known for losses, error rates, accuracies and the"
         " metrics of torchmetrics.",
     )
+    hardest_samples: types.CountOrNone = setting(
+        None,
+        "metrics",
+        "Write this number of samples with the largest losses of each evaluation to hardest_samples.csv.",
+    )
     log_steps: types.StepsOrFraction = setting(
         50, "logging", "Steps between lines of metrics; a share: of all steps; None: the ends of epochs alone."
     )

@@ -49,6 +49,7 @@ from trainwright.engine.default.setup import (
     scale_to_data,
 )
 from trainwright.engine.extra_parameters import log_untrained
+from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import explain_forward
 from trainwright.engine.own_step import OwnStep, StepMethods
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
@@ -190,6 +191,10 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         self.resume_or_load(resume)
         self._set_position()
 
+        self._watching_hardest = hardest_samples(
+            self, cfg.train.evaluation.hardest_samples, self._folder, "train.evaluation.hardest_samples",
+            is_compiled=cfg.graph.enabled,
+        )  # fmt: skip
         self._folder.prepare(as_given)
         # Hooks that every run needs, around those that a user may change.
         precision = cfg.train.float32_matmul_precision
@@ -600,7 +605,7 @@ class DefaultTrainer(StepMethods, SetUpMethods):
 
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
-        with self._evaluated_weights():
+        with self._evaluated_weights(), self._watching_hardest():
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _unfreezing_hook(self) -> HookBase | None:

@@ -88,6 +88,7 @@ class TrainerShared(StepMethods):
     _built_in_callbacks: list[Callback]
     _average: WeightAverage | None = None
     _evaluated_weights: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations
+    _watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext  # in those of a training
 
     def _has_train_metrics(self) -> bool:
         """Whether metrics of the training batches are computed."""

@@ -403,7 +403,7 @@ class EvaluatingTrainer(TrainerShared):
         self._is_watched = True
         try:
             self._evaluated_step = self.state.global_step
-            with self._evaluated_weights():
+            with self._evaluated_weights(), self._watching_hardest():
                 return self._call_evaluate()
         finally:
             self._is_watched = False
@@ -422,9 +422,10 @@ class EvaluatingTrainer(TrainerShared):
     def _eval_results(self) -> EvalResults:
         return EvalResults(self.metrics_handler)
 
-    def _score(self, loader: Iterable[Any]) -> dict[str, Any]:
+    def _score(self, loader: Iterable[Any], name: str = "") -> dict[str, Any]:
         if isinstance(loader, Mapping):
-            return {f"{name}/{key}": value for name, one in loader.items() for key, value in self._score(one).items()}
+            found = {name: self._score(one, name) for name, one in loader.items()}
+            return {f"{name}/{key}": value for name, results in found.items() for key, value in results.items()}
         limit = loaders.eval_limit(loader, self.config)
 
         def read_batches() -> Iterable[Any]:
@@ -446,6 +447,8 @@ class EvaluatingTrainer(TrainerShared):
             device=self.device,
             num_samples=lambda batch: count_samples(batch, unknown=1) * get_data_parallel_size(),
             num_batches=limit,
+            loader=loader,
+            name=name,
             without_batches=(
                 f"Trainer.evaluate: {type(loader).__name__} yielded no batch. Pass data with at least one sample; an"
                 " iterator or a generator can be iterated only once: pass a list, a data set or a loader."

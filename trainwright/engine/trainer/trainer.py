@@ -21,6 +21,7 @@ from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
 from trainwright.data.streaming import is_stream
 from trainwright.engine.check.methods import SetUpMethods
+from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_to_console
 from trainwright.engine.trainer import checks, loaders, optim, parts
@@ -178,6 +179,9 @@ class Trainer(TrainerSetup, SetUpMethods):
 
         self._folder = TrainerFolder(self.output_dir, config)
         self._folder.recover()
+        self._watching_hardest = hardest_samples(
+            self, config.hardest_samples, self._folder, "TrainingConfig.hardest_samples", is_compiled=bool(config.graph)
+        )
         source = parts.resume(config, self.checkpointer)
         if source is not None and self._folder.contains(source):
             self._continue_from(source)

@@ -67,6 +67,8 @@ train = dict(
         # The metric that decides which checkpoint is the best, and whether it should be large ("max") or small ("min").
         eval_metric="Acc@1",
         eval_mode="max",
+        # Write this number of samples with the largest losses of each evaluation to hardest_samples.csv.
+        hardest_samples=None,
     ),
     # Evaluate before the first iteration, too.
     eval_on_start=False,

@@ -1,0 +1,136 @@
+"""The hardest samples of an evaluation: exact, for any loader that is known, and equal on any number of ranks."""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from tests.ranks import on_ranks
+from trainwright.data import SingleRoundSampler, build_image_test_loader
+from trainwright.evaluation import inference_on_dataset
+from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
+
+LENGTH = 23
+
+
+def loss_of(index: int) -> float:
+    """All different, but for three pairs."""
+    return float(index * 7 % LENGTH % 20)
+
+
+class Known(Dataset):
+    """Samples whose losses are known."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"values": torch.tensor(loss_of(index)), "labels": torch.tensor(0.0)}
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        for index in range(LENGTH):
+            yield {**Known()[index], "path": f"{index}.png"}
+
+
+class Identity(nn.Module):
+    """``sample_losses`` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, values: Tensor, **rest: Any) -> dict[str, Tensor]:
+        return {"sample_losses": values * self.weight}
+
+
+class Regression(Identity):
+    def forward(self, values: Tensor, labels: Tensor, **rest: Any) -> dict[str, Tensor]:
+        return {"loss": nn.functional.l1_loss(values * self.weight, labels)}
+
+
+class Unknown(Identity):
+    def forward(self, values: Tensor, **rest: Any) -> dict[str, Tensor]:
+        return {"loss": values.mean()}
+
+
+def hardest(loader: Any, model: nn.Module | None = None, number: int = 6) -> list[Row]:
+    found: list[Row] = []
+    samples = HardestSamples(number, lambda rows, dataset: found.extend(rows))
+    with samples.watching():
+        inference_on_dataset(model or Identity(), loader, 4, 1e9, lambda data, device: data, "cpu", None)
+    return found
+
+
+def on_this_rank(shuffle: bool) -> list[Row]:
+    sampler = SingleRoundSampler(
+        Known(), 3, shuffle=shuffle,
+        data_parallel_rank=get_data_parallel_rank(), data_parallel_size=get_data_parallel_size(),
+    )  # fmt: skip
+    return hardest(DataLoader(Known(), batch_sampler=sampler))
+
+
+EXPECTED = sorted(range(LENGTH), key=lambda index: (-loss_of(index), index))[:6]
+
+
+@pytest.mark.parametrize("model", [Identity(), Regression()])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_losses_and_indices_are_exact(model: nn.Module, num_workers: int) -> None:
+    for loader in (
+        build_image_test_loader(dataset=[Known()], test_batch_size=4, num_workers=num_workers),
+        DataLoader(Known(), 5, num_workers=num_workers),
+    ):
+        rows = hardest(loader, model)
+        assert [row["sample"] for row in rows] == EXPECTED
+        assert [row["loss"] for row in rows] == [loss_of(index) for index in EXPECTED]
+        assert {row["label"] for row in rows} == {0.0}
+
+
+def test_of_a_shuffled_pass_the_indices_are_those_of_the_data_set() -> None:
+    rows = on_this_rank(shuffle=True)
+    assert {row["sample"] for row in rows[:2]} == set(EXPECTED[:2])
+    assert all(row["loss"] == loss_of(row["sample"]) for row in rows)
+
+
+def test_several_ranks_find_those_of_one() -> None:
+    first, second, third = on_ranks(on_this_rank, False, world_size=3)
+    assert first == on_this_rank(shuffle=False)
+    assert second == third == []  # only the main process reports
+
+
+def test_a_stream_and_an_unknown_order_have_the_names_of_the_batches_only() -> None:
+    for loader in (DataLoader(Stream(), 4), DataLoader([*Stream()], 4, shuffle=True)):
+        rows = hardest(loader, number=2)
+        assert [row["sample"] for row in rows] == [None, None]
+        assert {row["name"] for row in rows} == {f"{index}.png" for index in EXPECTED[:2]}
+
+
+def test_losses_that_are_not_finite_come_first() -> None:
+    samples = [{"values": torch.tensor(value)} for value in (1.0, math.nan, 5.0, math.inf)]
+    rows = hardest(DataLoader(samples, 2), number=3)
+    assert [row["sample"] for row in rows] == [1, 3, 2]
+    assert [row["label"] for row in rows] == [None, None, None]
+
+
+def test_a_loss_without_a_value_for_each_sample_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    samples = HardestSamples(3, lambda rows, dataset: pytest.fail("there are no rows"))
+    with samples.watching():
+        for _ in range(2):
+            loader = DataLoader(Known(), 4)
+            inference_on_dataset(Unknown(), loader, 4, 1e9, lambda data, device: data, "cpu", None)
+    found = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(found) == 1
+    assert found[0].startswith("hardest_samples: the loss of each sample is unknown.")
+
+
+def test_outside_of_watching_nothing_is_kept() -> None:
+    assert hardest(DataLoader(Known(), 4))
+    model = Identity()
+    inference_on_dataset(model, DataLoader(Known(), 4), 4, 1e9, lambda data, device: data, "cpu", None)
+    assert not model._forward_hooks

@@ -1,0 +1,135 @@
+"""``hardest_samples.csv`` in the folder of a run: the hardest samples of each evaluation, and their pictures."""
+
+import csv
+import io
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainwright.checkpoint.files import atomic_write
+from trainwright.config.errors import ConfigError
+from trainwright.data.instance import DistTensorData, Instance
+from trainwright.engine.run_directory import RunFolder, is_left_out
+from trainwright.evaluation.hardest_samples import HardestSamples, Row
+from trainwright.parallel.mesh import current_mesh
+from trainwright.report.run_data import HARDEST_NAME, read_hardest
+
+logger = logging.getLogger("trainwright.engine")
+
+COLUMNS = ("iteration", "dataset", "sample", "name", "loss", "label", "prediction")
+_MAX_TEXT = 2000  # characters of a sample
+
+
+def hardest_samples(
+    trainer: Any, number: int | None, folder: RunFolder, setting: str, *, is_compiled: bool
+) -> Callable[[], AbstractContextManager[None]]:
+    """What to enter around each evaluation of a training; ``number``: the setting, None: keep no samples.
+
+    Raises:
+        ConfigError: the model's layers are cut into parts.
+    """
+    if number is None:
+        return nullcontext
+    mesh = current_mesh()
+    if mesh is not None and (mesh.layout.tensor > 1 or mesh.layout.pipeline > 1):
+        raise ConfigError(
+            f"{setting}: got {number} with tensor or pipeline parallelism, where no process has the scores of all"
+            " classes; set it to None."
+        )
+    table = HardestTable(weakref.proxy(trainer), folder)
+    return HardestSamples(number, table.add, reads_losses=not is_compiled).watching
+
+
+class HardestTable:
+    """The rows of all evaluations. A resumed run replaces those that were evaluated after its checkpoint."""
+
+    def __init__(self, trainer: Any, folder: RunFolder) -> None:
+        self._trainer, self._folder = trainer, folder
+        self._early: list[Row] = []  # before the folder is opened
+        self._shown: set[tuple[str, int]] = set()
+
+    def add(self, rows: list[Row], dataset: Any) -> None:
+        """Write the rows of the evaluation of one data set, and show its samples."""
+        storage = self._trainer.storage
+        at, name = storage.iter, rows[0]["dataset"]
+        new = [{"iteration": at, **row} for row in rows]
+        if not self._folder.is_open:
+            self._early += new
+            return
+        path = self._folder.path / HARDEST_NAME
+        if is_left_out(path) or not self._folder.files.is_own(HARDEST_NAME):
+            return
+        kept = [
+            row
+            for row in read_hardest(path)
+            if int(row["iteration"]) < at or (int(row["iteration"]) == at and row["dataset"] != name)
+        ]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows([*kept, *self._early, *new])
+        self._early = []
+        self._folder.files.add([HARDEST_NAME])
+        atomic_write(path, text.getvalue().encode())
+        if dataset is not None:
+            for row in rows:
+                self._show(row, dataset)
+
+    def _show(self, row: Row, dataset: Any) -> None:
+        """Put the sample into the storage, once, if it is a picture or a text."""
+        key = (row["dataset"], row["sample"])
+        if key in self._shown:
+            return
+        self._shown.add(key)
+        try:
+            sample = dataset[row["sample"]]
+        except Exception as error:  # the evaluation has read it: only a picture is lost
+            logger.debug("Sample %s cannot be shown: %s", row["sample"], error)
+            return
+        tag = "/".join(part for part in ("hardest", row["dataset"], str(row["sample"])) if part)
+        for value in _values(sample):
+            if isinstance(value, str) and value != row["name"]:
+                return self._trainer.storage.put_text(tag, value[:_MAX_TEXT])
+            picture = as_picture(value)
+            if picture is not None:
+                return self._trainer.storage.put_image(tag, picture)
+
+
+def _values(sample: Any) -> list[Any]:
+    if isinstance(sample, Instance):
+        sample = sample.get_fields()
+    values = (
+        sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, tuple | list) else [sample]
+    )
+    return [value.tensor if isinstance(value, DistTensorData) else value for value in values]
+
+
+def as_picture(value: Any) -> Tensor | None:
+    """A value as an image (C, H, W) or (H, W): a picture of PIL, or a tensor or array of such a shape; None: neither.
+
+    Floats are scaled to [0, 1], unless they lie there already.
+    """
+    if hasattr(value, "getbands") and hasattr(value, "convert"):  # of PIL
+        value = np.asarray(value.convert("RGB"))
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "uif":
+            return None
+        value = torch.from_numpy(value.copy())
+    if not isinstance(value, Tensor) or value.ndim not in (2, 3) or value.is_complex():
+        return None
+    if value.ndim == 3 and value.shape[0] not in (1, 3, 4) and value.shape[2] in (1, 3, 4):
+        value = value.permute(2, 0, 1)
+    if (value.ndim == 3 and value.shape[0] not in (1, 3, 4)) or min(value.shape[-2:]) < 4:
+        return None
+    if value.dtype == torch.uint8:
+        return value
+    if not value.is_floating_point():
+        return None
+    low, high = float(value.min()), float(value.max())
+    return value if low >= 0 and high <= 1 else (value - low) / max(high - low, 1e-12)

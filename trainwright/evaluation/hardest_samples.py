@@ -1,0 +1,222 @@
+"""The samples with the largest losses of an evaluation, on any number of ranks.
+
+While it runs, their losses, labels and predictions stay on the device; it reads them once, at its end. Ranks exchange
+these numbers only, never samples.
+
+B samples of a batch, K kept samples, N kept and new ones.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import SequentialSampler
+
+from trainwright.data.collate import count_samples
+from trainwright.data.sample_names import sample_name
+from trainwright.data.sampler import SingleRoundSampler
+from trainwright.evaluation.prediction_table import ID_FIELDS
+from trainwright.evaluation.sample_losses import LossesOfTorch, labels_of, losses_of_samples, scores_of
+from trainwright.events.media import wide_dtype
+from trainwright.parallel.dist import (
+    all_gather_object,
+    get_data_parallel_rank,
+    get_tensor_parallel_rank,
+    is_main_process,
+)
+
+logger = logging.getLogger("trainwright.evaluation")
+
+Row = dict[str, Any]
+
+_MERGED_AT_ONCE = 64  # batches
+_PER_BATCH = 1 << 32  # a place is the number of its batch times this, plus the number of the sample in it
+
+
+class HardestSamples:
+    """Find the ``number`` samples with the largest losses of each data set in the evaluations inside ``watching``.
+
+    Args:
+        report: called on the main process at the end of the evaluation of a data set, with its rows, the largest loss
+            first, and the data set, which is None if its samples cannot be read by their indices. A row has
+            ``dataset``, ``sample`` (the index; None: unknown), ``name``, ``loss``, ``label`` and ``prediction``.
+        reads_losses: look for losses of torch in the evaluation; not in compiled models.
+    """
+
+    _watching: ClassVar["HardestSamples | None"] = None
+
+    def __init__(self, number: int, report: Callable[[list[Row], Any], object], *, reads_losses: bool = True) -> None:
+        self.number, self.report, self.reads_losses = number, report, reads_losses
+        self.has_warned = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the evaluations inside."""
+        HardestSamples._watching = self
+        try:
+            yield
+        finally:
+            HardestSamples._watching = None
+
+
+def watched_evaluation(model: nn.Module, loader: Any, name: str) -> "WatchedEvaluation | None":
+    """The part of an evaluation that finds its hardest samples; None: the user has not asked for them."""
+    owner = HardestSamples._watching
+    return None if owner is None else WatchedEvaluation(owner, model, loader, name)
+
+
+class WatchedEvaluation:
+    """One evaluation of ``model`` on ``loader``."""
+
+    def __init__(self, owner: HardestSamples, model: nn.Module, loader: Any, name: str) -> None:
+        self._owner, self._model, self._loader, self._name = owner, model, loader, name
+        self._reads_losses = owner.reads_losses
+        self._sizes: list[int] = []  # of the batches of this rank
+        self._ids: list[Any] = []  # the names of samples in these batches, where they have them
+        self._waiting: list[tuple[int, Tensor, list[Tensor | None]]] = []  # batches that are to be merged
+        self._values: Tensor | None = None  # (3, K): losses, labels, predictions
+        self._places: Tensor | None = None  # (K,)
+        self._are_whole = [True, True]  # labels, predictions: whole numbers
+
+    def around(self, step: Callable[[Any], object]) -> Callable[[Any], None]:
+        """``step``, and look at what the model returns in it."""
+
+        def watched_step(batch: Any) -> None:
+            outputs: list[Any] = []
+            losses: list[Tensor | None] = []
+            size = count_samples(batch)
+            handle = self._model.register_forward_hook(lambda module, inputs, found: outputs.append(found))
+            try:
+                if self._reads_losses:
+                    with LossesOfTorch(lambda: size, losses.append):
+                        step(batch)
+                else:
+                    step(batch)
+            finally:
+                handle.remove()
+            self._reads_losses = bool(losses)  # without one in the first batch, there are none
+            self._add(batch, size, losses_of_samples(batch, outputs[-1] if outputs else None, size, losses), outputs)
+
+        return watched_step
+
+    def _add(self, batch: Any, size: int, losses_B: Tensor | None, outputs: list[Any]) -> None:
+        number = len(self._sizes)
+        self._sizes.append(size)
+        ids = [value for name, value in batch.items() if name in ID_FIELDS] if isinstance(batch, Mapping) else []
+        self._ids.append(ids[0] if ids and hasattr(ids[0], "__len__") and len(ids[0]) == size else None)
+        if losses_B is None or not size:
+            return
+        columns = [self._column(0, labels_of(batch), size), self._column(1, scores_of(outputs[-1]), size)]
+        self._waiting.append((number, losses_B, columns))
+        if len(self._waiting) == _MERGED_AT_ONCE:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Keep the samples with the largest losses of those so far."""
+        if not self._waiting:
+            return
+        device = self._waiting[0][1].device
+        values, places = [], []
+        for number, losses_B, columns in self._waiting:
+            unknown = torch.full_like(losses_B, math.nan)
+            rows = [losses_B, *(unknown if column is None else column for column in columns)]
+            values.append(torch.stack([row.to(wide_dtype(device)) for row in rows]))
+            places.append(torch.arange(len(losses_B), device=device) + number * _PER_BATCH)
+        self._waiting = []
+        if self._values is not None and self._places is not None:
+            values, places = [self._values, *values], [self._places, *places]
+        values_N, places_N = torch.cat(values, 1), torch.cat(places)
+        # Stable: of equal losses the first samples are kept, on any number of ranks. NaN counts as infinity.
+        keys = values_N[0].nan_to_num(math.inf, math.inf)
+        order = keys.sort(descending=True, stable=True).indices[: self._owner.number]
+        self._values, self._places = values_N[:, order], places_N[order]
+
+    def _column(self, which: int, values: Tensor | None, size: int) -> Tensor | None:
+        """One number for each sample: of scores the class; None: there is none."""
+        if values is None or len(values) != size:
+            return None
+        if which == 1 and values.ndim == 2 and values.shape[1] > 1:
+            values = values.argmax(1)
+        if values.numel() != size:
+            return None
+        self._are_whole[which] = not values.is_floating_point()
+        return values.detach().reshape(size).clone()  # the next batch may be read into the same memory
+
+    def finish(self) -> None:
+        """Report the hardest samples of all ranks, which must all call this."""
+        self._merge()
+        own = get_tensor_parallel_rank() == 0  # the others have the same
+        gathered = all_gather_object(
+            (get_data_parallel_rank(), self._sizes if own else [], self._rows() if own else [])
+        )
+        ranks = sorted((one for one in gathered if one[1]), key=lambda one: one[0])
+        if not is_main_process():
+            return
+        firsts, done = {}, 0  # the place in the evaluation of the first sample of each batch
+        for batch in range(max((len(sizes) for _, sizes, _ in ranks), default=0)):
+            for rank, sizes, _ in ranks:
+                if batch < len(sizes):
+                    firsts[rank, batch] = done
+                    done += sizes[batch]
+        found = [(firsts[rank, batch] + place, *rest) for rank, _, rows in ranks for batch, place, *rest in rows]
+        if not found:
+            self._warn()
+            return
+        found.sort(key=lambda row: (-math.inf if math.isnan(row[1]) else -row[1], row[0]))
+        index_of, dataset = _index_of(self._loader)
+        rows = []
+        for place, loss, label, prediction, name in found[: self._owner.number]:
+            index = None if index_of is None else index_of(place)
+            if name is None and index is not None:
+                name = sample_name(dataset, index)
+            rows.append(
+                {
+                    "dataset": self._name,
+                    "sample": index,
+                    "name": name,
+                    "loss": loss,
+                    "label": label,
+                    "prediction": prediction,
+                }
+            )
+        self._owner.report(rows, None if index_of is None else dataset)
+
+    def _rows(self) -> list[tuple[int, int, float, Any, Any, str | None]]:
+        """Batch, number in it, loss, label, prediction and name of the samples that this rank has kept."""
+        if self._values is None or self._places is None:
+            return []
+        rows = []
+        for place, (loss, *numbers) in zip(self._places.tolist(), self._values.T.tolist(), strict=True):
+            label, prediction = (
+                None if math.isnan(value) else int(value) if is_whole and math.isfinite(value) else value
+                for value, is_whole in zip(numbers, self._are_whole, strict=True)
+            )
+            batch, number = divmod(place, _PER_BATCH)
+            ids = self._ids[batch]
+            name = None if ids is None else ids[number].item() if isinstance(ids, Tensor) else ids[number]
+            rows.append((batch, number, loss, label, prediction, None if name is None else str(name)))
+        return rows
+
+    def _warn(self) -> None:
+        if not self._owner.has_warned:
+            self._owner.has_warned = True
+            logger.warning(
+                "hardest_samples: the loss of each sample is unknown. Let the model return it as 'sample_losses', with"
+                " one value for each sample; or use a loss of torch, or scores and labels of classes.",
+            )
+
+
+def _index_of(loader: Any) -> tuple[Callable[[int], int] | None, Any]:
+    """The index in the data set of the sample at a place of the evaluation, if it is known; and the data set."""
+    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
+    if not hasattr(dataset, "__getitem__"):
+        return None, None
+    if isinstance(sampler, SingleRoundSampler):
+        return sampler.index_at, dataset
+    if isinstance(getattr(sampler, "sampler", None), SequentialSampler):
+        return int, dataset
+    return None, dataset
