@@ -95,10 +95,12 @@ class HardestTable:
         tag = "/".join(part for part in ("hardest", row["dataset"], str(row["sample"])) if part)
         for value in _values(sample):
             if isinstance(value, str) and value != row["name"]:
-                return self._trainer.storage.put_text(tag, value[:_MAX_TEXT])
+                self._trainer.storage.put_text(tag, value[:_MAX_TEXT])
+                return
             picture = as_picture(value)
             if picture is not None:
-                return self._trainer.storage.put_image(tag, picture)
+                self._trainer.storage.put_image(tag, picture)
+                return
 
 
 def _values(sample: Any) -> list[Any]:
@@ -123,13 +125,14 @@ def as_picture(value: Any) -> Tensor | None:
         value = torch.from_numpy(value.copy())
     if not isinstance(value, Tensor) or value.ndim not in (2, 3) or value.is_complex():
         return None
-    if value.ndim == 3 and value.shape[0] not in (1, 3, 4) and value.shape[2] in (1, 3, 4):
-        value = value.permute(2, 0, 1)
-    if (value.ndim == 3 and value.shape[0] not in (1, 3, 4)) or min(value.shape[-2:]) < 4:
+    image: Tensor = value
+    if image.ndim == 3 and image.shape[0] not in (1, 3, 4) and image.shape[2] in (1, 3, 4):
+        image = image.permute(2, 0, 1)
+    if (image.ndim == 3 and image.shape[0] not in (1, 3, 4)) or min(image.shape[-2:]) < 4:
         return None
-    if value.dtype == torch.uint8:
-        return value
-    if not value.is_floating_point():
+    if image.dtype == torch.uint8:
+        return image
+    if not image.is_floating_point():
         return None
-    low, high = float(value.min()), float(value.max())
-    return value if low >= 0 and high <= 1 else (value - low) / max(high - low, 1e-12)
+    low, high = float(image.min()), float(image.max())
+    return image if low >= 0 and high <= 1 else (image - low) / max(high - low, 1e-12)

@@ -64,7 +64,8 @@ class LossesOfTorch(TorchFunctionMode):
         rows = values.reshape(size, -1)
         target, ignored = bound.arguments.get("target"), bound.arguments.get("ignore_index", -100)
         if isinstance(target, Tensor) and not target.is_floating_point() and target.numel() == values.numel():
-            return rows.sum(1) / (target.reshape(size, -1) != ignored).sum(1).clamp(min=1)  # as the mean of torch
+            counted: Tensor = target.reshape(size, -1) != ignored
+            return rows.sum(1) / counted.sum(1).clamp(min=1)  # as the mean of torch
         return rows.mean(1)
 
 
