@@ -266,7 +266,7 @@ def _hardest(run: RunData, *, many: bool) -> str:
             for row in latest
         ]
         title = ": ".join(part for part in (run.name if many else "", dataset) if part)
-        tables.append(f"<h3>{escape(title)}</h3>" if title else "")
+        tables.append(f"<h3>{_escaped(title)}</h3>" if title else "")
         tables.append(_table(["Sample", "Loss", "Label", "Prediction", "Among the hardest in"], cells))
     return "".join(tables)
 
