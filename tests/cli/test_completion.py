@@ -65,6 +65,18 @@ echo "answer: ${COMPREPLY[*]}"
     assert "answer: list" in done.stdout
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_asks_the_program(environment: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    program = tmp_path / "trainwright"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainwright "$@"\n')
+    program.chmod(0o755)
+    script = 'trainwright completion fish | source; complete -C "trainwright checkpoint li"'
+    found = {**environment, "PATH": f"{tmp_path}:{environment['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-c", script], env=found, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["list"]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_code_of_each_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("argcomplete")

@@ -67,8 +67,10 @@ def test_an_error_of_the_step_is_a_problem(tmp_path: Path) -> None:
 
     trainer = objects(tmp_path)
     broken = Broken(trainer.model, trainer.config, trainer.train_dataset)
-    (problem,) = broken.check(only=["steps"]).problems
+    report = broken.check(only=["steps", "parameters"])
+    (problem,) = report.problems  # one error is one problem
     assert "ZeroDivisionError: in my loss" in problem.evidence
+    assert report["parameters"].evidence == "the error of steps."
 
 
 def test_an_unknown_check_names_the_nearest(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ CHECKS: dict[str, Check] = {
 }
 
 
+_RAISED = "train() would raise it, too; correct it first."
+
+
 def check_trainer(
     trainer: Any,
     *,
@@ -57,7 +60,7 @@ def check_trainer(
         for name in names:
             if on_start is not None:
                 on_start(name)
-            findings.append(run_check(name, setup))
+            findings.append(_once(run_check(name, setup), findings))
     return Report(tuple(findings))
 
 
@@ -77,10 +80,18 @@ def run_check(name: str, setup: SetUp) -> Finding:
         finding = Finding(name, "problem", str(error))
     except Exception as error:
         notes = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-        finding = Finding(
-            name, "problem", f"{type(error).__name__}: {error}{notes}", "train() would raise it, too; correct it first."
-        )
+        finding = Finding(name, "problem", f"{type(error).__name__}: {error}{notes}", _RAISED)
     return replace(finding, check=name, seconds=round(time.perf_counter() - start, 3))
+
+
+def _once(finding: Finding, before: Sequence[Finding]) -> Finding:
+    """An error that another check has reported is no second problem."""
+    for one in before if finding.suggestion == _RAISED else ():
+        if one.suggestion == _RAISED and one.evidence.startswith(
+            finding.evidence.partition("\n")[0].partition(" The ")[0]
+        ):
+            return replace(finding, result="skipped", evidence=f"the error of {one.check}.", suggestion="")
+    return finding
 
 
 def _chosen(only: Sequence[str] | None) -> list[str]:
