@@ -7,7 +7,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import shown_samples
 from trainwright.data.sampler import CyclicSampler, EpochSampler
 from trainwright.hooks.method_overrides import is_overridden
-from trainwright.report.run_data import RECORD_NAME, read_starts
+from trainwright.report.run_state import RECORD_NAME, read_starts
 
 
 def sample_ids(trainer: Any, update: int) -> list[list[int]] | None:
