@@ -18,6 +18,7 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.config import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, DatasetEvaluators
+from trainwright.hooks import HookBase
 
 
 def samples(number: int = 22, length: int = 10) -> list[dict[str, torch.Tensor]]:
@@ -99,6 +100,13 @@ class OwnUpdate(Trainer):
         super().optimization_step()
 
 
+class AssignsUpdate(HookBase):
+    """Replaces a method of the trainer after its first update."""
+
+    def after_step(self) -> None:
+        self.trainer.optimization_step = lambda: None
+
+
 def refused(folder: Path) -> dict[str, str]:
     found = {}
     cases: dict[str, tuple[type[Trainer], dict[str, Any]]] = {
@@ -107,6 +115,7 @@ def refused(folder: Path) -> dict[str, str]:
         "graph": (Trainer, {"graph": True}),
         "generate": (Trainer, {"evaluate_with_generate": True}),
         "shuffled": (Trainer, {}),
+        "assigned": (Trainer, {"save_enabled": False, "eval_strategy": "no"}),
     }
     for name, (kind, settings) in cases.items():
         settings = {"pipeline_parallel_size": 2, "evaluate_with_generate": False, **settings}
@@ -117,7 +126,10 @@ def refused(folder: Path) -> dict[str, str]:
             if name == "shuffled":
                 kind(build_gpt(), config, train_dataloader=torch.utils.data.DataLoader(samples(), shuffle=True))
             else:
-                kind(build_gpt(), config, train_dataset=samples())
+                trainer = kind(build_gpt(), config, train_dataset=samples())
+                if name == "assigned":
+                    trainer.register_hooks([AssignsUpdate()])
+                    trainer.train()
         except ConfigError as error:
             found[name] = str(error)
     return found
@@ -128,6 +140,7 @@ def test_what_does_not_fit_a_pipeline_is_refused_before_the_first_step(tmp_path:
         assert "OwnStep.training_step is overridden" in found["step"]
         assert "OwnUpdate.optimization_step is overridden" in found["update"]
         assert "gradients of its layers only" in found["update"]
+        assert "Trainer.optimization_step is overridden" in found["assigned"]
         assert "TrainingConfig.graph" in found["graph"]
         assert "DataLoader shuffles by the random generator of its process" in found["shuffled"]
         assert "TrainingConfig.evaluate_with_generate" in found["generate"]

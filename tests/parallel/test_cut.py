@@ -119,6 +119,38 @@ def test_a_module_of_another_stage_raises_and_names_itself() -> None:
     assert "pipeline stage 0" in raised.value.__notes__[0]
 
 
+class Scaled(nn.Module):
+    """Uses a parameter of its own behind the layers."""
+
+    pipeline_layers = "layers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layers = nn.Parameter(torch.ones(2)), nn.ModuleList(nn.Linear(2, 2) for _ in range(2))
+
+    def before_layers(self, features: torch.Tensor) -> torch.Tensor:
+        return features * self.scale
+
+    def after_layers(self, hidden: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        return hidden if self.scale is None else hidden * self.scale
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("use", [lambda one: 1 * one, torch.sum, lambda one: one.shape, lambda one: one[0]])
+def test_a_parameter_of_another_stage_raises_and_names_itself(use: Any) -> None:
+    (_, first), (model, last) = stages_of(Scaled, 2)
+    first.begin([torch.ones(1, 2)])
+    last.begin([torch.ones(1, 2)])
+    hidden = first(None)
+    with pytest.raises(ConfigError, match="scale is a parameter of the model itself and on the first pipeline stage"):
+        last(hidden)
+    with pytest.raises(ConfigError, match="scale is a parameter"):
+        use(model.scale)
+    assert "scale" not in model.state_dict()
+
+
 def test_a_model_that_scales_its_embeddings_is_refused() -> None:
     model = build_transformers("Granite", embedding_multiplier=2.0)
     with pytest.raises(ConfigError, match="GraniteForCausalLM cannot be cut"):

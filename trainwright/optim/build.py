@@ -18,7 +18,7 @@ from trainwright.optim.fused import fused_arguments, run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.named import NamedOptimizers, check_schedules
 from trainwright.parallel.dist import gather_over_pipeline
-from trainwright.parallel.pipeline import outline_of
+from trainwright.parallel.pipeline import Outline, outline_of
 
 NORM_LAYERS = (*RUNNING_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -62,11 +62,13 @@ def get_default_optimizer_params(
             out of range, or ``layer_decay`` has no ``base_lr``.
     """
     if part is not None:
-        model = _part_of(model, part)
+        model, outline = _part_of(model, part)
+    else:
+        outline = outline_of(model)
     defaults = _given(lr=base_lr, weight_decay=weight_decay)
     defaults |= _clipping(clip_grad_max_norm, clip_grad_norm_type, clip_grad_value)
     by_name = {name: dict(settings) for name, settings in (overrides or {}).items()}
-    _check_override_names(model, by_name)
+    _check_override_names(model, by_name, outline)
     if weight_decay_bias is not None:
         if "bias" in by_name:
             raise ConfigError(
@@ -75,7 +77,7 @@ def get_default_optimizer_params(
             )
         by_name["bias"] = {"weight_decay": weight_decay_bias}
 
-    by_layer = _by_layer(model, base_lr, layer_decay)
+    by_layer = _by_layer(model, base_lr, layer_decay, outline)
     groups: list[ParamGroup] = []
     seen: set[nn.Parameter] = set()
     for module in model.modules():
@@ -125,7 +127,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _by_layer(
-    model: nn.Module, base_lr: float | None, layer_decay: float | None
+    model: nn.Module, base_lr: float | None, layer_decay: float | None, outline: Outline
 ) -> dict[nn.Parameter, dict[str, float]]:
     """The settings of each parameter by its layer."""
     if layer_decay is None:
@@ -134,7 +136,7 @@ def _by_layer(
         raise ConfigError(f"layer_decay: got {layer_decay}; it must be a number in (0, 1], or None.")
     if base_lr is None:
         raise ConfigError("layer_decay: got it without base_lr, the learning rate of the last layer. Set base_lr.")
-    depths = layer_depths(model)
+    depths = layer_depths(model, outline)
     last = max(depths.values())
     return {
         parameter: {"lr": base_lr * layer_decay ** (last - depths[name]), "layer": depths[name]}
@@ -166,8 +168,8 @@ def _clipping(max_norm: float | None, norm_type: float | None, value: float | No
     return {"clip_grad_max_norm": max_norm, "clip_grad_norm_type": float(norm_type)}
 
 
-def _check_override_names(model: nn.Module, overrides: Iterable[str]) -> None:
-    names = {name.rpartition(".")[2] for name in outline_of(model)[0]}
+def _check_override_names(model: nn.Module, overrides: Iterable[str], outline: Outline) -> None:
+    names = {name.rpartition(".")[2] for name in outline[0]}
     faults = [
         f"overrides[{name!r}]: no parameter of {type(model).__name__} has this as the last part of its name. "
         f"{did_you_mean(name, names)}"
@@ -178,13 +180,14 @@ def _check_override_names(model: nn.Module, overrides: Iterable[str]) -> None:
         raise ConfigKeyError("\n".join(faults))
 
 
-def _part_of(model: nn.Module, part: str) -> nn.Module:
-    modules: dict[str, nn.Module] = dict(model.named_modules())
+def _part_of(model: nn.Module, part: str) -> tuple[nn.Module, Outline]:
+    """A submodule, without parameters if another pipeline stage holds it, and its outline."""
+    modules = outline_of(model)[1]
     if part not in modules or not part:
         raise ConfigKeyError(
             f"part={part!r}: {type(model).__name__} has no such submodule. {did_you_mean(part, modules)}"
         )
-    return modules[part]
+    return dict(model.named_modules()).get(part, nn.Identity()), outline_of(model, part)
 
 
 @without_compiler()
@@ -209,9 +212,10 @@ def build_optimizer(cfg: Mapping[str, Any] | Optimizer, model: nn.Module) -> Opt
         return NamedOptimizers({str(name): build_optimizer(cfg[name], model) for name in cfg}, where="optim")
     _check_is_lazy(cfg, "optim", "an optimizer")
     params = _params(cfg.get("params"), model, cfg.get("lr"))
-    if not any(gather_over_pipeline(bool(params))):
+    groups = next((found for found in gather_over_pipeline(_settings_of(params)) if found), None)
+    if groups is None:
         raise _nothing_to_train(model)
-    params = params or [*model.parameters()]  # of a pipeline stage whose layers are all frozen
+    params = params or groups  # a pipeline stage that trains no parameter clips and steps as the others
 
     described = _without_bias_correction(cfg)
     fused = fused_arguments(locate_target(described), described, params, model)
@@ -293,6 +297,12 @@ def _params(params: Any, model: nn.Module, lr: float | None) -> list[Any]:
             "LazyCall(get_default_optimizer_params)(weight_decay_norm=0.0)."
         )
     return [dict(item) if isinstance(item, Mapping) else item for item in params]
+
+
+def _settings_of(params: list[Any]) -> list[ParamGroup]:
+    """The groups of an optimizer, without parameters."""
+    groups = [item if isinstance(item, Mapping) else {} for item in params]
+    return [{**{key: value for key, value in one.items() if key != "param_names"}, "params": []} for one in groups[:1]]
 
 
 def _nothing_to_train(model: nn.Module) -> ConfigError:

@@ -2,33 +2,35 @@
 
 import logging
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
 
-from trainwright.parallel.pipeline import outline_of
+from trainwright.parallel.pipeline import Outline, outline_of
 
 logger = logging.getLogger("trainwright.optim")
 
 
-def layer_depths(model: nn.Module) -> dict[str, int]:
+def layer_depths(model: nn.Module, outline: Outline | None = None) -> dict[str, int]:
     """The layer of each parameter, by its name: 0 for embeddings and stem, 1 to n for n blocks, n + 1 for what follows.
 
     For models of timm the layers are timm's own (``group_matcher``). For others the blocks are the children of each
     ``nn.ModuleList`` and ``nn.Sequential`` that hold parameters (the outermost ones), in the order of the model;
     without such containers they are the children of the model. Of a model that is cut into pipeline stages, those of
-    all stages, under each name of a tied weight.
+    all stages, under each name of a tied weight. ``outline``: of the model, if it is a part of one that is cut.
 
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> layer_depths(model)
     {'0.weight': 1, '0.bias': 1, '2.weight': 2, '2.bias': 2}
     """
-    first, modules = outline_of(model)
+    first, modules = outline or outline_of(model)
     names = list(dict.fromkeys(first.values()))
     if callable(matcher := getattr(model, "group_matcher", None)):
         from timm.models import group_parameters  # a model with this method is timm's
 
-        found = group_parameters(model, matcher(coarse=False), reverse=True)
+        complete = SimpleNamespace(named_parameters=lambda: ((name, None) for name in names))  # all that timm reads
+        found = group_parameters(complete, matcher(coarse=False), reverse=True)
         return {name: int(found[name]) for name in names}
     containers = [name for name, kind in modules.items() if issubclass(kind, nn.ModuleList | nn.Sequential)]
     block_of = {name: _block(name, containers) for name in names}

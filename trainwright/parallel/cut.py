@@ -65,6 +65,36 @@ class Absent(nn.Module):
         return hidden
 
 
+class AbsentParameter:
+    """In the place of a parameter of another stage: any use raises. None would be skipped by some models."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        raise next(leaf for leaf in leaves if isinstance(leaf, cls))._error()
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # of copies and pickles
+            raise AttributeError(attribute)
+        raise self._error()
+
+    def _error(self) -> ConfigError:
+        return ConfigError(
+            f"{self._name} is a parameter of the model itself and on the first pipeline stage; only before_layers may"
+            " use it. Put it into a module: those that the model assigns after its layers belong to after_layers, those"
+            " before them to before_layers."
+        )
+
+    def _raise(self, *_: Any) -> Any:
+        raise self._error()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _raise
+    __matmul__ = __rmatmul__ = __pow__ = __rpow__ = __neg__ = __getitem__ = __bool__ = __len__ = __iter__ = _raise
+
+
 @dataclass(frozen=True)
 class Tie:
     """A parameter that several stages hold: its names on each of them, by the number of the stage."""
@@ -326,11 +356,13 @@ def _around(model: nn.Module, layers: str) -> Iterator[tuple[str, bool]]:
 
 
 def _drop_parameters(model: nn.Module, places: Mapping[str, int], own: set[int]) -> None:
-    """Set parameters of other stages that no placeholder replaces to None."""
-    for name, parameter in [*model.named_parameters(remove_duplicate=False)]:
-        if name in places and places[name] not in own and parameter is not None:
+    """Replace parameters of other stages that are not in a module of those."""
+    for name, _ in [*model.named_parameters(remove_duplicate=False)]:
+        if name in places and places[name] not in own:
             path, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(path), leaf, None)
+            module = model.get_submodule(path)
+            delattr(module, leaf)
+            setattr(module, leaf, AbsentParameter(name))
 
 
 def _ties(model: nn.Module, places: Mapping[str, int]) -> list[Tie]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("trainwright.parallel")
 
+Outline = tuple[dict[str, str], dict[str, type[nn.Module]]]
+
 _NO_SETTINGS = ("params", "param_names", "name")  # of an optimizer's group
 
 MAX_SCHEDULES = 16  # of different shapes; each has buffers for the hidden states of its micro-batches
@@ -468,18 +470,29 @@ def pipeline_of(model: Any) -> Pipeline | None:
     return vars(model).get("_pipeline") if isinstance(model, nn.Module) else None
 
 
-def outline_of(model: nn.Module) -> tuple[dict[str, str], dict[str, type[nn.Module]]]:
+def outline_of(model: nn.Module, part: str = "") -> Outline:
     """The first name of each parameter by each of its names, and the class of each module by its name.
 
-    Of the complete model, also if this process holds stages of it.
+    Of the complete model, also if this process holds stages of it; with ``part`` of this submodule, without its name.
     """
     pipeline = pipeline_of(model)
     if pipeline is not None:
-        return pipeline.outline
+        return _outline_of_part(pipeline.outline, f"{part}.") if part else pipeline.outline
+    model = model.get_submodule(part)
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
     parameters = {name: first.setdefault(id(parameter), name) for name, parameter in named}
     return parameters, {name: type(module) for name, module in model.named_modules()}
+
+
+def _outline_of_part(outline: Outline, prefix: str) -> Outline:
+    parameters, modules = outline
+    inside = {name.removeprefix(prefix): of for name, of in parameters.items() if name.startswith(prefix)}
+    first: dict[str, str] = {}
+    return (
+        {name: first.setdefault(of, name) for name, of in inside.items()},
+        {f"{name}.".removeprefix(prefix)[:-1]: kind for name, kind in modules.items() if f"{name}.".startswith(prefix)},
+    )
 
 
 def _replaying(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,6 +28,8 @@ from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import get_data_parallel_size, get_world_size
 from trainwright.parallel.pipeline import pipeline_of
 
+_OWN_STEPS = ("run_step", "update")  # the gradients of a pipeline stage are not those of the model
+
 
 @overridable
 class EagerTrainer(TrainerBase):
@@ -208,7 +210,7 @@ class EagerTrainer(TrainerBase):
     def has_own_run_step(self) -> bool:
         """Whether ``run_step`` is the user's. Gradients are averaged before each step that the user's code makes."""
         is_own = is_overridden(self, "run_step")
-        refuse_own_step(self._pipeline, type(self).__name__, ["run_step"] if is_own else [])
+        refuse_own_step(self._pipeline, type(self).__name__, [n for n in _OWN_STEPS if is_overridden(self, n)])
         may_step = is_own or is_overridden(self, "update")
         if may_step and self._replica is not None and not self._has_own_steps_averaged:
             self._has_own_steps_averaged, update = True, self._update

@@ -88,6 +88,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         """The end of a window on all stages of a pipeline."""
         if self._update.record_loss is not None:
             self._update.record_loss(torch.stack([loss for loss, _ in kept]).sum())
+        self._refuse_assigned_steps()  # by a callback
         self.optimization_step()
 
     def _settings_of_update(self) -> dict[str, Any]:

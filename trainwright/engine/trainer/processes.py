@@ -271,6 +271,9 @@ class RankedTrainer(TrainerShared):
         is_own = any(is_overridden(self, name) for name in (*STEP_METHODS, "compute_metric", "update_metrics"))
         return hasattr(self.model, "compute_loss") and not is_own and not self._has_train_metrics()
 
+    def _refuse_assigned_steps(self) -> None:
+        refuse_own_step(self._pipeline, type(self).__name__, [name for name in _OWN_STEPS if name in vars(self)])
+
     def _check_pipeline(self, pipeline: Pipeline) -> None:
         refuse_own_step(pipeline, type(self).__name__, [name for name in _OWN_STEPS if is_overridden(self, name)])
         config = self.config
