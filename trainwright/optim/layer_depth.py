@@ -29,7 +29,8 @@ def layer_depths(model: nn.Module, outline: Outline | None = None) -> dict[str, 
     if callable(matcher := getattr(model, "group_matcher", None)):
         from timm.models import group_parameters  # a model with this method is timm's
 
-        complete = SimpleNamespace(named_parameters=lambda: ((name, None) for name in names))  # all that timm reads
+        named = ((name, None) for name in names)
+        complete: Any = SimpleNamespace(named_parameters=lambda: named)  # all that timm reads
         found = group_parameters(complete, matcher(coarse=False), reverse=True)
         return {name: int(found[name]) for name in names}
     containers = [name for name, kind in modules.items() if issubclass(kind, nn.ModuleList | nn.Sequential)]
