@@ -115,6 +115,16 @@ def test_a_loss_that_is_not_finite_names_its_samples(
     assert f"{BAD} (photos/{BAD:03d}.png)" in found
 
 
+def test_names_that_cannot_be_read_do_not_hide_the_message(tmp_path: Path) -> None:
+    class Unnamed(Photos):
+        def sample_name(self, index: int) -> str:
+            raise OSError("the index file is gone")
+
+    trainer = by_objects(tmp_path, Unnamed())
+    first = trainer.sample_ids(3)[0][0]
+    assert trainer.described_samples(3).startswith(f"Samples of update 3: {first}, ")
+
+
 def test_loaders_and_steps_of_the_user_have_unknown_ids(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Own(Trainer):
         def run_step(self) -> None:

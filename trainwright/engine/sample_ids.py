@@ -1,5 +1,6 @@
 """Which samples an update used: computed from the sampler, so that nothing is recorded in a step."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from trainwright.data.sample_names import shown_samples
 from trainwright.data.sampler import CyclicSampler, EpochSampler
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.report.run_state import RECORD_NAME, read_starts
+
+logger = logging.getLogger("trainwright.engine")
 
 
 def sample_ids(trainer: Any, update: int) -> list[list[int]] | None:
@@ -36,7 +39,12 @@ def described_samples(trainer: Any, update: int) -> str:
     ids = sample_ids(trainer, update) if hasattr(trainer, "replay") else None
     if ids is None:
         return ""
-    shown = shown_samples(training_loader(trainer).dataset, [index for batch in ids for index in batch])
+    indices = [index for batch in ids for index in batch]
+    try:
+        shown = shown_samples(training_loader(trainer).dataset, indices)
+    except Exception as error:  # of the data set's own code: the message is about something else
+        logger.debug("The data set has failed to name its samples: %r", error)
+        shown = shown_samples(None, indices)
     if hasattr(trainer, "cfg"):
         how = f"`trainwright replay {trainer.cfg.train.output_dir} --step {update}`"
     else:
