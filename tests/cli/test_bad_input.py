@@ -93,6 +93,10 @@ FAULTS = {
     "a misspelt argument of a target": in_file(
         CONFIG, "num_classes=10", "num_clases=10", "model.num_clases", "num_classes", "config.py"
     ),
+    "a misspelt name of another library": on_command_line(
+        "train.precison=bf16", "train.precison", "Did you mean 'train.amp.enabled'?"
+    ),
+    "another library's name of an argument": on_command_line("optim.learning_rate=0.1", "Did you mean 'lr'?"),
     "a misspelt argument on the command line": on_command_line("optim.lrr=0.1", "optim.lrr", "Did you mean 'lr'?"),
     "an optimizer that does not exist": on_command_line(
         "optim._target_=torch.optim.AdamV", "optim._target_", "torch.optim.AdamV", "Did you mean 'Adam'?"

@@ -124,7 +124,9 @@ def load(args: argparse.Namespace) -> "DictConfig":
     from trainwright.config.yaml_file import regular_file
 
     if not args.config_file:
-        raise ConfigError("No configuration file. For example: trainwright train examples/mnist/configs/config.py")
+        raise ConfigError(
+            "No configuration file. For example: trainwright train config.py (`trainwright new PROJECT` writes one)"
+        )
     regular_file(args.config_file)
     for name in args.allow_module:
         allow_module(name)

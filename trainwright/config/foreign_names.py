@@ -4,6 +4,7 @@ The libraries are Lightning, transformers, Accelerate, timm, MMEngine, Composer 
 setting are aliases of it instead (:mod:`trainwright.config.training.aliases`).
 """
 
+import difflib
 from collections.abc import Iterable, Mapping
 
 from trainwright.config.errors import did_you_mean
@@ -97,8 +98,7 @@ KEYS = {
     **dict.fromkeys(("max_to_keep", "save_total_limit", "max_keep_ckpts"), "train.checkpointer.max_to_keep"),
     **dict.fromkeys(("eval_steps", "val_interval", "val_check_interval"), "train.evaluation.eval_period"),
     **dict.fromkeys(("log_steps", "logging_steps", "log_interval", "log_every_n_steps"), "train.log_period"),
-    "enable_progress_bar": "train.progress_bar",
-    "disable_tqdm": "train.progress_bar=False",
+    **dict.fromkeys(("enable_progress_bar", "disable_tqdm"), "train.progress_bar"),
     "limit_val_batches": "train.limit_eval_batches",
     **dict.fromkeys(("metric_for_best_model", "save_best", "eval_metric"), "train.evaluation.eval_metric"),
     **dict.fromkeys(("ema_decay", "model_ema", "model_ema_decay"), "train.ema"),
@@ -181,6 +181,16 @@ def key_hint(name: str) -> str:
             rest = parts[number + 1 :] if KEYS[part] == "optim" else []
             return f"Did you mean {'.'.join([KEYS[part], *rest])!r}?"
     return ""
+
+
+def misspelt_key_hint(name: str) -> str:
+    """As :func:`key_hint`, for a name that is spelled almost as one of another library.
+
+    >>> misspelt_key_hint("precison")
+    "Did you mean 'train.amp.enabled'?"
+    """
+    nearest = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.8)
+    return key_hint(nearest[0]) if nearest else ""
 
 
 def attribute_hint(name: str, owner: object) -> str | None:

@@ -15,8 +15,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict, is_typeddict  # pydantic takes no others before Python 3.12
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, Fault, did_you_mean, got
-from trainwright.config.foreign_names import key_hint
+from trainwright.config.errors import (
+    ConfigError,
+    ConfigKeyError,
+    ConfigTypeError,
+    Fault,
+    did_you_mean,
+    got,
+    nearest_name,
+)
+from trainwright.config.foreign_names import key_hint, misspelt_key_hint
 from trainwright.config.torch_names import TaskType
 
 
@@ -112,7 +120,8 @@ def _right_place(path: Sequence[str], fields: Mapping[str, Any]) -> str:
         section = _section(hint)
         if section is not None and name in get_type_hints(section) and name != "enabled":  # in many sections
             return f"Did you mean '{'.'.join([*above, group, name])}'?"
-    return (above == ["train"] and name not in fields and key_hint(name)) or did_you_mean(name, fields)
+    hint = above == ["train"] and name not in fields and (key_hint(name) or nearest_name(name, fields).lstrip())
+    return hint or (above == ["train"] and misspelt_key_hint(name)) or did_you_mean(name, fields)
 
 
 _AtLeastOne = Annotated[int, Field(ge=1)]

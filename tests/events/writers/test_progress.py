@@ -156,6 +156,17 @@ def test_evaluations_and_compilation_show_themselves_and_are_not_part_of_the_rat
     assert "evaluation" not in screen.lines[-1]
 
 
+def test_iterations_that_took_no_measurable_time_have_no_rate() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    for clock.now, done, is_aside in ((0.0, 0, False), (1.0, 1, False), (2.0, 40, True)):
+        rate.update(done, is_aside=is_aside)
+    assert rate.per_s is None
+    clock.now = 3.0
+    rate.update(50, is_aside=False)
+    assert rate.per_s == pytest.approx(49)
+
+
 def test_the_time_left_falls_between_two_slow_steps() -> None:
     clock = Clock()
     rate = Rate(clock)

@@ -6,13 +6,14 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar, overload
 
 from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigImportError, ConfigTypeError, nearest_name
+from trainwright.config.foreign_names import KEYS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -261,7 +262,13 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
     taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     text = f"{_signature_text(target, signature)} takes no argument"
     # The message shows the signature, so only the nearest parameter is named.
-    return {n: f"{text} {n!r}.{nearest_name(n, signature.parameters)}" for n in given if n not in taken}
+    return {n: f"{text} {n!r}.{_hint(n, taken)}" for n in given if n not in taken}
+
+
+def _hint(name: str, taken: Collection[str]) -> str:
+    """The parameter that other libraries call ``name``, else one that is spelled almost so, as a sentence."""
+    here = KEYS.get(name, "").rpartition(".")[2]
+    return f" Did you mean {here!r}?" if here in taken else nearest_name(name, taken)
 
 
 def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspect.Signature | None:

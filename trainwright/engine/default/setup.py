@@ -54,6 +54,7 @@ from trainwright.parallel.restarts import is_continued
 _SHOWN_ELSEWHERE = {
     *("train.output_dir", "train.train_micro_batch_size", "train.global_batch_size", "train.num_accumulation_steps"),
     *("train.dist.data_parallel_size", "train.scheduler", "train.resume", "train.evaluation.eval_mode"),
+    *("train.train_iter", "train.train_epoch"),
 }
 
 
@@ -342,7 +343,7 @@ def _layout_key(name: str) -> str:
 
 
 def changed_settings(cfg: DictConfig) -> str:
-    """The settings of ``cfg.train``, and the learning rate, that differ from the defaults, as on a command line."""
+    """The settings of ``cfg.train`` that differ from the defaults, as on a command line."""
     defaults = dict(_leaves(get_config("common/train.py").train, "train"))
     changed = [
         f"{k}={v}" for k, v in _leaves(cfg.train, "train") if v != defaults.get(k, v) and k not in _SHOWN_ELSEWHERE

@@ -33,6 +33,7 @@ logger = logging.getLogger("trainwright.events")
 _REFRESH_S, _NOTEBOOK_REFRESH_S = 0.25, 0.5
 _READ_S = 1.0  # the period of reading metrics, which makes the training convert them to numbers
 _RATE_S = 10.0  # the rate is that of the last seconds
+_SHORTEST_S = 0.01  # no rate over less
 _MIN_BAR, _MAX_BAR = 20, 40  # cells
 _DEBUGGERS = ("pdb", "bdb", "cmd", "code", "pudb", "IPython.terminal.debugger")
 _TIMES = ("time", "data_time", "eta_seconds")
@@ -112,7 +113,8 @@ class Rate:
         if len(self._points) < 2:
             return None
         (first_s, first), (last_s, last) = self._points[0], self._points[-1]
-        return (last - first) / max(last_s - first_s, 1e-9)
+        # Between two drawings the process may have done little else than evaluate or save.
+        return (last - first) / (last_s - first_s) if last_s - first_s > _SHORTEST_S else None
 
     def left_s(self, iterations: int, *, with_evaluations: bool) -> float:
         """Seconds until ``iterations`` more are done, once the rate is known; evaluations take their share so far."""
