@@ -3,13 +3,11 @@
 The trainer itself is built, as one of the processes of the run, and makes its own steps, on tensors without data.
 """
 
-import copy
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 from omegaconf import DictConfig
@@ -117,15 +115,12 @@ def _for_estimate(config: Any, folder: str) -> Any:
 
 
 def _measure_trainer(trainer: Any, counted: TensorBytes) -> StepCost:
-    holder, name = trainer, "train_dataloader"
-    if not hasattr(trainer, name):
-        holder, name = trainer._built_stepper, "data_loader"
-    loader = getattr(holder, name)
+    loader = trainer._loader
     with real_tensors():
         batch = next(iter(loader))
         if isinstance(loader, BatchLoader):
             loader.close()
-    setattr(holder, name, _repeating(loader, batch))
+    trainer._train_on([batch])
     if getattr(trainer, "_train_metrics", None) is not None:
         trainer._train_metrics.is_on = False  # they read values, after the peak
     with EventStorage(0) as trainer.storage:
@@ -142,12 +137,3 @@ def _measure_trainer(trainer: Any, counted: TensorBytes) -> StepCost:
             run_step()
 
         return measure(step, trainer.model, each_optimizer(trainer.optimizer), counted)
-
-
-def _repeating(loader: Any, batch: Any) -> Any:
-    """A loader of the same kind that gives copies of ``batch``, without data."""
-    kind = type(loader)
-    batches = lambda _: (copy.deepcopy(batch) for _ in repeat(None))  # noqa: E731
-    repeating: Any = object.__new__(type(kind.__name__, (kind,), {"__iter__": batches}))
-    vars(repeating).update(vars(loader))
-    return repeating

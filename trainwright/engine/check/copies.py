@@ -4,10 +4,10 @@ import copy
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Copies:
         """``end``: the time (of ``time.perf_counter``) at which trainings stop."""
         self.trainer, self.folder, self._end, self._number = trainer, folder, end, 0
         self.is_config_file = hasattr(trainer, "cfg")
-        self.output_dir = str(trainer.cfg.train.output_dir if self.is_config_file else trainer.output_dir)
+        self.output_dir = str(trainer._folder.path)
         there = [name for name in _OWN_STEPS if hasattr(type(trainer), name)]
         self.has_own_step = any(is_overridden(trainer, name) for name in there)
         self.has_own_loss = self.has_own_step or (not self.is_config_file and is_overridden(trainer, "compute_loss"))
@@ -156,9 +156,6 @@ class Copies:
             raise Skipped(f"the time ended after {watch.done} iterations")
         return watch.done
 
-    def loader(self, new: Any) -> Any:
-        return new._built_stepper.data_loader if self.is_config_file else new.train_dataloader
-
     def eval_loaders(self, new: Any) -> list[Any]:
         """The loaders of evaluations, none of the training data (``overfit_batches``)."""
         if self.setting("overfit_batches") is not None:
@@ -169,40 +166,20 @@ class Copies:
 
     def setting(self, name: str) -> Any:
         """A setting that both APIs have by one name."""
-        return (self.trainer.cfg.train if self.is_config_file else self.trainer.config)[name]
-
-    @property
-    def accumulation(self) -> int:
-        if self.is_config_file:
-            return int(self.trainer.cfg.train.num_accumulation_steps)
-        return int(self.trainer.config.gradient_accumulation_steps)
+        return self.trainer._settings[name]
 
     def batches(self, new: Any, number: int) -> list[Any]:
         """The first batches of the loader, as it gives them."""
-        loader = self.loader(new)
+        loader = new._loader
         first = list(islice(iter(loader), number))
         for one in (loader, getattr(loader, "loader", None)):
             if isinstance(one, BatchLoader):
                 one.close()
         return first
 
-    def use_batches(self, new: Any, batches: Sequence[Any]) -> None:
-        """Train on these batches, again and again."""
-        loader = self.loader(new)
-        kind = type(loader)
-        give = lambda _: map(copy.deepcopy, cycle(batches))  # noqa: E731
-        repeating: Any = object.__new__(type(kind.__name__, (kind,), {"__iter__": give}))
-        vars(repeating).update(vars(loader))
-        if self.is_config_file:
-            new._built_stepper.data_loader = repeating
-            vars(new._built_stepper).pop("_data_loader_iter", None)
-        else:
-            new.train_dataloader = repeating
-
     def prepared(self, new: Any, batch: Any) -> Any:
         """The batch as the model gets it."""
-        batch = copy.deepcopy(batch)
-        return new._get_batch(batch) if self.is_config_file else new.prepare_input_batch(batch)
+        return new._prepared_for_training(copy.deepcopy(batch))
 
     def loss(self, new: Any, batch: Any) -> Tensor:
         """The training loss of a prepared batch, with the modes that the modules have.

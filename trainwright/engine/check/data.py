@@ -25,7 +25,7 @@ _READS = 16  # of each of two workers
 
 def check_samples(setup: SetUp) -> Finding:
     """Each training sample is read once per epoch."""
-    loader = setup.loader(setup.make())
+    loader = setup.make()._loader
     limits = [name for name in ("limit_train_batches", "overfit_batches") if setup.setting(name) is not None]
     if limits:
         raise Skipped(f"{limits[0]} leaves samples out")
@@ -103,7 +103,7 @@ def check_test_data(setup: SetUp) -> Finding:
     loaders = setup.eval_loaders(new)
     if not loaders:
         raise Skipped("there are no evaluation data, or they are the training data (overfit_batches)")
-    train = _dataset(setup.loader(new))
+    train = _dataset(new._loader)
     lines, values, result = [], {}, "passed"
     fix = ""
     for number, loader in enumerate(loaders):
@@ -187,7 +187,7 @@ def _read(dataset: Any, places: Any, seed: int | None) -> Iterator[bytes]:
 
 def check_workers(setup: SetUp) -> Finding:
     """Workers draw different random numbers: two of them read the same samples, and random ones must differ."""
-    loader = setup.loader(setup.make())
+    loader = setup.make()._loader
     loader = getattr(loader, "loader", loader)
     if not getattr(loader, "num_workers", 0):
         raise Skipped("samples are read without workers")

@@ -132,7 +132,7 @@ def check_labels(setup: SetUp) -> Finding:
         raise Skipped("the labels are the inputs")
     if number < _FEWEST_SAMPLES:
         raise Skipped(f"{number} samples are too few to compare")
-    setup.use_batches(new, learned)
+    new._train_on(learned)
     found: list[tuple[_Gain, _Gain]] = []
 
     def compare(trainer: Any) -> None:
@@ -200,7 +200,7 @@ def _first_samples(setup: SetUp, new: Any) -> list[Any]:
     if size < 4:
         raise Skipped("a batch has fewer than four samples" if size else "the samples of a batch cannot be counted")
     number = max(3, _MOST_SAMPLES // size)
-    dataset: Any = getattr(setup.loader(new), "dataset", None)
+    dataset: Any = getattr(new._loader, "dataset", None)
     if hasattr(dataset, "__len__"):  # not the same samples again
         number = min(number, len(dataset) // size)
     if number < 3:

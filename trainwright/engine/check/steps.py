@@ -213,7 +213,7 @@ def check_one_batch(setup: SetUp) -> Finding:
         raise Skipped("several optimizers have losses that may compete")
     new = setup.make(constant_rate=True)
     (batch,) = setup.batches(new, 1)
-    setup.use_batches(new, [batch])
+    new._train_on([batch])
     with dropout_off(new.model):
         losses: list[float] = []
 

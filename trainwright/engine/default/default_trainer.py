@@ -2,12 +2,9 @@
 
 import copy
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +12,6 @@ from omegaconf import DictConfig, ListConfig
 from torch import nn
 
 from trainwright._torch_compat.probing import real_tensors
-from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
@@ -24,10 +20,9 @@ from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete, total_iterations
 from trainwright.config.secrets import without_secrets
 from trainwright.data.collate import mixed, to_batch
-from trainwright.data.loaders import build_image_test_loader, one_pass, set_position
+from trainwright.data.loaders import build_image_test_loader, set_position
 from trainwright.data.seeding import seed_everything
 from trainwright.data.streaming import eval_stream_loader, is_stream
-from trainwright.engine.check.methods import SetUpMethods
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
@@ -51,32 +46,21 @@ from trainwright.engine.default.setup import (
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import explain_forward
-from trainwright.engine.own_step import OwnStep, StepMethods
+from trainwright.engine.own_step import OwnStep
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
-from trainwright.engine.run_directory import OpenRunFolder, RunFolder
-from trainwright.engine.run_record import RunRecord
-from trainwright.engine.run_summary import (
-    RunFacts,
-    RunSummary,
-    facts_of_files,
-    log_recomputed,
-    log_start,
-    log_to_console,
-)
+from trainwright.engine.run_directory import RunFolder
+from trainwright.engine.run_summary import facts_of_files, log_recomputed, log_to_console
+from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.update import Update
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from trainwright.evaluation.loop import evaluate_loaders, preserve_rng
-from trainwright.evaluation.prediction import iterate_predictions, predict
+from trainwright.evaluation.loop import evaluate_loaders
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
-    FiniteCheck,
-    Float32MatmulPrecision,
     HookBase,
-    Interruptions,
     IterationTimer,
     LRScheduler,
     PeriodicCheckpointer,
@@ -86,16 +70,10 @@ from trainwright.hooks.callbacks.progress import epoch_lines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
-from trainwright.hooks.signals import max_time_of
-from trainwright.hooks.tensor_parallel import tensor_parallel_hook
-from trainwright.hooks.torch_settings import deterministic_hook
-from trainwright.hooks.unfreezing import unfreezing_hook
-from trainwright.hooks.weight_average import averaging_hook
-from trainwright.models.adapters import TrainableNames, adapter_files, is_peft_model
+from trainwright.models.adapters import adapter_files, is_peft_model
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
 from trainwright.optim.schedules import extend_schedule
-from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize
@@ -103,7 +81,7 @@ from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
 
 if TYPE_CHECKING:
-    from trainwright.engine.replay import Replay
+    pass
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -111,7 +89,7 @@ BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_
 
 
 @overridable
-class DefaultTrainer(StepMethods, SetUpMethods):
+class DefaultTrainer(RunTrainer):
     """Train as a configuration describes: ``DefaultTrainer(cfg).train()``.
 
     Every part comes from a ``build_*`` method that a subclass may override. The path of a batch is ``run_step`` of
@@ -149,9 +127,9 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         scale_shares(cfg.train)
 
         self.model, recompute = self.build_model(cfg), cfg.train.activation_checkpoint.enabled
-        autocast, grad_scaler = autocast_and_scaler(self.device) if cfg.train.amp.enabled else (None, None)
+        self._autocast, self._grad_scaler = autocast_and_scaler(self.device) if cfg.train.amp.enabled else (None, None)
         recomputed = parallelize(
-            self.model, self.device, recompute=recompute, autocast=autocast,
+            self.model, self.device, recompute=recompute, autocast=self._autocast,
             splits_scores=not is_overridden(self, "train_step"),
             find_unused_parameters=cfg.train.dist.find_unused_parameters,
         )  # fmt: skip
@@ -168,22 +146,16 @@ class DefaultTrainer(StepMethods, SetUpMethods):
 
         self.optimizers = by_name(self.optimizer)
         self._has_own_step = is_overridden(self, "train_step")
-        self._trainer: Any = self._build_stepper(cfg, grad_scaler)
+        self._trainer: Any = self._build_stepper(cfg)
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
-        only = TrainableNames(self.model) if cfg.train.checkpointer.save_trainable_only else None
-        self._average = None if cfg.train.ema is None else build_average(self.model, cfg.train.ema, only)
-        states = self._state.with_parts(
-            self.optimizer, self.lr_schedulers or self.lr_scheduler, grad_scaler, self._average
-        )
-        saving: dict[str, Any] = {"only": only, "asynchronous": cfg.train.checkpointer.asynchronous}
-        self._evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
-        if self._average is not None:
-            saving["weights"], self._evaluated_weights = self._average.saved_model, self._average.applied
-        if is_peft_model(self.model):
-            saving["attachments"] = lambda: adapter_files(saving.get("weights", lambda: self.model)())
-        self.checkpointer = Checkpointer(self.model, cfg.train.output_dir, **saving, **states)
+        attachments = (lambda: adapter_files(self._saved_model())) if is_peft_model(self.model) else None
+        saving = cfg.train.checkpointer
+        self._build_checkpointer(
+            cfg.train.output_dir, attachments=attachments,
+            trainable_only=saving.save_trainable_only, asynchronous=saving.asynchronous,
+        )  # fmt: skip
         self.samples_per_iter = cfg.train.global_batch_size
         self.start_iter, self.max_iter = cfg.train.start_iter, cfg.train.train_iter
         self._given, self._planned = as_given, self.max_iter
@@ -196,18 +168,16 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             is_compiled=cfg.graph.enabled,
         )  # fmt: skip
         self._folder.prepare(as_given)
-        # Hooks that every run needs, around those that a user may change.
-        precision = cfg.train.float32_matmul_precision
-        deterministic, limit = deterministic_hook(cfg.train.deterministic), max_time_of(cfg.train)
-        self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic, tensor_parallel_hook()])
-        self.register_hooks([OpenRunFolder(self._folder), FiniteCheck(cfg.train.log_period, cfg.train.non_finite)])
-        self.register_hooks([self._averaging_hook(), self._unfreezing_hook()])
         self._own_step = OwnStep(["train_step"], self._settings_of_step)
-        self.register_hooks([self._own_step if self._has_own_step else None])
-        summary = RunSummary(cfg.train.output_dir, lambda trainer: next_commands(trainer.cfg))
-        record = RunRecord(self._folder, lambda trainer: trainer._record())
-        self.register_hooks([record, *self.build_hooks(), summary])
-        self.register_hooks([Interruptions(self.checkpointer, self._save, max_time_s=limit)])
+        self._register_run_hooks(
+            self._own_step if self._has_own_step else None,
+            check_period=cfg.train.log_period,
+            save=self._save,
+            steps_done=lambda: self.iter,
+            has_passed=lambda start, every: self.iter >= start and (self.iter + 1) % every == 0,
+            total_steps=self.max_iter,
+            steps_per_epoch=int(self._iterations_per_epoch() or 0) or None,
+        )
 
     # Parts that a subclass may build differently.
 
@@ -358,18 +328,6 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             iterations_per_epoch=self._iterations_per_epoch(),
         )
 
-    def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
-        """As :meth:`Trainer.export <trainwright.Trainer.export>`; by default with the first batch of the test data."""
-        from trainwright.models.export import export_of_run
-
-        if batch is None:
-            if not self.test_loader:
-                raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
-            with preserve_rng(self.device):
-                batch = next(iter(self.test_loader[0]))
-        with self._evaluated_weights():
-            return export_of_run(self.model, path, self.get_batch(batch, self.device), tolerance=tolerance)
-
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
         """The model's arguments: the fields of ``data`` on the device, ``mixup_func(images, labels)`` applied."""
@@ -422,16 +380,12 @@ class DefaultTrainer(StepMethods, SetUpMethods):
                 datasets = [loader] if isinstance(loader, list) else loader  # a list would be several data sets
                 loader = build_image_test_loader(datasets, size, num_workers=0, seed=seed)
 
-        def read_batches() -> Iterator[Mapping[str, Any]]:
-            return (self.get_batch(batch, self.device) for batch in batches_of_rank(loader))
-
-        if iterate:
-            return iterate_predictions(
-                self.model, read_batches, self._predict_batch, device=self.device, weights=self._evaluated_weights
-            )
-        rounds = num_rounds(loader)
-        with self._evaluated_weights():
-            return predict(self.model, read_batches, self._predict_batch, device=self.device, num_batches=rounds)
+        return self._predict(
+            lambda: map(self._prepared, batches_of_rank(loader)),
+            self._forward,
+            iterate=iterate,
+            num_batches=num_rounds(loader),
+        )
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Continue from the latest checkpoint of the folder, or start with the weights of ``train.load_weight``."""
@@ -440,16 +394,6 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         elif resume:
             self._folder.resume = True  # also if a program calls this method
         self.checkpointer.resume_or_load(self.cfg.train.load_weight, resume=resume)
-
-    def replay(self, step: int, *, stops: bool = False) -> "Replay":
-        """Run update ``step`` (from 1) of the run in ``train.output_dir`` again, bitwise; call it instead of ``train``.
-
-        It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
-        user's code. Returns the samples, losses and gradient norms of the update.
-        """
-        from trainwright.engine.replay import replay
-
-        return replay(self, Path(self.cfg.train.output_dir), step, stops=stops)
 
     def _set_position(self) -> None:
         """Start the training data after ``samples_done`` samples."""
@@ -468,13 +412,34 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         outputs: Mapping[str, Any] = self._trainer._train_micro_batch(model, inputs)
         return outputs
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The run's precision, for computations of a step outside the model's ``forward``."""
-        if not self.cfg.train.amp.enabled:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=autocast_dtype(self.device))
-
     # Implementation.
+
+    @property
+    def _settings(self) -> Any:
+        return self.cfg.train
+
+    @property
+    def _accumulation(self) -> int:
+        return int(self.cfg.train.num_accumulation_steps)
+
+    @property
+    def _loader(self) -> Any:
+        return self._built_stepper.data_loader
+
+    def _use_loader(self, loader: Any) -> None:
+        self._built_stepper.data_loader = loader
+        vars(self._built_stepper).pop("_data_loader_iter", None)
+
+    def _prepared(self, batch: Any) -> Any:
+        return self.get_batch(batch, self.device)
+
+    def _prepared_for_training(self, batch: Any) -> Any:
+        return self._get_batch(batch)
+
+    def _example_batches(self) -> Any:
+        if not self.test_loader:
+            raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
+        return self.test_loader[0]
 
     def loader_state(self) -> dict[str, Any] | None:
         # Before the first step a loader of torchdata would draw its order now.
@@ -540,9 +505,6 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             return stepper.bind_step(self._get_batch, self.device, self.train_step if self._has_own_step else None)
         return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
-    def _is_end_pending(self) -> bool:
-        return self._state.is_end_pending
-
     def _update_length(self) -> None:
         """Plan the rest of the training again if ``cfg.train.train_iter`` or ``train_epoch`` has been changed."""
         train = self.cfg.train
@@ -568,8 +530,7 @@ class DefaultTrainer(StepMethods, SetUpMethods):
 
     def _continue(self) -> None:
         self._update_length()
-        if self._state.continue_here():
-            self._folder.reopen()
+        super()._continue()
 
     def _before_first_step(self) -> None:
         self._state.restore()
@@ -577,19 +538,6 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         if self.cfg.train.eval_on_start and self.start_iter == 0:
             for hook in [hook for hook in self._hooks if isinstance(hook, EvalHook)]:
                 evaluate_on_start(self, hook.evaluate)
-
-    def before_train(self) -> None:
-        self._folder.lock()
-        log_start(self._run_facts())
-        super().before_train()
-
-    def after_train(self) -> None:
-        try:
-            super().after_train()
-        finally:
-            self.checkpointer.close()
-            self._folder.close()
-            self.start_iter = self.iterations_done  # a later train() continues from here
 
     def _save(self) -> None:
         """Save the current training state, named by the last completed iteration."""
@@ -608,12 +556,6 @@ class DefaultTrainer(StepMethods, SetUpMethods):
         with self._evaluated_weights(), self._watching_hardest():
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
-    def _unfreezing_hook(self) -> HookBase | None:
-        length = int(self._iterations_per_epoch() or 0) or None
-        return unfreezing_hook(
-            self.model, self.cfg.train.unfreeze, lambda: self.iter, total_steps=self.max_iter, steps_per_epoch=length
-        )
-
     def _iterations_per_epoch(self) -> int | Fraction | None:
         """None: unknown. A fraction where an epoch ends within an iteration."""
         num_samples, batch = self._num_samples(), self.cfg.train.global_batch_size
@@ -621,26 +563,16 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             return int(length)
         return max(Fraction(num_samples, batch), Fraction(1)) if num_samples else None
 
-    def _averaging_hook(self) -> HookBase | None:
-        is_due = lambda start, every: self.iter >= start and (self.iter + 1) % every == 0  # noqa: E731
-        return averaging_hook(self._average, self.cfg.train.ema, is_due, self._update_statistics, self.max_iter)
-
-    def _update_statistics(self, average: WeightAverage) -> None:
-        with preserve_rng(self.device):
-            average.update_statistics(
-                lambda: map(self._get_batch, one_pass(self.train_loader)), lambda batch: self.model(**batch)
-            )
-
-    def _predict_batch(self, batch: Mapping[str, Any]) -> Any:
+    def _forward(self, batch: Mapping[str, Any]) -> Any:
         try:
             return self.model(**batch)
         except TypeError as error:
             explain_forward(error, self.model, batch)
             raise
 
-    def _build_stepper(self, cfg: DictConfig, grad_scaler: torch.amp.GradScaler | None) -> EagerTrainer:
+    def _build_stepper(self, cfg: DictConfig) -> EagerTrainer:
         settings: dict[str, Any] = {
-            "grad_scaler": grad_scaler,
+            "grad_scaler": self._grad_scaler,
             "skip_non_finite": cfg.train.non_finite == "skip",
             "find_unused_parameters": cfg.train.dist.find_unused_parameters,
             "wraps_model": not self._has_own_step,
@@ -665,28 +597,26 @@ class DefaultTrainer(StepMethods, SetUpMethods):
     def _first_loader(loaders: Any) -> Any:
         return loaders[0] if isinstance(loaders, tuple | list) else loaders
 
-    def _run_facts(self) -> RunFacts:
+    def _facts(self) -> dict[str, Any]:
         train = self.cfg.train
         evaluated = [num_samples(loader, train.test_micro_batch_size) for loader in self.test_loader]
-        return RunFacts(
-            model=self.model,
-            optimizer=self.optimizer,
-            schedule=", ".join(
-                sorted({type(one).__name__ for one in [self.lr_scheduler, *self.lr_schedulers.values()] if one})
-            ),
-            device=self.device,
-            folder=train.output_dir,
-            batch_size=train.train_micro_batch_size,
-            accumulation=train.num_accumulation_steps,
-            first_iter=self.start_iter,
-            last_iter=self.max_iter,
-            num_train=self._num_samples(),
-            num_eval=sum(number or 0 for number in evaluated) or None,
-            iterations_per_epoch=self._iterations_per_epoch(),
-            precision=str(autocast_dtype(self.device)).removeprefix("torch.") if train.amp.enabled else None,
-            mode="graph" if self.cfg.graph.enabled else "eager",
-            settings=changed_settings(self._given),
-        )
+        return {
+            "batch_size": train.train_micro_batch_size,
+            "num_train": self._num_samples(),
+            "num_eval": sum(number or 0 for number in evaluated) or None,
+            "iterations_per_epoch": self._iterations_per_epoch(),
+            "precision": self._precision(),
+            "mode": "graph" if self.cfg.graph.enabled else "eager",
+            "settings": changed_settings(self._given),
+        }
+
+    def _precision(self) -> str | None:
+        """The name of the dtype of mixed precision; None without."""
+        is_mixed = self.cfg.train.amp.enabled
+        return str(autocast_dtype(self.device)).removeprefix("torch.") if is_mixed else None
+
+    def _next_commands(self) -> list[str]:
+        return next_commands(self.cfg)
 
     def _record(self) -> dict[str, Any]:
         train = self.cfg.train
@@ -695,7 +625,7 @@ class DefaultTrainer(StepMethods, SetUpMethods):
             "api": "config file",
             "samples_per_iteration": train.global_batch_size,
             "seed": train.seed,
-            "precision": str(autocast_dtype(self.device)).removeprefix("torch.") if train.amp.enabled else "float32",
+            "precision": self._precision() or "float32",
             "data": {"train": getattr(self.train_loader, "dataset", self.train_loader)}
             | {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()},
         }

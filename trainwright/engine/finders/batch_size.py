@@ -75,7 +75,7 @@ def find_batch_size(
 
 
 def _num_samples(copies: Copies) -> int | None:
-    dataset = getattr(copies.loader(copies.trainer), "dataset", None)
+    dataset = getattr(copies.trainer._loader, "dataset", None)
     try:
         return len(dataset) if dataset is not None else None
     except TypeError:
@@ -107,7 +107,7 @@ def _needed(copies: Copies, size: int) -> int:
             f"find_batch_size: the loader gives {found or 'unknown numbers of'} samples instead of {size}. Pass a data"
             " set instead of a loader, or build the loader with the batch size of the configuration."
         )
-    copies.use_batches(new, [batch])
+    new._train_on([batch])
     is_cuda = copies.device.type == "cuda"
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(copies.device)
@@ -130,7 +130,7 @@ def _settings(copies: Copies, size: int) -> dict[str, int]:
     names = names if copies.is_config_file else ("batch_size", "gradient_accumulation_steps", "")
     if not size:
         return {}
-    total = now * copies.accumulation
+    total = now * copies.trainer._accumulation
     steps = -(-total // size)
     micro = -(-total // steps) if steps > 1 else size
     found = {names[0]: micro, names[1]: steps, names[2]: micro * steps}

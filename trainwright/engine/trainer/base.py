@@ -6,24 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.engine.label_alignment import Comparison
 from trainwright.engine.loss_fn import Contract
-from trainwright.engine.own_step import StepMethods
-from trainwright.engine.run_directory import RunFolder
+from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.trainer.optim import Autocast
 from trainwright.engine.trainer.parts import build_metrics_handler
-from trainwright.engine.update import Update
 from trainwright.hooks.callbacks import Callback, CallbackList, RunCallbacks, TrainerControl
-from trainwright.optim.weight_average import WeightAverage
 from trainwright.parallel.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -34,31 +27,25 @@ if TYPE_CHECKING:
 STEP_METHODS = ("train_step", "training_step", "compute_loss")
 
 
-class TrainerShared(StepMethods):
+class TrainerShared(RunTrainer):
     """Base of :class:`~trainwright.Trainer`, which sets and documents these attributes."""
 
     # Arguments of the constructor.
     config: "TrainingConfig"
-    model: nn.Module
     train_dataset: Any
     eval_dataset: Any
     preprocessor: Any
     model_card: Any
     # Built from them.
     output_dir: Path  # absolute: the working directory may change during training
-    device: torch.device
     train_dataloader: Any
     eval_dataloader: Any
-    optimizer: Optimizer
-    lr_scheduler: LRScheduler | None
     loss: Any
     callbacks: CallbackList
     trainercontrol: TrainerControl
     state: TrainerState
-    checkpointer: Checkpointer
     total_steps: int
     _is_given_schedule: bool = False
-    lr_schedulers: dict[str, LRScheduler] = {}  # of several optimizers  # noqa: RUF012  # replaced, never changed
     _collator: Callable[[list[Any]], Any] | None
     _plan: StepPlan
     _save_steps: int
@@ -74,9 +61,6 @@ class TrainerShared(StepMethods):
     _records_outputs = True  # pass the model's outputs to the loss weights and the training metrics
     _scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
     _autocast: Autocast | None
-    _grad_scaler: torch.amp.GradScaler | None
-    _folder: RunFolder
-    _update: Update
     _pipeline: Pipeline | None = None  # if the model is cut into stages
     _step: Step | None = None  # during training
     _methods_of_step: tuple[Any, Any] = (None, None)  # attributes of the trainer that the step was chosen with
@@ -86,9 +70,7 @@ class TrainerShared(StepMethods):
     _run_callbacks: RunCallbacks
     accelerator: Any
     _built_in_callbacks: list[Callback]
-    _average: WeightAverage | None = None
-    _evaluated_weights: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations
-    _watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext  # in those of a training
+    _watching_hardest: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations of a training
 
     def _has_train_metrics(self) -> bool:
         """Whether metrics of the training batches are computed."""

@@ -200,10 +200,6 @@ class SavingTrainer(TrainerShared):
             **dict[str, Any](self.checkpointer.checkpointables),
         )
 
-    def _saved_model(self) -> nn.Module:
-        """The module whose weights checkpoints hold as the model's."""
-        return self.model if self._average is None else self._average.saved_model()
-
     def _attachments(self) -> Mapping[str, bytes]:
         """Files stored with the weights: the model's config, its preprocessor and its card."""
         if self._fixed_attachments is None:

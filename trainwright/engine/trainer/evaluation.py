@@ -3,12 +3,10 @@
 import inspect
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,7 @@ from trainwright.engine.loss_fn import losses_of, target_of, write_forward_help
 from trainwright.engine.trainer import checks, loaders, optim, parts
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
 from trainwright.evaluation.evaluator import first_results
-from trainwright.evaluation.loop import preserve_rng, run_evaluation
-from trainwright.evaluation.prediction import iterate_predictions, predict
+from trainwright.evaluation.loop import run_evaluation
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.models.outputs import named_outputs
@@ -314,17 +311,10 @@ class EvaluatingTrainer(TrainerShared):
             return map(self.prepare_input_batch, few)
 
         is_single = not self._generates() and not is_overridden(self, "predict_step")
-        if iterate:
-            return iterate_predictions(
-                self.model, read_batches, self.predict_step, device=self.device, weights=self._evaluated_weights,
-                is_single_pass=is_single,
-            )  # fmt: skip
         rounds = loaders.num_rounds(loader)
-        with self._evaluated_weights():
-            return predict(
-                self.model, read_batches, self.predict_step, device=self.device, num_batches=rounds,
-                is_single_pass=is_single,
-            )  # fmt: skip
+        return self._predict(
+            read_batches, self.predict_step, iterate=iterate, num_batches=rounds, is_single_pass=is_single
+        )
 
     def predict_step(self, batch: Any) -> Any:
         """The outputs of :meth:`predict` for one batch: those of the model, or of its ``generate``, as in evaluations.
@@ -335,35 +325,23 @@ class EvaluatingTrainer(TrainerShared):
             return _generated(self.model, batch)
         return forward(self.model, batch)
 
-    def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
-        """Write the model for other programs, and compare what was written with the model; returns the path.
-
-        Args:
-            path: ``….onnx``, ``….pt2`` (torch.export), or a folder for ``model.safetensors``.
-            batch: an example; by default the first batch of the evaluation data, or of the training data.
-            tolerance: the largest difference, relative to the largest value of an output.
-
-        Raises:
-            ExportError: the model cannot be exported, or the exported one computes something else.
-        """
-        from trainwright.models.export import export_of_run
-
-        if batch is None:
-            dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
-            data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
-            loader = self.create_eval_dataloader(data) if loaders.is_dataset(data) else data
-            with preserve_rng(self.device):
-                batch = next(iter(loaders.batches_of_rank(loader)))
-        batch = self.prepare_input_batch(batch)
-        with self._evaluated_weights():
-            return export_of_run(self.model, path, batch, tolerance=tolerance)
-
     @property
     def metric(self) -> Any:
         """The first metric of ``metrics_handler``; None if there is none."""
         return getattr(self.metrics_handler, "first", None)
 
     # Implementation.
+
+    def _example_batches(self) -> Iterable[Any]:
+        dataset = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
+        return loaders.batches_of_rank(self.create_eval_dataloader(data) if loaders.is_dataset(data) else data)
+
+    def _prepared(self, batch: Any) -> Any:
+        return self.prepare_input_batch(batch)
+
+    def _forward(self, batch: Any) -> Any:
+        return forward(self.model, batch)
 
     def _eval_loaders(self, data: Any) -> Any:
         """The loader of a data set, or of each data set of a dict; loaders are returned unchanged."""

@@ -11,14 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.optimizer_import import without_compiler
-from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.run_directory import OpenRunFolder
-from trainwright.engine.run_record import RunRecord
-from trainwright.engine.run_summary import RunFacts, RunSummary, facts_of_objects, log_start
+from trainwright.engine.run_summary import facts_of_objects
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
 from trainwright.engine.trainer import loaders, optim, parts
@@ -31,19 +28,15 @@ from trainwright.engine.trainer.best_metric import (
 )
 from trainwright.engine.trainer.build_step import SteppingTrainer
 from trainwright.engine.trainer.checkpointing import SavingTrainer
-from trainwright.engine.trainer.evaluation import EvaluatingTrainer, forward
+from trainwright.engine.trainer.evaluation import EvaluatingTrainer
 from trainwright.engine.trainer.loaders import source_of, with_length
-from trainwright.evaluation.loop import preserve_rng
 from trainwright.events.writers import EventWriter
 from trainwright.events.writers.progress import bar_stream
 from trainwright.hooks import (
     BestCheckpointer,
     CallbackHook,
     EvalHook,
-    FiniteCheck,
-    Float32MatmulPrecision,
     HookBase,
-    Interruptions,
     IterationTimer,
     PeriodicCheckpointer,
     PeriodicWriter,
@@ -55,15 +48,8 @@ from trainwright.hooks.callbacks.progress import EpochProgress, epoch_lines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import uninstall
 from trainwright.hooks.profile import profile_hook
-from trainwright.hooks.signals import max_time_of
-from trainwright.hooks.tensor_parallel import tensor_parallel_hook
-from trainwright.hooks.torch_settings import deterministic_hook
-from trainwright.hooks.unfreezing import unfreezing_hook
-from trainwright.hooks.weight_average import averaging_hook
-from trainwright.models.adapters import TrainableNames
 from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.schedules import FormulaLR, extend_schedule
-from trainwright.optim.weight_average import WeightAverage, build_average
 from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is_main_process
 
 logger = logging.getLogger("trainwright.engine")
@@ -73,8 +59,6 @@ _OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_st
 
 class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     """Built before the first step, and called before and after the steps."""
-
-    _own_parts: frozenset[str] = frozenset({"trainer"})  # names of checkpointables that are not the user's
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
@@ -196,40 +180,11 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             updates_per_epoch=self._plan.updates_per_epoch,
         )  # fmt: skip
 
-    def print_info(self) -> None:
-        """Log the model, the data, the length of the run and its settings."""
-        log_start(self._run_facts())
-
-    def _run_facts(self) -> RunFacts:
-        config = self.config
-        return RunFacts(
-            task=config.task,
-            model=self.model,
-            optimizer=self.optimizer,
-            schedule=self._schedule_name(),
-            device=self.device,
-            folder=config.output_dir,
-            batch_size=config.batch_size,
-            accumulation=config.gradient_accumulation_steps,
-            first_iter=self.start_iter,
-            last_iter=self.max_iter,
-            num_train=_length(self.train_dataset),
-            num_eval=sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
-            iterations_per_epoch=self._plan.updates_per_epoch,
-            precision=config.mixed_precision,
-            mode="graph" if config.graph else "eager",
-            metrics=", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
-            settings="" if config.is_by_its_page else config.summary(),
-        )
-
     def before_train(self) -> None:
         self._folder.prepare(self.config)
-        self._folder.lock()
         parts.log_settings(self)
-        self.print_info()
-        if (
-            self._last_trained is not None
-        ):  # not the best weights: the state of the optimizer belongs to the latest ones
+        # Not the best weights: the state of the optimizer belongs to the latest ones.
+        if self._last_trained is not None:
             self._load_weights(self._last_trained)
             self._last_trained = None
         self._add_built_in_callbacks()
@@ -241,11 +196,40 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         try:
             super().after_train()
         finally:
-            # A later train() continues from here.
-            self.start_iter, self.max_iter = self.iterations_done, self._plan.num_updates
-            self.checkpointer.close()
-            self._folder.close()
+            self.max_iter = self._plan.num_updates
             self._close_loaders()
+
+    @property
+    def _settings(self) -> Any:
+        return self.config
+
+    @property
+    def _accumulation(self) -> int:
+        return int(self.config.gradient_accumulation_steps)
+
+    @property
+    def _loader(self) -> Any:
+        return self.train_dataloader
+
+    def _use_loader(self, loader: Any) -> None:
+        self.train_dataloader = loader
+
+    def _facts(self) -> dict[str, Any]:
+        config = self.config
+        facts: dict[str, Any] = {
+            "task": config.task,
+            "batch_size": config.batch_size,
+            "num_train": _length(self.train_dataset),
+            "num_eval": sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
+            "iterations_per_epoch": self._plan.updates_per_epoch,
+            "precision": config.mixed_precision,
+            "mode": "graph" if config.graph else "eager",
+            "metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
+            "settings": "" if config.is_by_its_page else config.summary(),
+        }
+        named = config.lr_scheduler_type
+        is_named = isinstance(named, str) and isinstance(self.lr_scheduler, FormulaLR)
+        return facts | ({"schedule": f"{named} schedule"} if is_named else {})
 
     # Built before the first step.
 
@@ -295,28 +279,16 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         for schedule in filter(None, own):
             extend_schedule(schedule, lambda optimizer: self._build_lr_scheduler(optimizer, self.max_iter))
 
-    def _continue(self) -> None:
-        if self.state.continue_here():
-            self._folder.reopen()
-
     def _build_state(self) -> None:
         """Build the training state, the checkpointer and the hooks that other parts call."""
         config = self.config
         self.state = TrainerState(
             self, self._plan, is_elastic=config.elastic, lr=config.learning_rate, seed=config.seed
         )
-        self.checkpointer = Checkpointer(
-            self.model,
-            self.output_dir / config.checkpoints_dir,
-            attachments=self._attachments,
-            weights=self._saved_model,
-            only=TrainableNames(self.model) if config.save_trainable_only else None,
-            trainer=self.state,  # first: it decides whether the others can be restored
+        self._state = self.state
+        self._build_checkpointer(
+            self.checkpoints_dir, attachments=self._attachments, trainable_only=config.save_trainable_only
         )
-        if config.ema is not None:
-            self._average = build_average(self.model, config.ema, self.checkpointer.only)
-            self._evaluated_weights = self._average.applied
-        self._set_checkpoint_parts()
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
             self.callbacks,
@@ -340,28 +312,18 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         if is_main_process():
             self._on_request["log"].write()
 
-    def _set_checkpoint_parts(self) -> None:
-        kept = {name: part for name, part in self.checkpointer.checkpointables.items() if name not in self._own_parts}
-        schedule = self.lr_schedulers or self.lr_scheduler
-        parts = self.state.with_parts(self.optimizer, schedule, self._grad_scaler, self._average)
-        self._own_parts = frozenset(parts)
-        self.checkpointer.checkpointables = parts | kept
-
     def _register_hooks(self) -> None:
-        config = self.config
-        save = self._save_step if config.save_enabled else _do_not_save
-        # Hooks that every run needs, around those that a user may change.
-        precision = config.float32_matmul_precision
-        self.register_hooks([precision and Float32MatmulPrecision(precision), deterministic_hook(config.deterministic)])
-        self.register_hooks([tensor_parallel_hook(), OpenRunFolder(self._folder)])
+        state = self.state
         self._own_step = OwnStep(_OWN_STEP_METHODS, self._settings_of_step)
-        is_due = self._check_is_due if get_world_size() > 1 else self._log_is_due
-        self.register_hooks([self._own_step, FiniteCheck(is_due, config.non_finite), self._averaging_hook()])
-        self.register_hooks([self._unfreezing_hook()])
-        limit = max_time_of(config)
-        summary = RunSummary(config.output_dir, lambda trainer: trainer._next_commands())
-        self.register_hooks([RunRecord(self._folder, lambda trainer: trainer._record())])
-        self.register_hooks([*self.build_hooks(), summary, Interruptions(self.checkpointer, save, max_time_s=limit)])
+        self._register_run_hooks(
+            self._own_step,
+            check_period=self._check_is_due if get_world_size() > 1 else self._log_is_due,
+            save=self._save_step if self.config.save_enabled else _do_not_save,
+            steps_done=lambda: state.global_step,
+            has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
+            total_steps=self.total_steps,
+            steps_per_epoch=self._plan.steps_per_epoch,
+        )
 
     def _record(self) -> dict[str, Any]:
         config, data = self.config, self.train_dataset
@@ -375,11 +337,6 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             | {name if name == "eval" else f"eval {name}": one for name, one in tests.items()},
         }
 
-    def _schedule_name(self) -> str | None:
-        given = [type(one).__name__ for one in (self.lr_scheduler, *self.lr_schedulers.values()) if one is not None]
-        kind = self.config.lr_scheduler_type
-        return f"{kind} schedule" if "FormulaLR" in given and isinstance(kind, str) else ", ".join(given)
-
     def _next_commands(self) -> list[str]:
         """What a user may do after a training."""
         config, folder = self.config, shlex.quote(self.config.output_dir)
@@ -388,25 +345,6 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             longer = f"num_epochs={2 * config.num_epochs}"
             commands.append(f"resume_from_checkpoint=True with {longer} trains it longer")
         return commands
-
-    def _unfreezing_hook(self) -> HookBase | None:
-        plan, state = self._plan, self.state
-        lengths = {"total_steps": self.total_steps, "steps_per_epoch": plan.steps_per_epoch}
-        return unfreezing_hook(self.model, self.config.unfreeze, lambda: state.global_step, **lengths)
-
-    def _averaging_hook(self) -> HookBase | None:
-        state, ema, statistics = self.state, self.config.ema, self._update_statistics
-        is_due = lambda start, every: state.global_step > start and state.has_passed(every)  # noqa: E731
-        return averaging_hook(self._average, ema, is_due, statistics, self.total_steps)
-
-    def _update_statistics(self, average: WeightAverage) -> None:
-        from trainwright.data.loaders import one_pass  # here: loads omegaconf
-
-        with preserve_rng(self.device):
-            average.update_statistics(
-                lambda: map(self.prepare_input_batch, one_pass(self.train_dataloader)),
-                lambda batch: forward(self.model, batch),
-            )
 
     def _settings_of_step(self) -> dict[str, str]:
         config, settings = self.config, {}
@@ -471,9 +409,6 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         self._built_in_callbacks = [c for c in built_in if not own & {k.__name__ for k in type(c).__mro__[:-2]}]
         for callback in self._built_in_callbacks:
             self.callbacks.add_callback(callback, singleton=False)
-
-    def _is_end_pending(self) -> bool:
-        return self.state.is_end_pending
 
 
 def _length(dataset: Any) -> int | None:

@@ -5,7 +5,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -20,7 +20,6 @@ from trainwright.config.torch_names import CUSTOM, GivenName, described_loss
 from trainwright.data.collate import to_batch
 from trainwright.data.mixture import mixed
 from trainwright.data.streaming import is_stream
-from trainwright.engine.check.methods import SetUpMethods
 from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.run_directory import TrainerFolder
 from trainwright.engine.run_summary import log_to_console
@@ -38,11 +37,10 @@ logger = logging.getLogger("trainwright.engine")
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
-    from trainwright.engine.replay import Replay
 
 
 @overridable
-class Trainer(TrainerSetup, SetUpMethods):
+class Trainer(TrainerSetup):
     """Train ``model`` on ``train_dataset``: ``Trainer(model, config, train_dataset=data).train()``.
 
     Override ``train_step(model, inputs)``, ``training_step(batch)``, ``optimization_step()`` or
@@ -295,16 +293,6 @@ class Trainer(TrainerSetup, SetUpMethods):
             self._load_final_results()
         return self.last_eval_results
 
-    def replay(self, step: int, *, stops: bool = False) -> "Replay":
-        """Run update ``step`` (from 1) of the run in ``output_dir`` again, bitwise; call it instead of ``train``.
-
-        It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
-        user's code. Returns the samples, losses and gradient norms of the update.
-        """
-        from trainwright.engine.replay import replay
-
-        return replay(self, self.output_dir, step, stops=stops)
-
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
         """Train to the end of epoch ``epoch_num`` (counted from 1); returns ``loss``, its mean since the run started.
 
@@ -364,11 +352,11 @@ class Trainer(TrainerSetup, SetUpMethods):
     # Called by a user's own step.
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The run's precision, for computations of a step outside the model."""
-        if self.accelerator is not None:
-            context: AbstractContextManager[Any] = self.accelerator.autocast()
-            return context
-        return nullcontext() if self._autocast is None else self._autocast()
+        """The run's precision, for computations of a step outside the model's ``forward``."""
+        if self.accelerator is None:
+            return super().autocast()
+        context: AbstractContextManager[Any] = self.accelerator.autocast()
+        return context
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by the contract of model and batch (see ``docs/trainer.md``)."""

@@ -1,0 +1,325 @@
+"""What the trainers of both APIs have in common: a run in an output folder, its hooks, and what works on copies of it.
+
+An API translates its settings, and builds the model, the data and the step.
+"""
+
+import copy
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.engine.own_step import OwnStep, StepMethods
+from trainwright.engine.run_directory import OpenRunFolder, RunFolder
+from trainwright.engine.run_record import RunRecord
+from trainwright.engine.run_summary import RunFacts, RunSummary, log_start
+from trainwright.engine.state import TrainingState
+from trainwright.evaluation.loop import preserve_rng
+from trainwright.evaluation.prediction import iterate_predictions, predict
+from trainwright.hooks import FiniteCheck, Float32MatmulPrecision, HookBase, Interruptions
+from trainwright.hooks.base import Period
+from trainwright.hooks.signals import max_time_of
+from trainwright.hooks.tensor_parallel import tensor_parallel_hook
+from trainwright.hooks.torch_settings import deterministic_hook
+from trainwright.hooks.unfreezing import unfreezing_hook
+from trainwright.hooks.weight_average import averaging_hook
+from trainwright.models.adapters import TrainableNames
+from trainwright.optim.weight_average import WeightAverage, build_average
+
+if TYPE_CHECKING:
+    from trainwright.engine.check.finding import Report
+    from trainwright.engine.finders.batch_size import BatchSizes
+    from trainwright.engine.finders.learning_rate import RateCurve
+    from trainwright.engine.replay import Replay
+
+
+class RunTrainer(StepMethods):
+    """Base of :class:`~trainwright.Trainer` and :class:`~trainwright.DefaultTrainer`."""
+
+    device: torch.device
+    checkpointer: Checkpointer
+    lr_scheduler: Any
+    lr_schedulers: dict[str, Any] = {}  # of several optimizers  # noqa: RUF012  # replaced, never changed
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    _folder: RunFolder
+    _state: TrainingState
+    _autocast: Callable[[], AbstractContextManager[Any]] | None = None
+    _average: WeightAverage | None = None
+    _evaluated_weights: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations
+    _grad_scaler: torch.amp.GradScaler | None
+    _own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        new = super().__new__(cls)
+        new._arguments = (arguments, named)  # those of a subclass, whatever it passes on
+        return new
+
+    def check(self, *, max_seconds: float = 60.0, only: "list[str] | None" = None) -> "Report":
+        """Check on copies of this trainer whether it can learn, its data are right, it is exact (``docs/checks.md``).
+
+        Nothing of this trainer is changed: weights, states, random generators, output folder. A check that does not fit
+        into ``max_seconds`` is skipped and reported. The report is true if there is no problem.
+
+        >>> report = trainer.check()  # doctest: +SKIP
+        >>> report.print()  # doctest: +SKIP
+        """
+        from trainwright.engine.check.run import check_trainer
+
+        return check_trainer(self, max_seconds=max_seconds, only=only)
+
+    def find_lr(
+        self,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        updates: int = 100,
+        plot: "str | Path | None" = None,
+        apply: bool = False,
+    ) -> "RateCurve":
+        """Learning-rate range test: train a copy with a growing rate; suggests the rate where the loss falls fastest.
+
+        ``plot``: a file for a picture of the curve (needs matplotlib). ``apply``: train with the suggestion; otherwise
+        nothing of this trainer is changed.
+        """
+        from trainwright.engine.finders.learning_rate import find_learning_rate, use_learning_rate
+
+        curve = find_learning_rate(self, lowest=lowest, highest=highest, updates=updates)
+        if plot is not None:
+            curve.plot(plot)
+        if apply and curve.suggestion is not None:
+            use_learning_rate(self, curve.suggestion)
+        return curve
+
+    def find_batch_size(self, *, memory: int | None = None, max_size: int | None = None) -> "BatchSizes":
+        """The largest micro-batch that fits into the memory, by updates of copies; this trainer is not changed.
+
+        ``memory``: bytes that a step may use, in place of what this device has. The result has the settings for a new
+        trainer.
+        """
+        from trainwright.engine.finders.batch_size import find_batch_size
+
+        return find_batch_size(self, memory=memory, max_size=max_size)
+
+    def replay(self, step: int, *, stops: bool = False) -> "Replay":
+        """Run update ``step`` (from 1) of the run in the output folder again, bitwise; call it instead of ``train``.
+
+        It starts at the nearest checkpoint before it, and writes nothing. ``stops``: with the debugger of Python in the
+        user's code. Returns the samples, losses and gradient norms of the update.
+        """
+        from trainwright.engine.replay import replay
+
+        return replay(self, self._folder.path, step, stops=stops)
+
+    def export(self, path: str | os.PathLike[str], batch: Any = None, *, tolerance: float = 1e-4) -> Path:
+        """Write the model for other programs, and compare what was written with the model; returns the path.
+
+        Args:
+            path: ``….onnx``, ``….pt2`` (torch.export), or a folder for ``model.safetensors``.
+            batch: an example; by default the first batch of the evaluation data, or of the ``Trainer``'s training data.
+            tolerance: the largest difference, relative to the largest value of an output.
+
+        Raises:
+            ExportError: the model cannot be exported, or the exported one computes something else.
+        """
+        from trainwright.models.export import export_of_run
+
+        if batch is None:
+            batches = self._example_batches()
+            with preserve_rng(self.device):
+                batch = next(iter(batches))
+        with self._evaluated_weights():
+            return export_of_run(self.model, path, self._prepared(batch), tolerance=tolerance)
+
+    def print_info(self) -> None:
+        """Log the model, the data, the length of the run and its settings."""
+        log_start(self._run_facts())
+
+    def _run_facts(self) -> RunFacts:
+        several = [self.lr_scheduler, *self.lr_schedulers.values()]
+        facts: dict[str, Any] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "schedule": ", ".join(sorted({type(one).__name__ for one in several if one is not None})),
+            "device": self.device,
+            "folder": self._settings.output_dir,
+            "accumulation": self._accumulation,
+            "first_iter": self.start_iter,
+            "last_iter": self.max_iter,
+        }
+        return RunFacts(**facts | self._facts())
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The run's precision, for computations of a step outside the model's ``forward``."""
+        return nullcontext() if self._autocast is None else self._autocast()
+
+    def before_train(self) -> None:
+        self._folder.lock()
+        self.print_info()
+        super().before_train()
+
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self.start_iter = self.iterations_done  # a later train() continues from here
+            self.checkpointer.close()
+            self._folder.close()
+
+    # What an API defines.
+
+    @property
+    @abstractmethod
+    def _settings(self) -> Any:
+        """The settings that both APIs have under one name, as attributes."""
+
+    @property
+    @abstractmethod
+    def _accumulation(self) -> int:
+        """The micro-batches of an update."""
+
+    @property
+    @abstractmethod
+    def _loader(self) -> Any:
+        """The loader that the steps read."""
+
+    @abstractmethod
+    def _use_loader(self, loader: Any) -> None:
+        """Let the steps read another loader of the same kind."""
+
+    @abstractmethod
+    def _prepared(self, batch: Any) -> Any:
+        """A batch of a loader as the model gets it."""
+
+    def _prepared_for_training(self, batch: Any) -> Any:
+        """A batch of the training data as the model gets it."""
+        return self._prepared(batch)
+
+    @abstractmethod
+    def _forward(self, batch: Any) -> Any:
+        """The model's outputs for a prepared batch."""
+
+    @abstractmethod
+    def _example_batches(self) -> Iterable[Any]:
+        """The batches whose first one is an example of the model's input."""
+
+    @abstractmethod
+    def _facts(self) -> dict[str, Any]:
+        """Further :class:`RunFacts`."""
+
+    @abstractmethod
+    def build_hooks(self) -> list[HookBase | None]:
+        """The hooks, in the order of their calls."""
+
+    # Implementation.
+
+    def _build_checkpointer(
+        self,
+        folder: str | Path,
+        *,
+        trainable_only: bool,
+        asynchronous: bool = True,
+        attachments: Callable[[], Mapping[str, bytes]] | None = None,
+    ) -> None:
+        """Build the checkpointer, and the average of the weights that it saves."""
+        only = TrainableNames(self.model) if trainable_only else None
+        weights = None
+        if self._settings.ema is not None:
+            self._average = build_average(self.model, self._settings.ema, only)
+            self._evaluated_weights, weights = self._average.applied, self._average.saved_model
+        self.checkpointer = Checkpointer(
+            self.model, folder, asynchronous=asynchronous, attachments=attachments, weights=weights, only=only
+        )
+        self._set_checkpoint_parts()
+
+    def _set_checkpoint_parts(self) -> None:
+        """Save the current optimizer and schedule; what the user has added to the checkpointer stays."""
+        kept = {name: part for name, part in self.checkpointer.checkpointables.items() if name not in self._own_parts}
+        schedule = self.lr_schedulers or self.lr_scheduler
+        parts = self._state.with_parts(self.optimizer, schedule, self._grad_scaler, self._average)
+        self._own_parts = frozenset(parts)
+        self.checkpointer.checkpointables = parts | kept
+
+    def _saved_model(self) -> torch.nn.Module:
+        """The module whose weights checkpoints hold as the model's."""
+        return self.model if self._average is None else self._average.saved_model()
+
+    def _register_run_hooks(
+        self,
+        own_step: OwnStep | None,
+        *,
+        check_period: Period,
+        save: Callable[[], None],
+        steps_done: Callable[[], int],
+        has_passed: Callable[[int, int], bool],
+        total_steps: int,
+        steps_per_epoch: int | None,
+    ) -> None:
+        """Register the hooks that every run needs, around those that a user may change.
+
+        Args:
+            steps_done: the number of steps before the next iteration, for settings that count steps.
+            has_passed: whether the steps so far are more than the first number and, just now, a multiple of the second.
+        """
+        settings = self._settings
+        precision, output_dir = settings.float32_matmul_precision, settings.output_dir
+        lengths = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
+        self.register_hooks(
+            [
+                precision and Float32MatmulPrecision(precision),
+                deterministic_hook(settings.deterministic),
+                tensor_parallel_hook(),
+                OpenRunFolder(self._folder),
+                own_step,
+                FiniteCheck(check_period, settings.non_finite),
+                averaging_hook(self._average, settings.ema, has_passed, self._update_statistics, total_steps),
+                unfreezing_hook(self.model, settings.unfreeze, steps_done, **lengths),
+                RunRecord(self._folder, lambda trainer: trainer._record()),
+                *self.build_hooks(),
+                RunSummary(output_dir, lambda trainer: trainer._next_commands()),
+                Interruptions(self.checkpointer, save, max_time_s=max_time_of(settings)),
+            ]
+        )
+
+    def _update_statistics(self, average: WeightAverage) -> None:
+        from trainwright.data.loaders import one_pass  # here: loads omegaconf
+
+        with preserve_rng(self.device):
+            average.update_statistics(lambda: map(self._prepared_for_training, one_pass(self._loader)), self._forward)
+
+    def _predict(
+        self,
+        read_batches: Callable[[], Iterable[Any]],
+        step: Callable[[Any], Any],
+        *,
+        iterate: bool,
+        num_batches: int | None,
+        is_single_pass: bool = True,
+    ) -> Any:
+        """The outputs of ``step`` for all batches, with the weights of evaluations."""
+        settings: dict[str, Any] = {"device": self.device, "is_single_pass": is_single_pass}
+        if iterate:
+            return iterate_predictions(self.model, read_batches, step, weights=self._evaluated_weights, **settings)
+        with self._evaluated_weights():
+            return predict(self.model, read_batches, step, num_batches=num_batches, **settings)
+
+    def _train_on(self, batches: Sequence[Any]) -> None:
+        """Train on copies of these batches, again and again."""
+        loader = self._loader
+        kind = type(loader)
+        give = lambda _: map(copy.deepcopy, cycle(batches))  # noqa: E731
+        repeating: Any = object.__new__(type(kind.__name__, (kind,), {"__iter__": give}))
+        vars(repeating).update(vars(loader))
+        self._use_loader(repeating)
+
+    def _continue(self) -> None:
+        if self._state.continue_here():
+            self._folder.reopen()
+
+    def _is_end_pending(self) -> bool:
+        return self._state.is_end_pending
