@@ -13,8 +13,7 @@ from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from trainwright.engine.estimation import Estimate
-    from trainwright.engine.layout_search import Candidate
+    from trainwright.engine.estimation import Candidate, Estimate
 
 DONE, DOES_NOT_FIT = 0, 1
 

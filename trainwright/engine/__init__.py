@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainwright.engine.default.setup import default_setup as default_setup
     from trainwright.engine.estimation import Estimate as Estimate
     from trainwright.engine.estimation import estimate as estimate
-    from trainwright.engine.layout_search import fitting_layouts as fitting_layouts
+    from trainwright.engine.estimation import fitting_layouts as fitting_layouts
     from trainwright.engine.loop import TrainerBase as TrainerBase
     from trainwright.engine.trainer.trainer import Trainer as Trainer
     from trainwright.engine.training_loop import TrainingLoop as TrainingLoop
@@ -24,8 +24,7 @@ _NAMES_OF = {
     "default.default_trainer": "DefaultTrainer",
     "default.eager_trainer": "EagerTrainer",
     "default.setup": "default_setup",
-    "estimation": "Estimate estimate",
-    "layout_search": "fitting_layouts",
+    "estimation": "Estimate estimate fitting_layouts",
     "loop": "TrainerBase",
     "trainer.trainer": "Trainer",
     "training_loop": "TrainingLoop",

@@ -28,12 +28,14 @@ def add_memory_note(error: BaseException, trainer: Any) -> None:
     kinds = dict(_parts(model, optimizer))
     sizes = {name: sum(one.nbytes for one, _ in tensors) for name, tensors in kinds.items()}
     names = {id(one): f"{text}" for tensors in kinds.values() for one, text in tensors}
-    lines = ["Memory: " + ", ".join(f"{_size(size)} {name}" for name, size in sizes.items()) + "."]
+    lines = ["Memory: " + ", ".join(f"{byte_size(size)} {name}" for name, size in sizes.items()) + "."]
     lines.append("The largest tensors:")
     device = getattr(trainer, "device", None)
     for one in _largest(device, (tensor for tensors in kinds.values() for tensor, _ in tensors)):
         name = names.get(id(one), "activation, batch or other")
-        lines.append(f"  {_size(one.nbytes):>10}  {tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}  {name}")
+        lines.append(
+            f"  {byte_size(one.nbytes):>10}  {tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}  {name}"
+        )
     lines += ["Settings that need less memory:", *(f"  {text}" for text in _less(trainer))]
     error.add_note("\n".join(lines))
 
@@ -87,11 +89,12 @@ def _less(trainer: Any) -> Iterator[str]:
             yield "gradient_checkpointing=True  (activations are computed twice)"
         if config.mixed_precision is None:
             yield "mixed_precision='bf16'  (activations in bfloat16)"
-        yield "trainer.find_batch_size()  (the largest batch that fits)"
+        yield "trainer.find_batchbyte_size()  (the largest batch that fits)"
     yield "zero_stage=1, 2 or 3 on several processes  (docs/parallel.md)"
 
 
-def _size(number: float) -> str:
+def byte_size(number: float) -> str:
+    """``number`` bytes, as ``1.5 GiB``."""
     for power, unit in ((3, "GiB"), (2, "MiB")):
         if number >= 1024**power:
             return f"{number / 1024**power:.1f} {unit}"

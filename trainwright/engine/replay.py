@@ -200,7 +200,7 @@ def _only_needed_hooks(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Errors only: the lines of the training are in its log."""
+    """Errors only: the lines of the training are in its log. Lines of the user's own loggers are not affected."""
     logger = logging.getLogger("trainwright")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -5,7 +5,8 @@ import logging
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, repeat
@@ -326,6 +327,23 @@ class _TerminalFormatter(RedactingFormatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         return f"{record.asctime} {level}{record.message}"
+
+
+@contextmanager
+def logging_only_above(level: int) -> Iterator[None]:
+    """Without log lines up to ``level``; handlers and levels that are set inside are undone."""
+    library, disabled = logging.getLogger("trainwright"), logging.root.manager.disable
+    handlers, before = library.handlers[:], library.level
+    logging.disable(level)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        for handler in set(library.handlers) - set(handlers):
+            with suppress(Exception):
+                handler.close()
+        library.handlers = handlers
+        library.setLevel(before)
 
 
 @functools.cache  # once per process

@@ -134,7 +134,7 @@ class RunTrainer(StepMethods):
             with preserve_rng(self.device):
                 batch = next(iter(batches))
         with self._evaluated_weights():
-            return export_of_run(self.model, path, self._prepared(batch), tolerance=tolerance)
+            return export_of_run(self.model, path, self._prepare_batch(batch), tolerance=tolerance)
 
     def print_info(self) -> None:
         """Log the model, the data, the length of the run and its settings."""
@@ -193,12 +193,12 @@ class RunTrainer(StepMethods):
         """Let the steps read another loader of the same kind."""
 
     @abstractmethod
-    def _prepared(self, batch: Any) -> Any:
+    def _prepare_batch(self, batch: Any) -> Any:
         """A batch of a loader as the model gets it."""
 
-    def _prepared_for_training(self, batch: Any) -> Any:
+    def _prepare_training_batch(self, batch: Any) -> Any:
         """A batch of the training data as the model gets it."""
-        return self._prepared(batch)
+        return self._prepare_batch(batch)
 
     @abstractmethod
     def _forward(self, batch: Any) -> Any:
@@ -290,7 +290,7 @@ class RunTrainer(StepMethods):
         from trainwright.data.loaders import one_pass  # here: loads omegaconf
 
         with preserve_rng(self.device):
-            average.update_statistics(lambda: map(self._prepared_for_training, one_pass(self._loader)), self._forward)
+            average.update_statistics(lambda: map(self._prepare_training_batch, one_pass(self._loader)), self._forward)
 
     def _predict(
         self,

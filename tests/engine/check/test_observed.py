@@ -4,13 +4,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from tests.engine.check.seeded_bugs import config_files, objects
 from trainwright import Trainer, TrainingConfig
 from trainwright.engine.check.copies import quiet
-from trainwright.engine.check.observed import NUM_UPDATES, SetUp
+from trainwright.engine.check.observed import NUM_UPDATES, SetUp, same_distribution
 
 
 class Branches(nn.Module):
@@ -38,3 +40,34 @@ def test_gradients_memory_and_times(tmp_path: Path) -> None:
     assert seen.model_bytes == seen.gradient_bytes == parameters
     assert seen.optimizer_bytes >= 2 * parameters * 2 / 3  # Adam's two moments, not of what has no gradient
     assert seen.saved_bytes >= 8 * 4 * 4  # the inputs
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_samples_of_one_distribution(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    first, second = (torch.rand(400, generator=generator) for _ in range(2))
+    assert same_distribution(first, second)
+    assert not same_distribution(first, second**2)
+
+
+def test_frozen_weights_that_were_trained_are_no_problem(tmp_path: Path) -> None:
+    trainer = objects(tmp_path / "run", "frozen layer")
+    with torch.no_grad():
+        trainer.model[0].weight.copy_(torch.randn(64, 64) * 0.2)  # not what a Linear starts with
+    finding = trainer.check(only=["parameters"])["parameters"]
+    assert finding.result == "passed"
+    assert "not trained: 2 (0.weight, 0.bias)" in finding.evidence
+
+
+def test_a_frozen_layer_with_loaded_weights_in_config_files(tmp_path: Path, monkeypatch: Any) -> None:
+    trainer = config_files(tmp_path / "run", "frozen layer")
+    build = trainer.build_model
+
+    def loaded(cfg: Any) -> nn.Module:
+        model = build(cfg)
+        nn.init.constant_(model[0].weight, 0.1)  # as weights from a file: equal for each seed
+        nn.init.constant_(model[0].bias, 0.1)
+        return model
+
+    monkeypatch.setattr(type(trainer), "build_model", staticmethod(loaded))
+    assert trainer.check(only=["parameters"])["parameters"].result == "passed"

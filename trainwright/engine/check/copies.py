@@ -5,7 +5,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.check.finding import Skipped
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.loss_fn import losses_of, sum_losses
-from trainwright.engine.run_summary import RunSummary
+from trainwright.engine.run_summary import RunSummary, logging_only_above
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
@@ -179,7 +179,7 @@ class Copies:
 
     def prepared(self, new: Any, batch: Any) -> Any:
         """The batch as the model gets it."""
-        return new._prepared_for_training(copy.deepcopy(batch))
+        return new._prepare_training_batch(copy.deepcopy(batch))
 
     def loss(self, new: Any, batch: Any) -> Tensor:
         """The training loss of a prepared batch, with the modes that the modules have.
@@ -324,17 +324,6 @@ def restored_generators(device: torch.device) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without log lines, warnings and printed lines of the copies."""
-    library, disabled = logging.getLogger("trainwright"), logging.root.manager.disable
-    handlers, level = library.handlers[:], library.level
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-        for handler in set(library.handlers) - set(handlers):
-            with suppress(Exception):
-                handler.close()
-        library.handlers = handlers
-        library.setLevel(level)
+    with logging_only_above(logging.CRITICAL), warnings.catch_warnings(), redirect_stdout(StringIO()):
+        warnings.simplefilter("ignore")
+        yield

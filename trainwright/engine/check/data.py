@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, WeightedRandom
 from trainwright.data.batch_loader import BatchLoader, BatchReader
 from trainwright.data.sampler import CyclicSampler, EpochSampler, SampleIndices
 from trainwright.engine.check.batches import fingerprint
-from trainwright.engine.check.finding import Finding, Skipped
+from trainwright.engine.check.finding import Finding, Skipped, passed, problem
 from trainwright.engine.check.observed import SetUp
 
 _EPOCHS = 3
@@ -31,7 +31,7 @@ def check_samples(setup: SetUp) -> Finding:
         raise Skipped(f"{limits[0]} leaves samples out")
     dataset, sampler = _dataset(loader), getattr(loader, "sampler", None)
     if isinstance(sampler, WeightedRandomSampler) or getattr(sampler, "replacement", False):
-        return Finding("", "passed", f"{type(sampler).__name__} draws samples with replacement, as configured.")
+        return passed(f"{type(sampler).__name__} draws samples with replacement, as configured.")
     size = len(dataset)
     epochs = max(1, min(_EPOCHS, _MOST_INDICES // size))
     counts: Counter[int] = Counter()
@@ -40,32 +40,28 @@ def check_samples(setup: SetUp) -> Finding:
         epoch = Counter(indices)
         missing.append(size - len(epoch))
         counts.update(epoch)
-        if len(epoch) == size == sum(epoch.values()) - 0:
-            continue
     never = [index for index in range(size) if index not in counts]
     repeated = [index for index, number in counts.items() if number > epochs]
     outside = [index for index in counts if not 0 <= index < size]
     values = {"samples": size, "epochs": epochs, "never": len(never), "repeated": len(repeated)}
     shown = ", ".join(map(str, never[:5]))
     if outside:
-        return Finding(
-            "", "problem", f"Indices outside of the data set, first {outside[0]}.", "Correct the sampler.", values
-        )
+        return problem(f"Indices outside of the data set, first {outside[0]}.", "Correct the sampler.", values)
     drops = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
     batch = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or 1
     is_remainder = drops and max(missing) < batch
     if never and not (is_remainder and len(never) < 0.05 * size):
-        return Finding(
-            "", "problem", f"{len(never):,} of {size:,} samples are never read in {epochs} epochs ({shown} …).",
+        return problem(
+            f"{len(never):,} of {size:,} samples are never read in {epochs} epochs ({shown} …).",
             "Shuffle, or set drop_last=False." if is_remainder else "The sampler must give each index.", values,
         )  # fmt: skip
     if repeated:
-        return Finding(
-            "", "problem", f"{len(repeated):,} of {size:,} samples are read more often than once per epoch (first"
+        return problem(
+            f"{len(repeated):,} of {size:,} samples are read more often than once per epoch (first"
             f" {repeated[0]}).", "Correct the sampler, or use WeightedRandomSampler if this is intended.", values,
         )  # fmt: skip
     note = f"; the last {max(missing)} of each epoch are dropped (drop_last)" if any(missing) else ""
-    return Finding("", "passed", f"{size:,} samples, each once per epoch ({epochs} epochs{note}).", values=values)
+    return passed(f"{size:,} samples, each once per epoch ({epochs} epochs{note}).", values=values)
 
 
 def _epochs(loader: Any, size: int, epochs: int) -> Iterator[list[int]]:
@@ -122,10 +118,8 @@ def check_test_data(setup: SetUp) -> Finding:
             " samples"
         )
         if share > max(0.01, 3 * natural) and found["common"] >= 3:
-            result, fix = (
-                "problem",
-                "Remove them from one of the two: the evaluation measures what was learned by heart.",
-            )
+            result = "problem"
+            fix = "Remove them from one of the two: the evaluation measures what was learned by heart."
         elif found["common"]:
             lines[-1] += f" ({natural:.1%} of the training samples have duplicates, too)"
     return Finding("", result, "; ".join(lines) + ".", fix, values)  # type: ignore[arg-type]
@@ -137,13 +131,8 @@ def _overlap(setup: SetUp, train: Any, evaluated: Any) -> dict[str, Any]:
     if sources[0][0] is sources[1][0]:
         first, second = ({*indices} for _, indices in sources)
         common = len(first & second)
-        return {
-            "common": common,
-            "evaluated": len(second),
-            "trained": len(first),
-            "duplicates": 0.0,
-            "is_random": False,
-        }
+        sizes = {"common": common, "evaluated": len(second), "trained": len(first)}
+        return {**sizes, "duplicates": 0.0, "is_random": False}
     is_random = [_is_random(train), _is_random(evaluated)]
     found: dict[str, Any] = {"is_random": is_random[0] != is_random[1], "common": 0, "evaluated": 0, "trained": 0}
     if found["is_random"]:
@@ -199,17 +188,15 @@ def check_workers(setup: SetUp) -> Finding:
     collisions = sum(a == b for a, b in pairs) / max(1, len(pairs))
     values = {"reads": len(own), "equal_reads": collisions}
     if collisions == 1:
-        return Finding("", "passed", "Samples read by workers are not random.", values=values)
+        return passed("Samples read by workers are not random.", values=values)
     chance = max(collisions, 0.05) ** len(own)  # that independent workers agree in all reads
     fix = "Draw from the global generators of torch, numpy or random, or seed your own one in worker_init_fn."
     if own == other and chance < 1e-3:
-        return Finding(
-            "", "problem", f"Two workers draw the same random numbers: {len(own)} random samples agree.", fix, values
-        )
+        return problem(f"Two workers draw the same random numbers: {len(own)} random samples agree.", fix, values)
     is_kept = isinstance(loader, BatchLoader) or loader.persistent_workers
     if first == again and chance < 1e-3 and not is_kept:
-        return Finding("", "problem", "Workers draw the same random numbers in each epoch.", fix, values)
-    return Finding("", "passed", f"{len(own)} random samples of two workers differ.", values=values)
+        return problem("Workers draw the same random numbers in each epoch.", fix, values)
+    return passed(f"{len(own)} random samples of two workers differ.", values=values)
 
 
 def _reads(loader: DataLoader[Any], dataset: Any) -> list[bytes]:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from trainwright.data.collate import count_samples
 from trainwright.data.seeding import rng_states
 from trainwright.engine.check.batches import labels_are_inputs, with_permuted_labels
-from trainwright.engine.check.finding import Finding, Skipped
+from trainwright.engine.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.engine.check.observed import SetUp
 from trainwright.engine.check.steps import dropout_off
 
@@ -49,9 +49,9 @@ def check_evaluation(setup: SetUp) -> Finding:
     values = {"faults": faults, "results": [*results]}
     if faults:
         fix = "Evaluate with model.eval() and torch.no_grad(), and give F.dropout(x, training=self.training)."
-        return Finding("", "problem", f"An evaluation is not neutral: {'; '.join(faults)}.", fix, values)
+        return problem(f"An evaluation is not neutral: {'; '.join(faults)}.", fix, values)
     text = "It changes no weight, buffer, mode or random generator, and uses no dropout or batch statistics."
-    return Finding("", "passed", text, values=values)
+    return passed(text, values=values)
 
 
 class _TrainingCalls(TorchFunctionMode):
@@ -160,15 +160,13 @@ def check_labels(setup: SetUp) -> Finding:
     }
     if others.sigmas > 5:
         text = f"{number} samples that were not trained on fit their own labels better than permuted ones"
-        return Finding("", "passed", f"{text} ({others.sigmas:.0f} standard deviations).", values=values)
+        return passed(f"{text} ({others.sigmas:.0f} standard deviations).", values=values)
     if own.is_memorized and others.sigmas < 2 and others.gain < 0.05 * own.gain:
         text = f"The model learned samples by heart, but {number} others fit their labels no better than permuted ones."
         fix = "Compare some samples with their labels: were they shuffled apart? Or are the data too few to learn from?"
-        return Finding("", "problem", text, fix, values)
+        return problem(text, fix, values)
     text = f"After {values['updates']} updates, samples that were not trained on fit their labels by"
-    return Finding(
-        "", "undecided", f"{text} {others.sigmas:.1f} standard deviations: too little to decide.", "", values
-    )
+    return undecided(f"{text} {others.sigmas:.1f} standard deviations: too little to decide.", "", values)
 
 
 class _Gain:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainwright.engine.check.batches import joined
-from trainwright.engine.check.finding import Finding, Skipped
+from trainwright.engine.check.finding import Finding, Skipped, passed, problem, undecided
 from trainwright.engine.check.observed import SetUp
 from trainwright.engine.check.steps import dropout_off
 from trainwright.engine.loss_fn import target_of
@@ -34,8 +34,8 @@ def check_loss_scale(setup: SetUp) -> Finding:
     growth = [big / loss for big, loss in zip(doubled, losses, strict=False) if loss]
     values: dict[str, Any] = {"losses": losses, "growth": growth}
     if growth and all(abs(one - 2) < 0.02 for one in growth):
-        return Finding(
-            "", "problem", f"A batch with each sample twice has {growth[0]:.3g} times the loss: it is a sum over the"
+        return problem(
+            f"A batch with each sample twice has {growth[0]:.3g} times the loss: it is a sum over the"
             " samples, not a mean.", "Divide by the number of samples (reduction='mean'): batch size, accumulation and"
             " learning rate assume a mean.", values,
         )  # fmt: skip
@@ -46,11 +46,11 @@ def check_loss_scale(setup: SetUp) -> Finding:
         is_divided = steps > 1 and abs(factor * steps - 1) < 0.02
         if is_divided or not 0.1 < factor < 10:
             fix = "Remove the division: the trainer divides by the number of accumulated batches itself."
-            return Finding(
-                "", "problem", f"The loss is {factor:.3g} times the cross-entropy of the model's scores.",
+            return problem(
+                f"The loss is {factor:.3g} times the cross-entropy of the model's scores.",
                 fix if is_divided else "Remove the factor, unless it is meant as a weight.", values,
             )  # fmt: skip
-        return Finding("", "passed", f"The loss is {factor:.3g} times the cross-entropy of the scores.", values=values)
+        return passed(f"The loss is {factor:.3g} times the cross-entropy of the scores.", values=values)
     text = "It does not grow with the number of samples." if growth else "It is a number of its own."
     return Finding("", "passed" if growth else "undecided", text, values=values)
 
@@ -97,14 +97,14 @@ def check_accumulation(setup: SetUp) -> Finding:
     values = {"difference": difference / size if size else 0.0, "ratio": ratio, "batches": steps}
     if not size or difference < 0.05 * size:
         text = f"The gradients of {steps} batches differ by {values['difference']:.1g} from those of one large batch."
-        return Finding("", "passed", text, values=values)
+        return passed(text, values=values)
     text = f"The accumulated gradients are {ratio:.3g} times as long as those of one large batch, and differ by"
     text += f" {values['difference']:.1g}."
     if not setup.has_own_step and abs(ratio - 1) < 0.2:
         advice = "The loss may depend on the other samples of a batch, or be drawn at random."
-        return Finding("", "undecided", text, advice, values)
+        return undecided(text, advice, values)
     fix = "Use self.backward(loss) and self.step(optimizer), which weight the batches, and do not divide the loss."
-    return Finding("", "problem", text, fix, values)
+    return problem(text, fix, values)
 
 
 def _gradients(setup: SetUp, new: Any, batches: list[Any]) -> list[Tensor]:
@@ -144,21 +144,22 @@ def check_resume(setup: SetUp) -> Finding:
     setup.train(straight, last, before=save)
     resumed = setup.make(folder=folder, resumes=True)
     if resumed.start_iter != middle:
-        return Finding("", "problem", f"The resumed run starts at iteration {resumed.start_iter}, not {middle}.")
+        return problem(f"The resumed run starts at iteration {resumed.start_iter}, not {middle}.")
     setup.train(resumed, last - middle)
     different = _different(straight.model.state_dict(), resumed.model.state_dict())
     values = {"updates": last, "saved_after": middle, "different": different}
     if not different:
         text = f"Saved after {middle} of {last} updates, resumed, and equal bit for bit."
-        return Finding("", "passed", text, values=values)
+        return passed(text, values=values)
     again = setup.make()
     setup.train(again, last)
     if _different(straight.model.state_dict(), again.model.state_dict()):
-        return Finding("", "undecided", "Two equal runs differ, so a resume cannot be compared.",
+        return undecided(
+            "Two equal runs differ, so a resume cannot be compared.",
                        "Set deterministic, and seed your own generators.", values)  # fmt: skip
     text = f"{len(different)} tensors of the resumed run differ, first {different[0]}."
     fix = "Save the state of what your code keeps: state_dict of hooks, callbacks, loaders; see docs/reliability.md."
-    return Finding("", "problem", text, fix, values)
+    return problem(text, fix, values)
 
 
 def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:

@@ -31,6 +31,18 @@ class Finding:
     seconds: float = 0.0
 
 
+def passed(evidence: str, suggestion: str = "", values: Any = None) -> Finding:
+    return Finding("", "passed", evidence, suggestion, values or {})
+
+
+def problem(evidence: str, suggestion: str = "", values: Any = None) -> Finding:
+    return Finding("", "problem", evidence, suggestion, values or {})
+
+
+def undecided(evidence: str, suggestion: str = "", values: Any = None) -> Finding:
+    return Finding("", "undecided", evidence, suggestion, values or {})
+
+
 class Skipped(Exception):  # noqa: N818  # not an error
     """Raised by a check that does not apply, or for which no time is left; the message is the reason."""
 

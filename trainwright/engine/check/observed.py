@@ -1,7 +1,9 @@
 """The first updates of a set-up, observed once for all checks that need them."""
 
+import copy
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from trainwright.data.seeding import seed_everything
 from trainwright.engine.check.copies import Copies
 from trainwright.optim.named import each_optimizer
 
@@ -181,3 +184,61 @@ def counting_saved(model: nn.Module, add: Callable[[int], object]) -> Any:
 def size_of(values: Iterable[Any]) -> int:
     """The bytes of the tensors among the values."""
     return sum(one.nbytes for one in values if isinstance(one, Tensor))
+
+
+_FEWEST = 256  # values of a parameter that can be judged by their distribution
+_LEVEL = 0.01  # a distribution less likely than this is another one
+
+
+def at_initial_values(setup: SetUp, names: Sequence[str]) -> list[str]:
+    """Those of the parameters whose values are random: no weights were loaded, and nothing has trained them.
+
+    Config files: a model that is built with another seed has other values there. Objects: the distribution of the
+    values is the one that ``reset_parameters`` of the module gives; parameters with few values are not judged.
+    """
+    if setup.is_config_file:
+        return _differ_by_seed(setup, names)
+    judged = {name: _has_initial_distribution(setup.trainer.model, name) for name in names}
+    loaded = {name.rpartition(".")[0] for name, is_random in judged.items() if is_random is False}
+    return [name for name, is_random in judged.items() if is_random and name.rpartition(".")[0] not in loaded]
+
+
+def _differ_by_seed(setup: SetUp, names: Sequence[str]) -> list[str]:
+    models = []
+    for seed in (1, 2):
+        seed_everything(seed)
+        models.append(dict(setup.trainer.build_model(setup.trainer.cfg).named_parameters()))
+    first, second = models
+    return [name for name in names if name in first and not torch.equal(first[name], second[name])]
+
+
+def _has_initial_distribution(model: nn.Module, name: str) -> bool | None:
+    """None: it cannot be judged."""
+    path, _, last = name.rpartition(".")
+    module: Any = model.get_submodule(path)
+    value = getattr(module, last)
+    if value.numel() < _FEWEST or not callable(getattr(module, "reset_parameters", None)):
+        return None
+    fresh = copy.deepcopy(module)
+    fresh.reset_parameters()
+    other = getattr(fresh, last).detach()
+    if not float(other.float().std()) or torch.equal(other, value):  # all values are one constant
+        return None
+    return same_distribution(value.detach(), other)
+
+
+def same_distribution(first: Tensor, second: Tensor) -> bool:
+    """Whether two samples may be of one distribution: the test of Kolmogorov and Smirnov.
+
+    >>> torch.manual_seed(0) and same_distribution(torch.randn(500), torch.randn(500))
+    True
+    >>> same_distribution(torch.randn(500), 2 * torch.randn(500))
+    False
+    """
+    first, second = (one.flatten().double().cpu()[:100_000].sort().values for one in (first, second))
+    values = torch.cat([first, second])
+    shares = [torch.searchsorted(one, values, right=True) / len(one) for one in (first, second)]
+    distance = float((shares[0] - shares[1]).abs().max())
+    number = len(first) * len(second) / (len(first) + len(second))
+    level = 2 * sum((-1) ** (k - 1) * math.exp(-2 * k * k * number * distance**2) for k in range(1, 50))
+    return level > _LEVEL or distance == 0

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from trainwright.engine.check.finding import Finding, Skipped
-from trainwright.engine.check.initial_values import at_initial_values
-from trainwright.engine.check.observed import SetUp, depends_on_mode
+from trainwright.engine.check.finding import Finding, Skipped, passed, problem, undecided
+from trainwright.engine.check.observed import SetUp, at_initial_values, depends_on_mode
+from trainwright.engine.out_of_memory import byte_size
 from trainwright.models.adapters import is_peft_model
 from trainwright.optim.named import each_optimizer
 from trainwright.optim.schedules import FormulaLR
@@ -27,17 +27,17 @@ def check_steps(setup: SetUp) -> Finding:
     wrong = [number for number, loss in enumerate(seen.losses, start=1) if not math.isfinite(loss)]
     values = {"updates": len(seen.seconds), "losses": seen.losses}
     if wrong:
-        return Finding(
-            "", "problem", f"The loss is {seen.losses[wrong[0] - 1]} in update {wrong[0]}.",
+        return problem(
+            f"The loss is {seen.losses[wrong[0] - 1]} in update {wrong[0]}.",
             "Lower the learning rate, clip the gradients, or look for a division by zero or log(0).", values,
         )  # fmt: skip
     if not seen.num_steps:
-        return Finding(
-            "", "problem", f"No optimizer has made a step in {len(seen.seconds)} updates.",
+        return problem(
+            f"No optimizer has made a step in {len(seen.seconds)} updates.",
             "Your step must call self.backward(loss) and self.step(optimizer).", values,
         )  # fmt: skip
     loss = f", loss {seen.losses[0]:.4g} to {seen.losses[-1]:.4g}" if seen.losses else ""
-    return Finding("", "passed", f"{len(seen.seconds)} updates{loss}.", values=values)
+    return passed(f"{len(seen.seconds)} updates{loss}.", values=values)
 
 
 def check_learning_rate(setup: SetUp) -> Finding:
@@ -65,19 +65,19 @@ def check_learning_rate(setup: SetUp) -> Finding:
     values = {"highest": highest, "first": [row[0] for row in rates], "last": [row[-1] for row in rates]}
     if len(zero) == len(groups):
         cause = "the schedule makes it 0" if any(base) else "it is set to 0"
-        return Finding(
-            "", "problem", f"The learning rate is 0 in every update: {cause}.",
+        return problem(
+            f"The learning rate is 0 in every update: {cause}.",
             "Set a learning rate above 0, and a schedule that reaches it within the run.", values,
         )  # fmt: skip
     share = sum(rate == 0 for rate in rates[0]) / len(rates[0])
     if share > 0.5 and len(rates[0]) > 2:
-        return Finding(
-            "", "problem", f"The learning rate is 0 in {share:.0%} of the {len(rates[0])} steps of the schedule.",
+        return problem(
+            f"The learning rate is 0 in {share:.0%} of the {len(rates[0])} steps of the schedule.",
             "Give the schedule the length of the run.", values,
         )  # fmt: skip
     note = f" Groups with a rate of 0: {', '.join(map(str, zero))}." if zero else ""
     text = f"{rates[0][0]:.3g} at the start, at most {max(highest):.3g}, {rates[0][-1]:.3g} at the end.{note}"
-    return Finding("", "passed", text, values=values)
+    return passed(text, values=values)
 
 
 def check_parameters(setup: SetUp) -> Finding:
@@ -95,34 +95,34 @@ def check_parameters(setup: SetUp) -> Finding:
     values["not_trained"] = frozen
     if unseen and set(unseen) & seen.optimized:
         rest = f" in {len(seen.seconds)} updates"
-        return Finding(
-            "", "problem", f"{_listed(unseen)} of {len(names)} parameters got no gradient{rest}.",
+        return problem(
+            f"{_listed(unseen)} of {len(names)} parameters got no gradient{rest}.",
             "Use them in the forward pass (look for detach() and no_grad()), or set requires_grad=False.", values,
         )  # fmt: skip
     if frozen and not (late or is_peft_model(model)):
         random = at_initial_values(setup, frozen)
         values["random"] = random
         if random:
-            return Finding(
-                "", "problem", f"{_listed(random)} of {len(names)} parameters are not trained, and have random initial"
+            return problem(
+                f"{_listed(random)} of {len(names)} parameters are not trained, and have random initial"
                 " values.", "Unfreeze them or give them to the optimizer; load weights; or make them buffers.", values,
             )  # fmt: skip
     still = [name for name in trainable if name in seen.optimized and name not in seen.changed and name not in zeros]
     still = [name for name in still if name in seen.with_gradient]
     rates = [group.get("lr", 1) for one in each_optimizer(setup.trainer.optimizer) for group in one.param_groups]
     if still and all(rates) and len(still) == len([name for name in trainable if name in seen.with_gradient]):
-        return Finding(
-            "", "problem", f"No parameter changed in {len(seen.seconds)} updates, although all have gradients.",
+        return problem(
+            f"No parameter changed in {len(seen.seconds)} updates, although all have gradients.",
             "The updates are below the precision of the weights: raise the learning rate, or use float32.", values,
         )  # fmt: skip
     if zeros:
-        return Finding(
-            "", "undecided", f"The gradient of {_listed(zeros)} was 0 in {len(seen.seconds)} updates.",
+        return undecided(
+            f"The gradient of {_listed(zeros)} was 0 in {len(seen.seconds)} updates.",
             "Units may be dead (ReLU), or inputs always 0; a longer run shows whether it stays so.", values,
         )  # fmt: skip
     text = f"{len(names) - len(frozen)} of {len(names)} parameters are trained"
     text += f"; not trained: {_listed(frozen)}." if frozen else "; all have gradients."
-    return Finding("", "passed", text, values=values)
+    return passed(text, values=values)
 
 
 def check_modes(setup: SetUp) -> Finding:
@@ -131,20 +131,18 @@ def check_modes(setup: SetUp) -> Finding:
     modules = dict(model.named_modules())
     asked = [name for name, module in modules.items() if depends_on_mode(module)]
     if not asked:
-        return Finding("", "passed", "No module depends on the mode (no dropout, no batch normalization).")
+        return passed("No module depends on the mode (no dropout, no batch normalization).")
     wrong = [name for name in sorted(seen.first_modes | seen.later_modes) if not _stays_off(model, name)]
     values = {"modules": len(asked), "off": wrong}
     if wrong:
         when = "" if set(wrong) & seen.first_modes else " after an evaluation"
         kinds = ", ".join(sorted({type(modules[name]).__name__ for name in wrong}))
-        return Finding(
-            "", "problem", f"{kinds} of {_listed(wrong)} is in evaluation mode in training steps{when}.",
+        return problem(
+            f"{kinds} of {_listed(wrong)} is in evaluation mode in training steps{when}.",
             "Remove the call of eval(), or call model.train() after your own evaluation.", values,
         )  # fmt: skip
     note = f"; deliberately in evaluation mode: {_listed(sorted(seen.first_modes))}" if seen.first_modes else ""
-    return Finding(
-        "", "passed", f"{len(asked)} modules depend on the mode, and have the right one{note}.", values=values
-    )
+    return passed(f"{len(asked)} modules depend on the mode, and have the right one{note}.", values=values)
 
 
 def _stays_off(model: nn.Module, name: str) -> bool:
@@ -163,7 +161,7 @@ def _stays_off(model: nn.Module, name: str) -> bool:
 def check_zero_grad(setup: SetUp) -> Finding:
     """An update does not depend on the gradients of an earlier one: in one of two runs they are set to None between."""
     if not setup.has_own_step:
-        return Finding("", "passed", "The step is the library's, which sets gradients to None.")
+        return passed("The step is the library's, which sets gradients to None.")
     seen = setup.observed
     if not seen.num_steps:
         raise Skipped("no optimizer makes a step")
@@ -172,11 +170,11 @@ def check_zero_grad(setup: SetUp) -> Finding:
     noise, difference = _distance(plain, again), _distance(plain, cleared)
     values = {"difference": difference, "noise": noise}
     if difference > 10 * noise:
-        return Finding(
-            "", "problem", "The weights depend on gradients that an earlier update left (relative difference"
+        return problem(
+            "The weights depend on gradients that an earlier update left (relative difference"
             f" {difference:.2g}).", "Call self.step(optimizer), which sets gradients to None, or zero_grad().", values,
         )  # fmt: skip
-    return Finding("", "passed", "Gradients of an earlier update have no effect.", values=values)
+    return passed("Gradients of an earlier update have no effect.", values=values)
 
 
 def _weights_after(setup: SetUp, *, clears: bool, updates: int = 6) -> list[Tensor]:
@@ -234,9 +232,9 @@ def check_one_batch(setup: SetUp) -> Finding:
     values = {"first": first, "last": last, "updates": len(losses)}
     text = f"The loss of one batch changed from {first:.4g} to {last:.4g} in {len(losses)} updates"
     if not math.isfinite(last):
-        return Finding("", "problem", f"{text}.", "Lower the learning rate.", values)
+        return problem(f"{text}.", "Lower the learning rate.", values)
     if is_fitted(losses):
-        return Finding("", "passed", f"{text}.", values=values)
+        return passed(f"{text}.", values=values)
     spread = _spread(losses[-10:]) + _spread(losses[:10])
     if last < first - 3 * spread and last < first:
         advice = "It learns slowly or has a floor (noise in the loss, label smoothing): compare with a higher rate."
@@ -248,11 +246,11 @@ def check_one_batch(setup: SetUp) -> Finding:
             values,
         )
     if setup.has_own_loss:
-        return Finding("", "undecided", f"{text}: your loss may depend on more than the batch.", "", values)
+        return undecided(f"{text}: your loss may depend on more than the batch.", "", values)
     if last > first + 3 * spread or (spread < 1e-3 * abs(first) and last > 0.99 * first):
         fix = "Check the sign of the loss, that it depends on the model's outputs, and the learning rate."
-        return Finding("", "problem", f"{text}: it does not fall.", fix, values)
-    return Finding("", "undecided", f"{text}: noise hides whether it falls.", "", values)
+        return problem(f"{text}: it does not fall.", fix, values)
+    return undecided(f"{text}: noise hides whether it falls.", "", values)
 
 
 def is_fitted(losses: list[float]) -> bool:
@@ -290,13 +288,11 @@ def check_forecast(setup: SetUp) -> Finding:
     }  # fmt: skip
     text = (
         f"{trainer.max_iter:,} updates of {setup.step_seconds:.3g} s{rate}: about {_duration(seconds)} without"
-        f" evaluations; {_size(memory)} of tensors, {_size(checkpoint)} for each checkpoint."
+        f" evaluations; {byte_size(memory)} of tensors, {byte_size(checkpoint)} for each checkpoint."
     )
     if checkpoint > free:
-        return Finding(
-            "", "problem", f"{text} Only {_size(free)} of disk are free.", "Free some, or save less.", values
-        )
-    return Finding("", "passed", text, values=values)
+        return problem(f"{text} Only {byte_size(free)} of disk are free.", "Free some, or save less.", values)
+    return passed(text, values=values)
 
 
 def _existing(path: str) -> Path:
@@ -310,13 +306,6 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-def _size(number: float) -> str:
-    for power, unit in ((3, "GiB"), (2, "MiB")):
-        if number >= 1024**power:
-            return f"{number / 1024**power:.1f} {unit}"
-    return f"{number / 1024:.1f} KiB"
 
 
 def _mean(values: list[float]) -> float:

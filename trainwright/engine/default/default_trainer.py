@@ -381,7 +381,7 @@ class DefaultTrainer(RunTrainer):
                 loader = build_image_test_loader(datasets, size, num_workers=0, seed=seed)
 
         return self._predict(
-            lambda: map(self._prepared, batches_of_rank(loader)),
+            lambda: map(self._prepare_batch, batches_of_rank(loader)),
             self._forward,
             iterate=iterate,
             num_batches=num_rounds(loader),
@@ -430,10 +430,10 @@ class DefaultTrainer(RunTrainer):
         self._built_stepper.data_loader = loader
         vars(self._built_stepper).pop("_data_loader_iter", None)
 
-    def _prepared(self, batch: Any) -> Any:
+    def _prepare_batch(self, batch: Any) -> Any:
         return self.get_batch(batch, self.device)
 
-    def _prepared_for_training(self, batch: Any) -> Any:
+    def _prepare_training_batch(self, batch: Any) -> Any:
         return self._get_batch(batch)
 
     def _example_batches(self) -> Any:

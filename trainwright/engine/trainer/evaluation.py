@@ -337,7 +337,7 @@ class EvaluatingTrainer(TrainerShared):
         data = next(iter(dataset.values())) if isinstance(dataset, Mapping) else dataset
         return loaders.batches_of_rank(self.create_eval_dataloader(data) if loaders.is_dataset(data) else data)
 
-    def _prepared(self, batch: Any) -> Any:
+    def _prepare_batch(self, batch: Any) -> Any:
         return self.prepare_input_batch(batch)
 
     def _forward(self, batch: Any) -> Any:
