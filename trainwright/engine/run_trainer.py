@@ -268,7 +268,7 @@ class RunTrainer(StepMethods):
         """
         settings = self._settings
         precision, output_dir = settings.float32_matmul_precision, settings.output_dir
-        lengths = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
+        lengths: dict[str, Any] = {"total_steps": total_steps, "steps_per_epoch": steps_per_epoch}
         self.register_hooks(
             [
                 precision and Float32MatmulPrecision(precision),

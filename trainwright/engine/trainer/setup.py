@@ -287,7 +287,9 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         )
         self._state = self.state
         self._build_checkpointer(
-            self.checkpoints_dir, attachments=self._attachments, trainable_only=config.save_trainable_only
+            self.output_dir / config.checkpoints_dir,
+            attachments=self._attachments,
+            trainable_only=config.save_trainable_only,
         )
         self._train_metrics = self._build_train_metrics()
         self._run_callbacks = RunCallbacks(
