@@ -16,7 +16,6 @@ ELSEWHERE = {
         "distributed/test_sharded_checkpoints.py",
         "parts need several processes",
     ),
-    "checkpoint/share.py": ("distributed/test_sharded_checkpoints.py", "shares need several processes"),
     "cli/commands.py": ("cli/test_main.py", "the table is tested with the command that reads it"),
     "engine/trainer/base.py": ("engine/trainer/test_trainer.py", "declares the attributes of the trainer, no more"),
     "engine/training_loop.py": ("examples/test_recipes_own_loop.py", "its recipe is compared with a plain loop"),

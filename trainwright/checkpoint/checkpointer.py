@@ -27,9 +27,18 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.optimizer_state import has_other_order
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
-from trainwright.checkpoint.sharded_saving import Ranks, check_is_shared, verify_together, write_share
+from trainwright.checkpoint.sharded_saving import (
+    Ranks,
+    Share,
+    check_is_shared,
+    is_of_model,
+    make_share,
+    own_part,
+    use_own_rates,
+    verify_together,
+    write_share,
+)
 from trainwright.checkpoint.shards import PIPELINE, Grid
-from trainwright.checkpoint.share import Share, is_of_model, make_share, own_part, use_own_rates
 from trainwright.checkpoint.state_files import (
     EXTRA,
     MODEL,

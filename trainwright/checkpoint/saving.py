@@ -303,15 +303,22 @@ def write_checkpoint(
     """
     check_replaceable(path)
     entries: dict[str, FileEntry] = {}
-    for name, writer in writers.items() if before else ():
-        if isinstance(writer, CommittedFile):
-            entries[name] = writer.source.manifest.files[writer.name]
-        else:
-            entries[name] = measure(writer)
+    if before is not None:
+        entries = {name: entry_of(writer) for name, writer in writers.items()}
     if before and (same := committed_alike(path, replace(manifest, files=entries), before)) is not None:
         return same
     with placed(path, manifest.iteration) as folder:
-        manifest = _commit(folder, writers, manifest, entries, before)
+        temporary = temporary_sibling(folder)
+        try:
+            with locked(folder.parent):
+                os.mkdir(temporary)
+                manifest = replace(manifest, files=write_files(temporary, writers, before, entries.__getitem__))
+                with open(temporary / MANIFEST_NAME, "xb") as file:
+                    file.write(manifest.to_bytes())
+                commit_folder(temporary, folder)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
     return Committed(real_path(path), manifest)
 
 
@@ -368,44 +375,43 @@ def remove_unlinked(save_dir: Path) -> None:
                 logger.warning("%s: could not be deleted (%s).", path, error)
 
 
-def _commit(
+def write_files(
     folder: Path,
     writers: Mapping[str, Writer],
-    manifest: Manifest,
-    entries: Mapping[str, FileEntry],
     before: Committed | None,
-) -> Manifest:
-    temporary = temporary_sibling(folder)
+    entry_of_name: Callable[[str], FileEntry],
+    *,
+    syncs: bool = False,
+) -> dict[str, FileEntry]:
+    """Write files into ``folder``; those equal to the files of ``before`` become hard links, if the filesystem can."""
     written: dict[str, FileEntry] = {}
-    try:
-        with locked(folder.parent):
-            os.mkdir(temporary)
-            for name, writer in writers.items():
-                if "/" in name:
-                    (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                is_same = before is not None and entries[name] == before.manifest.files.get(name)
-                if before is not None and is_same and link_file(before.folder, temporary, name):
-                    written[name] = entries[name]
-                    continue
-                with open(temporary / name, "xb") as file:
-                    written[name] = measure(writer, file)
-            manifest = replace(manifest, files=written)
-            with open(temporary / MANIFEST_NAME, "xb") as file:
-                file.write(manifest.to_bytes())
-            commit_folder(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return manifest
+    for name, writer in writers.items():
+        if "/" in name:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        known = None if before is None else before.manifest.files.get(name)
+        if before and known and entry_of_name(name) == known and _link_file(before.folder, folder, name):
+            written[name] = known
+            continue
+        with open(folder / name, "xb") as file:
+            written[name] = measure(writer, file)
+            if syncs:
+                file.flush()
+                os.fsync(file.fileno())
+    return written
 
 
-def link_file(source: Path, target: Path, name: str) -> bool:
+def _link_file(source: Path, target: Path, name: str) -> bool:
     """Hard-link a file of a committed checkpoint into a new one. Returns False if the filesystem cannot."""
     try:
         os.link(source / name, target / name)
     except OSError:
         return False
     return True
+
+
+def entry_of(writer: Writer) -> FileEntry:
+    """Size and checksum of what ``writer`` writes."""
+    return writer.source.manifest.files[writer.name] if isinstance(writer, CommittedFile) else measure(writer)
 
 
 def _is_link_name(path: Path) -> bool:
