@@ -54,7 +54,6 @@ class Observed:
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
     peak_bytes: int = 0
-    build_seconds: float = 0.0
 
 
 class SetUp(Copies):
@@ -63,9 +62,8 @@ class SetUp(Copies):
     @cached_property
     def observed(self) -> Observed:
         """The first updates of a copy, with an evaluation in the middle if there is one."""
-        seen, start = Observed(), time.perf_counter()
+        seen = Observed()
         new = self.make(limit_eval_batches=None if self.setting("overfit_batches") else 1)
-        seen.build_seconds = time.perf_counter() - start
         before = {name: one.detach().clone() for name, one in new.model.named_parameters()}
         evaluates = bool(self.eval_loaders(new))
         modes = seen.first_modes

@@ -58,8 +58,9 @@ class GraphBase(nn.Module):
 class GraphTrainer(EagerTrainer):
     """Steps as programs: forward, backward, clipping and optimizer in one call.
 
-    ``graph.model`` is the model, ``graph.optimizer`` its optimizer. The first update and shorter batches are eager. If
-    a step cannot be a program, all steps are eager, and a warning gives the reason.
+    ``graph.model`` is the model, ``graph.optimizer`` its optimizer; ``settings`` are those of :class:`EagerTrainer`.
+    The first update and shorter batches are eager. If a step cannot be a program, all steps are eager, and a warning
+    gives the reason.
     """
 
     def __init__(
@@ -70,17 +71,11 @@ class GraphTrainer(EagerTrainer):
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
         skip_non_finite: bool = False,
-        find_unused_parameters: bool = False,
-        wraps_model: bool = True,
+        **settings: Any,
     ) -> None:
         if graph.optimizer is None:
             raise ConfigError("GraphTrainer: the graph has no optimizer; build it with GraphBase(model, optimizer).")
-        settings: dict[str, Any] = {
-            "grad_scaler": grad_scaler,
-            "skip_non_finite": skip_non_finite,
-            "find_unused_parameters": find_unused_parameters,
-            "wraps_model": wraps_model,
-        }
+        settings |= {"grad_scaler": grad_scaler, "skip_non_finite": skip_non_finite}
         self.graph = graph
         self._results: Mapping[str, Any] | None = None  # of the latest program
         super().__init__(graph, data_loader, graph.optimizer, grad_acc_steps, **settings)

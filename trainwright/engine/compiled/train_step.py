@@ -30,19 +30,8 @@ _STEP_METHODS = ("train_step", "training_step", "optimization_step", "run_step")
 _SCORES = "prediction scores"  # no name of a model's output
 
 
-def compile_steps(
-    trainer: TrainerShared,
-    step: Step,
-    criterion: Callable[..., Tensor] | None,
-    own_loss: Callable[..., Tensor] | None,
-    record_scores: Callable[[Any], None] | None,
-) -> None:
-    """Let ``step`` run programs in place of ``trainer.train_step``, or log why that is not possible.
-
-    Args:
-        criterion, own_loss: as in contracts.
-        record_scores: receives the model's outputs of a batch, for training metrics; None: not needed.
-    """
+def compile_steps(trainer: TrainerShared, step: Step) -> None:
+    """Let ``step`` run programs in place of ``trainer.train_step``, or log why that is not possible."""
     own = [name for name in _STEP_METHODS if is_overridden(trainer, name)]
     config = trainer.config
     why = f"{type(trainer).__name__} has its own {' and '.join(own)}" if own else None
@@ -53,25 +42,18 @@ def compile_steps(
     if why is not None:
         log_refusal(why)
         return
-    step.train = CompiledSteps(trainer, step, criterion, own_loss, record_scores).train_step
+    step.train = CompiledSteps(trainer, step).train_step
 
 
 class CompiledSteps:
     """Micro-batches of a trainer in graph mode, in place of its ``train_step``, which runs eager ones."""
 
-    def __init__(
-        self,
-        trainer: TrainerShared,
-        step: Step,
-        criterion: Callable[..., Tensor] | None,
-        own_loss: Callable[..., Tensor] | None,
-        record_scores: Callable[[Any], None] | None,
-    ) -> None:
+    def __init__(self, trainer: TrainerShared, step: Step) -> None:
         self._trainer: Any = weakref.proxy(trainer)
         self._step: Any = weakref.proxy(step)
-        self._model, self._criterion, self._own_loss = trainer.model, criterion, own_loss
-        self._record_scores = record_scores
-        config = trainer.config
+        self._model, self._criterion, self._own_loss = trainer.model, trainer._criterion, trainer._own_loss
+        metrics, config = trainer._train_metrics, trainer.config
+        self._record_scores = None if metrics is None else metrics.record  # the outputs of a batch
         self._adds, self._skips = config.gradient_accumulation_steps > 1, config.non_finite == "skip"
         self._update = step.update
         self._compiled: CompiledUpdate | None = None

@@ -16,8 +16,7 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeErr
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
-from trainwright.config.schema.checks import validate
-from trainwright.config.schema.sections import complete, total_iterations
+from trainwright.config.schema.sections import total_iterations
 from trainwright.config.secrets import without_secrets
 from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import build_image_test_loader, set_position
@@ -26,20 +25,18 @@ from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
 from trainwright.engine.default.eager_trainer import EagerTrainer
 from trainwright.engine.default.setup import (
-    apply_dev_run,
     bind_arguments,
     call_with_known,
     changed_settings,
     check_eval_metric,
     check_num_layers,
+    checked,
     complete_batch_sizes,
-    expand_output_dir,
     join_ranks,
     limit_data,
     next_commands,
     num_samples,
     overfit_loader,
-    resolve_eval_mode,
     scale_shares,
     scale_to_data,
 )
@@ -102,11 +99,7 @@ class DefaultTrainer(RunTrainer):
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
-        as_given = complete(cfg)
-        validate(as_given)
-        apply_dev_run(as_given)
-        expand_output_dir(as_given)
-        resolve_eval_mode(as_given)
+        as_given = checked(cfg)
         log_to_console()
         self.device = join_ranks(as_given)
         complete_batch_sizes(as_given)

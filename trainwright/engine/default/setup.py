@@ -207,12 +207,7 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
     """
     source: str | None = getattr(args, "config_file", None) or None
     overrides: Sequence[str] = getattr(args, "opts", None) or ()
-    whole = complete(cfg)
-    remember_secrets(whole)
-    validate(whole, source=source, overrides=overrides)
-    apply_dev_run(whole)
-    expand_output_dir(whole)
-    resolve_eval_mode(whole)
+    whole = checked(cfg, source=source, overrides=overrides)
     with open_dict(cfg):
         for section in whole:
             cfg[section] = whole[section]
@@ -234,9 +229,21 @@ def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> No
             folder.write_config(cfg)
 
 
-def expand_output_dir(cfg: DictConfig) -> None:
-    """Replace ``~`` in ``cfg.train.output_dir``."""
-    cfg.train.output_dir = _as_text(os.path.expanduser(cfg.train.output_dir))
+def checked(cfg: DictConfig, *, source: str | None = None, overrides: Sequence[str] = ()) -> DictConfig:
+    """A complete copy of ``cfg``, in which everything is resolved that needs neither processes nor data.
+
+    ``source`` and ``overrides``: where its settings come from, for messages.
+
+    Raises:
+        ConfigError: the configuration cannot run; the message lists every fault.
+    """
+    whole = complete(cfg)
+    remember_secrets(whole)
+    validate(whole, source=source, overrides=overrides)
+    apply_dev_run(whole)
+    whole.train.output_dir = _as_text(os.path.expanduser(whole.train.output_dir))
+    resolve_eval_mode(whole)
+    return whole
 
 
 def complete_batch_sizes(cfg: DictConfig) -> None:

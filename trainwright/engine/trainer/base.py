@@ -58,6 +58,7 @@ class TrainerShared(RunTrainer):
     _contract: Contract | None
     _criterion: Callable[..., Any] | None
     _own_loss: Callable[..., Any] | None
+    _train_metrics: Any
     _records_outputs = True  # pass the model's outputs to the loss weights and the training metrics
     _scalars: dict[str, Any] | None = None  # those that the model returned for the current micro-batch
     _autocast: Autocast | None

@@ -76,8 +76,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         if self.config.graph:
             from trainwright.engine.compiled.train_step import compile_steps
 
-            record = None if self._train_metrics is None else self._train_metrics.record
-            compile_steps(self, step, self._criterion, self._own_loss, record)
+            compile_steps(self, step)
 
     def _train_outputs(self, model: Any, batch: Any) -> Mapping[str, Any]:
         """The part of a step after the forward pass, on the last stage of a pipeline."""
