@@ -1,5 +1,6 @@
 """Two processes report to each other in a store; here both are in one process."""
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -68,6 +69,39 @@ def test_a_slow_traceback_is_waited_for(watches: list[FaultWatch], monkeypatch: 
     start = time.monotonic()
     watches[0].line_for(LOST)
     assert time.monotonic() - start > 0.25
+
+
+class Polled(FaultWatch):
+    """Looks at the place of a process that ``moves``, or waits at one place; records that it would end it."""
+
+    moves = True
+
+    def __init__(self, store: dist.Store) -> None:
+        self.num_looks, self.has_ended = 0, threading.Event()
+        super().__init__(store, 0, 2, timeout_s=1.0)
+
+    def _place(self) -> tuple[int, ...]:
+        self.num_looks += 1
+        return (self.num_looks if self.moves else 0,)
+
+    def _end(self, line: str = "") -> None:
+        self.has_ended.set()
+        self._is_over.set()
+
+
+def test_a_process_ends_only_where_it_waits_for_one_that_failed(
+    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainwright.parallel.faults._ENDS_ITSELF_S", 0.0)
+    store = dist.HashStore()
+    watches[1]._store = store
+    watch = Polled(store)
+    watches[1].announce(ValueError("bad data"))  # the program has caught it and goes on
+    while watch.num_looks < 6:
+        time.sleep(0.01)
+    assert not watch.has_ended.is_set()
+    watch.moves = False
+    assert watch.has_ended.wait(60)
 
 
 @pytest.mark.parametrize(

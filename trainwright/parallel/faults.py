@@ -112,14 +112,16 @@ class FaultWatch:
 
     def _run(self) -> None:
         place, since, fault_since = self._place(), time.monotonic(), 0.0
+        moved = since
         while not self._is_over.wait(min(1.0, self._timeout_s / 10)):
             now, last = time.monotonic(), place
             place = self._place()
-            since = since if place == last else now
+            since, moved = (since, moved) if place == last else (now, now)
             fault = self._read("fault", 0.0)
             if fault is not None and fault["rank"] != self._rank:
                 fault_since = fault_since or now
-                if now - fault_since > _ENDS_ITSELF_S:
+                # Not if the program has caught the error on all ranks and goes on.
+                if now - max(fault_since, moved) > _ENDS_ITSELF_S:
                     self._read("reported", _REPORT_S)
                     self._end(self._line_of(fault))
             if self.trainer is None:
