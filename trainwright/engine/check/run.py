@@ -53,7 +53,7 @@ def check_trainer(
     """
     names = _chosen(only)
     end = time.perf_counter() + max_seconds
-    findings = []
+    findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device):
         setup = SetUp(trainer, Path(folder), end=end)
         setup.output_dir = output_dir or setup.output_dir
