@@ -17,7 +17,15 @@ from trainwright import Trainer
 from trainwright.config import ConfigError, ConfigKeyError, LazyCall, LazyConfig
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import complete
-from trainwright.config.secrets import MISSING, REDACTED, RedactingFormatter, is_secret_name, redact, without_secrets
+from trainwright.config.secrets import (
+    MISSING,
+    REDACTED,
+    RedactingFormatter,
+    is_secret_name,
+    redact,
+    safe_trackers,
+    without_secrets,
+)
 from trainwright.config.training.training_config import TrainingConfig
 from trainwright.engine.run_directory import RunFolder
 
@@ -449,3 +457,14 @@ def test_an_error_on_the_command_line_is_printed_without_secrets(
         done = train(project / "configs" / "config.py", wrong, *extra, cwd=tmp_path, code=2)
         assert "train.api_key" in done.stderr
         assert secret not in done.stderr
+
+
+def test_a_tracker_gets_no_command_line_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--epochs", "3"])
+    assert safe_trackers({"wandb": {"project": "p"}}) == {"wandb": {"project": "p"}}
+    monkeypatch.setattr("sys.argv", ["train.py", "--api-key", "a1b2c3d4"])
+    assert safe_trackers({"wandb": {"project": "p"}}) == {
+        "wandb": {"project": "p", "settings": {"x_disable_meta": True}}
+    }
+    assert safe_trackers({"mlflow": {}}) == {"mlflow": {}}
+    assert safe_trackers(None) is None

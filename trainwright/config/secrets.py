@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,13 @@ def redact_command(arguments: Iterable[str]) -> list[str]:
         found.append(REDACTED if follows and not one.startswith("-") else redact(one))
         follows = one.startswith("-") and "=" not in one and is_secret_name(one.lstrip("-"))
     return found
+
+
+def safe_trackers(trackers: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The arguments of trackers. W&B sends the command line with the facts of the machine: not if it has a secret."""
+    if not trackers or "wandb" not in trackers or redact_command(sys.argv) == sys.argv:
+        return trackers
+    return {**trackers, "wandb": {"settings": {"x_disable_meta": True}, **trackers["wandb"]}}
 
 
 def without_secrets(tree: Any) -> tuple[Any, list[str]]:

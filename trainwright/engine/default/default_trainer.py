@@ -17,7 +17,7 @@ from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.schema.sections import total_iterations
-from trainwright.config.secrets import without_secrets
+from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.data.collate import mixed, to_batch
 from trainwright.data.loaders import build_image_test_loader, set_position
 from trainwright.data.seeding import seed_everything
@@ -316,7 +316,7 @@ class DefaultTrainer(RunTrainer):
             self.max_iter,
             batch_size=train.global_batch_size,
             progress_bar=train.progress_bar,
-            trackers=trackers,
+            trackers=safe_trackers(trackers),
             settings=settings,
             iterations_per_epoch=self._iterations_per_epoch(),
         )

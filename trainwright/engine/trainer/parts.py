@@ -15,7 +15,7 @@ from torch import nn
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
 from trainwright.config.errors import ConfigError, MissingFileError
-from trainwright.config.secrets import without_secrets
+from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.best_metric import key_of_monitor, metric_for_best, mode_of_monitor
 from trainwright.events.writers import EventWriter, default_writers
@@ -181,7 +181,7 @@ def build_writers(
         table=logs / CSV_NAME,
         tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
         tensorboard_aliases={"total_loss": "train.loss"} if isinstance(config, TrainerConfig) else aliases,
-        trackers=config.trackers,
+        trackers=safe_trackers(config.trackers),
         settings=settings,
     )
 

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from abc import abstractmethod
@@ -20,7 +19,6 @@ from typing import Any, ClassVar
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError
-from trainwright.config.secrets import redact_command
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.rows import METRICS_NAME, Row, read_rows, rows_after
@@ -150,8 +148,6 @@ class WandbTracker(Tracker):
 
         defaults = {"dir": str(self._folder), "name": self._folder.name, "config": self._settings}
         arguments: dict[str, Any] = {**defaults, **self._arguments}
-        if redact_command(sys.argv) != sys.argv:  # it would send the command line, which has a secret, and the machine
-            arguments.setdefault("settings", wandb.Settings(x_disable_meta=True))
         if run_id is not None:
             arguments |= {"id": run_id, "resume": "allow"}
         self._run = wandb.init(**arguments)
