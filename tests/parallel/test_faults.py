@@ -97,7 +97,7 @@ def test_a_process_ends_only_where_it_waits_for_one_that_failed(
     watches[1]._store = store
     watch = Polled(store)
     watches[1].announce(ValueError("bad data"))  # the program has caught it and goes on
-    while watch.num_looks < 6:
+    while watch.num_looks < 6 and not watch.has_ended.is_set():
         time.sleep(0.01)
     assert not watch.has_ended.is_set()
     watch.moves = False
