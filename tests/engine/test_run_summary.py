@@ -131,6 +131,9 @@ def test_a_run_that_early_stopping_has_ended_says_how_to_continue_it(
     (line,) = [message for message in caplog.messages if message.startswith("Nothing to train")]
     assert "a callback stopped the run after iteration 10." in line
     assert "a larger patience or early_stopping=None continues it" in line
+    ends = [message for message in caplog.messages if message.startswith("Finished after iteration 10")]
+    assert len(ends) == 1
+    assert "resume_from_checkpoint=True with early_stopping=None trains it longer" in ends[0]
 
 
 def test_a_finished_run_has_no_line_of_its_iterations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

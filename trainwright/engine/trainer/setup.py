@@ -344,7 +344,8 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         config, folder = self.config, shlex.quote(self.config.output_dir)
         commands = [] if config.tensorboard is None else [f"tensorboard --logdir {folder}"]
         if config.save_enabled:
-            longer = f"num_epochs={2 * config.num_epochs}"
+            has_stopped = any(getattr(one, "stopped_epoch", None) is not None for one in self.callbacks)  # early
+            longer = "early_stopping=None" if has_stopped else f"num_epochs={2 * config.num_epochs}"
             commands.append(f"resume_from_checkpoint=True with {longer} trains it longer")
         return commands
 
