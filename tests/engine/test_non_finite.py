@@ -283,7 +283,7 @@ def test_an_own_step_that_skips_nothing_is_not_said_to(tmp_path: Path, caplog: p
     config.lr_scheduler_type = None
     Own(Model((6,)), config, train_dataset=Points()).train()
     without_step, bad_loss = warnings_of(caplog)
-    assert bad_loss.endswith("Training continues, with weights that may be invalid.")
+    assert "Training continues, with weights that may be invalid. Samples of update 7: " in bad_loss
     assert "made no optimizer step in 20 iterations" in without_step
 
 
