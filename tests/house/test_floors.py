@@ -27,6 +27,7 @@ OPEN_TO_ALL = {
     "trainwright.config.errors",
     "trainwright.lazy_names",
     "trainwright.notebook",
+    "trainwright.stacks",
     "trainwright.terminal",
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if "defaults" not in p.parts and p.parent != PACKAGE)

@@ -15,8 +15,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
+
+from trainwright.stacks import stack_of
 
 # In the errors of torch's backends: another process closed its connection, or did not answer in time.
 _OF_CONNECTIONS = (
@@ -131,12 +133,8 @@ class FaultWatch:
 
     def _place(self) -> tuple[Any, ...]:
         """Where the process is: equal at two times only if its main thread has not moved."""
-        places = list[tuple[CodeType, int]]()
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        while frame is not None:
-            places.append((frame.f_code, frame.f_lasti))
-            frame = frame.f_back
-        return getattr(self.trainer, "iter", None), *places
+        stack = stack_of(threading.main_thread().ident or 0) or [time.monotonic()]  # unknown: it may have moved
+        return getattr(self.trainer, "iter", None), *stack
 
     def _report_hang(self) -> None:
         """Print the stacks of this process, and once for all which processes wait and which do not; end the process."""

@@ -20,6 +20,7 @@ from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.notebook import Content, NotebookDisplay
 from trainwright.notebook import at_end_of_cell, is_kernel
+from trainwright.stacks import stack_of
 from trainwright.terminal import guarded, is_terminal, printable, shows_live_text
 
 if TYPE_CHECKING:
@@ -493,14 +494,8 @@ def _clock(seconds: float) -> str:
 
 def _is_debugged(thread: int) -> bool:
     """Whether a thread waits for input in a debugger: near its innermost frame."""
-    frame = sys._current_frames().get(thread)
-    for _ in range(8):
-        if frame is None:
-            return False
-        if frame.f_globals.get("__name__") in _DEBUGGERS:
-            return True
-        frame = frame.f_back
-    return False
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in _DEBUGGERS}
+    return any(line.split('"')[1] in files for line in stack_of(thread)[:8] if '"' in line)
 
 
 def _forget_in_child() -> None:
