@@ -133,7 +133,7 @@ class FaultWatch:
 
     def _place(self) -> tuple[Any, ...]:
         """Where the process is: equal at two times only if its main thread has not moved."""
-        stack = stack_of(threading.main_thread().ident or 0) or [time.monotonic()]  # unknown: it may have moved
+        stack = stack_of(threading.main_thread().ident or 0) or [str(time.monotonic())]  # unknown: it may have moved
         return getattr(self.trainer, "iter", None), *stack
 
     def _report_hang(self) -> None:
