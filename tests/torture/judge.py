@@ -123,7 +123,8 @@ def _judge_lines(reference: Reference, files: Files, before: Snapshot) -> list[F
     name, done = before.committed
     lines = reader.trace(files.trace)
     said = re.findall(r"Resuming from (\S+)\.$", files.log.read_text(errors="replace"), re.MULTILINE)
-    if said and Path(said[0]).name != name:
+    # Before the pointer names a new checkpoint, a resume says the folder that the link leads to.
+    if said and Path(said[0]).name not in (name, before.links.get(name)):
         return [Fault(LOST, f"it says to resume from {said[0]}, the newest is {name or 'none'}")]
     if lines and name and not said:
         return [Fault(LOST, f"it does not say to resume from {name}")]
