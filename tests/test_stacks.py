@@ -39,10 +39,9 @@ from trainwright.stacks import stack_of
 
 def work():
     reader = threading.Thread(target=lambda: print(stack_of(threading.main_thread().ident)[-2:]))
-    reader.start()
-    reader.join()
+    reader.start(); reader.join()  # one line: the thread may read before join is called
 
 work()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == repr(['File "<string>", line 8 in work', 'File "<string>", line 10 in <module>'])
+    assert done.stdout.strip() == repr(['File "<string>", line 7 in work', 'File "<string>", line 9 in <module>'])

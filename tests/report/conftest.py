@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,8 +94,15 @@ def train_by_files(folder: Path, **train: object) -> None:
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the runs ``objects`` and ``files``: read only."""
     folder = tmp_path_factory.mktemp("runs")
-    train_by_objects(folder / "objects", logs_dir="logs")
-    train_by_files(folder / "files")
+    program = tmp_path_factory.mktemp("repository") / "train.py"
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for arguments in (("init",), (*who, "commit", "--allow-empty", "--message", "first")):
+        subprocess.run(["git", "-C", str(program.parent), *arguments], check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        # The program's repository: what a run records of it is then the same wherever and after whatever tests run.
+        patch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+        train_by_objects(folder / "objects", logs_dir="logs")
+        train_by_files(folder / "files")
     return folder
 
 
