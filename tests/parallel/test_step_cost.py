@@ -1,14 +1,23 @@
 """Tensors are counted as long as they exist, and what processes exchange by its kind."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainwright.parallel.step_cost import counted_process, measure, size_of
+from trainwright._torch_compat.simulation import simulated_process
+from trainwright.parallel.step_cost import TensorBytes, counting, create_states, measure, size_of
 
 MIB = 2**20
+
+
+@contextmanager
+def counted_process(rank: int = 0, world_size: int = 1) -> Iterator[TensorBytes]:
+    with simulated_process(rank, world_size), counting() as counted:
+        yield counted
 
 
 def test_tensors_count_until_they_are_freed() -> None:
@@ -59,7 +68,9 @@ def test_the_parts_of_the_peak() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-        cost = measure(step, model, [optimizer], counted)
+        cost = measure(step, model, [optimizer], counted).cost()
+        create_states([optimizer])
+        assert measure(step, model, [optimizer], counted, has_states=True).cost() == cost
     assert cost.parameters == cost.trainable == cost.optimizer == 2 * MIB
     assert cost.gradients == MIB  # the other one is being computed, as the last tensor of the backward pass
     assert cost.peak == cost.parameters + cost.gradients + cost.optimizer + cost.activations

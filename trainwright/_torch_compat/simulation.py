@@ -96,7 +96,38 @@ def _replacements() -> list[AbstractContextManager[Any]]:
         mock.patch.object(dist, "broadcast_object_list"),
         mock.patch.object(dist, "barrier"),
         *(mock.patch.object(mesh, name, _with_data(getattr(mesh, name))) for name in _OF_RANKS),
+        *_of_sharding(),
     ]
+
+
+def _of_sharding() -> list[AbstractContextManager[Any]]:
+    """Of several processes; in releases without these parts an estimate takes longer."""
+    if not torch.distributed.is_initialized():
+        return []
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    chunks, shapes = "_chunk_with_empty", "_propagate_tensor_meta_non_cached"
+    found: list[AbstractContextManager[Any]] = []
+    if hasattr(_fsdp_param, chunks):  # of each parameter for all processes, of which FSDP2 uses two
+        found.append(mock.patch.object(_fsdp_param, chunks, _Chunks))
+    if hasattr(ShardingPropagator, shapes):  # DTensor runs an operation on complete tensors, to learn their shapes
+        known = _with_data(getattr(ShardingPropagator, shapes))
+        found.append(mock.patch.object(ShardingPropagator, shapes, known))
+    return found
+
+
+class _Chunks:
+    """``torch.chunk`` with empty chunks for the last processes, each of which is cut when it is used."""
+
+    def __init__(self, tensor: Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim, self._size = tensor, dim, -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, index: int) -> Tensor:
+        first, size = index * self._size, self._tensor.size(self._dim)
+        if first >= size:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, first, min(self._size, size - first))
 
 
 # Methods of DeviceMesh that compute with a tensor of ranks.

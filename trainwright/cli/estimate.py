@@ -48,10 +48,11 @@ def parser() -> argparse.ArgumentParser:
     parser = TrainingArgumentParser(
         prog=prog, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.usage = f"{prog} CONFIG [--world N] [--memory 80GiB] [--rank R] [--json] [key=value ...]"
+    parser.usage = f"{prog} CONFIG [--world N] [--memory 80GiB] [--rank R] [--full] [--json] [key=value ...]"
     parser.add_argument("--world", type=int, default=1, metavar="N", help="number of processes (default: 1)")
     parser.add_argument("--memory", metavar="SIZE", help="of each process, as 80GiB: which layouts fit into it")
     parser.add_argument("--rank", type=int, metavar="R", help="the process; default: the first and last stage's")
+    parser.add_argument("--full", action="store_true", help="trace all blocks, not a few of those that are equal")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
@@ -69,7 +70,7 @@ def _run(cfg: Any, args: argparse.Namespace) -> int:
     from trainwright.engine import DefaultTrainer, estimate, fitting_layouts
 
     if memory is None:
-        found = estimate(DefaultTrainer, cfg, world_size=args.world, rank=args.rank)
+        found = estimate(DefaultTrainer, cfg, world_size=args.world, rank=args.rank, extrapolates=not args.full)
         print(json.dumps(facts(found), indent=1) if args.json else "\n".join(lines_of(found)))
         return DONE
     candidates = fitting_layouts(DefaultTrainer, cfg, world_size=args.world, memory=memory)
@@ -115,7 +116,8 @@ def lines_of(found: "Estimate") -> list[str]:
     rows += [["exchanged per update", *("" for _ in costs)]] if traffic else []
     rows += [[kind, *(in_units(cost.traffic.get(kind, 0)) for cost in costs)] for kind in traffic]
     processes = "1 process" if size == 1 else f"{size} processes: {found.layout}"
-    return [f"{processes}{stages}", *table(rows, right=range(1, len(found.costs) + 1))]
+    few = [f"{number} equal blocks from {name} on were estimated from 5" for name, number in found.extrapolated.items()]
+    return [f"{processes}{stages}", *table(rows, right=range(1, len(found.costs) + 1)), *few]
 
 
 def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
@@ -145,7 +147,9 @@ def table_of(candidates: "Sequence[Candidate]", memory: int) -> list[str]:
 def facts(found: "Estimate") -> dict[str, Any]:
     """The estimate as JSON values, in bytes."""
     costs = [{"rank": rank, **asdict(cost), "peak": cost.peak} for rank, cost in found.costs.items()]
-    return {"layout": asdict(found.layout), "peak": found.peak, "ranks": costs}
+    return {
+        "layout": asdict(found.layout), "peak": found.peak, "ranks": costs, "extrapolated": found.extrapolated
+    }  # fmt: skip
 
 
 def _candidate_facts(candidate: "Candidate", memory: int) -> dict[str, Any]:

@@ -4,16 +4,19 @@ The trainer itself is built, as one of the processes of the run, and makes its o
 """
 
 import copy
+import gc
 import logging
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from omegaconf import DictConfig
 
 from trainwright._torch_compat.probing import real_tensors
+from trainwright._torch_compat.simulation import simulated_process
 from trainwright.config.errors import UserError
 from trainwright.config.schema.sections import complete
 from trainwright.data.batch_loader import BatchLoader
@@ -22,10 +25,12 @@ from trainwright.engine.run_summary import logging_only_above
 from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
 from trainwright.optim.named import each_optimizer
+from trainwright.parallel.blocks import Run
+from trainwright.parallel.depth import extrapolated, shortened
 from trainwright.parallel.dist import use_mesh
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import current_mesh
-from trainwright.parallel.step_cost import StepCost, TensorBytes, counted_process, measure
+from trainwright.parallel.step_cost import StepCost, TensorBytes, Trace, counting, create_states, measure
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,12 @@ class Estimate:
     Attributes:
         layout: of the processes.
         costs: by rank. All ranks of a pipeline stage need the same; of several stages, those of the first and last.
+        extrapolated: the number of equal blocks that were estimated from fewer, by the name of the first one.
     """
 
     layout: Layout
     costs: dict[int, StepCost]
+    extrapolated: dict[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:
@@ -51,12 +58,19 @@ class Estimate:
         return max(sum(cost.traffic.values()) for cost in self.costs.values())
 
 
-def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, rank: int | None = None) -> Estimate:
+def estimate(
+    build: Callable[[Any], Any],
+    config: Any,
+    *,
+    world_size: int = 1,
+    rank: int | None = None,
+    extrapolates: bool = True,
+) -> Estimate:
     """Estimate the memory and the traffic of one update on each of ``world_size`` processes.
 
     ``build(config)`` returns the trainer of a configuration: ``DefaultTrainer``, a subclass of it, or a function that
     calls ``Trainer(model, config, ...)`` and also builds the model, which then takes no memory. Data sets and loaders
-    that the function needs must exist before. One batch is read.
+    that the function needs must exist before. One batch is read. It is called several times.
 
     Tensors are counted as on a CPU. What is not counted: memory inside of kernels, the allocator's unused parts and
     the contexts of CUDA and NCCL. Graph mode is estimated as eager mode. Nothing is written to the output folder.
@@ -64,6 +78,8 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, r
     Args:
         config: of either API; its layout is that of the estimate.
         rank: of the process; by default the first one, and of several pipeline stages also the last one.
+        extrapolates: make the steps of a model with many equal blocks with fewer of them, unless three numbers of
+            blocks show that the cost is not linear in it.
 
     Raises:
         ConfigError: the configuration cannot run, or a step reads the value of a tensor.
@@ -71,26 +87,76 @@ def estimate(build: Callable[[Any], Any], config: Any, *, world_size: int = 1, r
     >>> estimate(DefaultTrainer, cfg, world_size=64).peak  # doctest: +SKIP
     1610612736
     """
-    first = _measured(build, config, rank or 0, world_size)
-    costs, layout = {rank or 0: first[0]}, first[1]
+    process = _Process(build, config, rank or 0, world_size, {})
+    costs, layout = {process.rank: process.cost(extrapolates)}, process.layout
     if rank is None and layout.pipeline > 1:
-        costs[world_size - 1] = _measured(build, config, world_size - 1, world_size)[0]
-    return Estimate(layout, costs)
+        last = replace(process, rank=world_size - 1)
+        costs[last.rank] = last.cost(extrapolates)
+    return Estimate(layout, costs, process.extrapolated)
 
 
-def _measured(build: Callable[[Any], Any], config: Any, rank: int, world_size: int) -> tuple[StepCost, Layout]:
-    with (
-        logging_only_above(logging.WARNING),
-        tempfile.TemporaryDirectory() as folder,
-        counted_process(rank, world_size) as counted,
-    ):
+@dataclass
+class _Process:
+    """One process of a run, whose trainer is built anew for each trace."""
+
+    build: Callable[[Any], Any]
+    config: Any
+    rank: int
+    world_size: int
+    extrapolated: dict[str, int]
+    layout: Layout = field(init=False)
+
+    def cost(self, extrapolates: bool) -> StepCost:
+        with logging_only_above(logging.WARNING), _quick_collections(), simulated_process(self.rank, self.world_size):
+            return self._cost(extrapolates)
+
+    def _cost(self, extrapolates: bool) -> StepCost:
+        if not extrapolates:
+            return self._trace(None).cost()
+        runs: dict[str, Run] = {}
         try:
-            trainer = build(_for_estimate(config, folder))
-            mesh = current_mesh()
-            layout = Layout(data=world_size, replicate=world_size) if mesh is None else mesh.layout
-            return _measure_trainer(trainer, counted), layout
-        finally:
-            use_mesh(None)
+            base = self._trace((), runs)
+            if not runs:
+                return base.cost()
+            found = extrapolated([*runs.values()], self._trace, base).cost()
+        except Exception:
+            if not runs:
+                raise
+            return self._trace(None).cost()  # which raises the error, if the shorter model is not its cause
+        self.extrapolated.update({name: run.units * run.period for name, run in runs.items()})
+        return found
+
+    def _trace(self, extra: Sequence[int] | None, runs: dict[str, Run] | None = None) -> Trace:
+        """The trace of the model with shortened runs, which are added to ``runs``; None: of the complete model."""
+        gc.freeze()  # imported modules, and what the trace before has left
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            counting() as counted,
+            nullcontext() if extra is None else shortened(counted, extra, {} if runs is None else runs) as depths,
+        ):
+            try:
+                trainer = self.build(_for_estimate(self.config, folder))
+                mesh = current_mesh()
+                world = self.world_size
+                self.layout = Layout(data=world, replicate=world) if mesh is None else mesh.layout
+                if depths is not None:
+                    depths.check_alike()
+                layout = self.layout
+                # The first update of pipelines and of DistributedDataParallel is another one.
+                is_short = depths is not None and bool(depths.runs) and layout.pipeline == 1
+                is_short &= layout.data == 1 or layout.zero_stage > 0
+                return _measure_trainer(trainer, counted, is_short=is_short)
+            finally:
+                use_mesh(None)
+
+
+@contextmanager
+def _quick_collections() -> Iterator[None]:
+    """``gc.freeze`` keeps objects out of the many collections of a trace; they are released here."""
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _for_estimate(config: Any, folder: str) -> Any:
@@ -107,7 +173,10 @@ def _for_estimate(config: Any, folder: str) -> Any:
     return cfg
 
 
-def _measure_trainer(trainer: Any, counted: TensorBytes) -> StepCost:
+def _measure_trainer(trainer: Any, counted: TensorBytes, *, is_short: bool) -> Trace:
+    optimizers = each_optimizer(trainer.optimizer)
+    if is_short:
+        create_states(optimizers)
     loader = trainer._loader
     with real_tensors():
         batch = next(iter(loader))
@@ -129,7 +198,7 @@ def _measure_trainer(trainer: Any, counted: TensorBytes) -> StepCost:
                 trainer.state.global_step = 0
             run_step()
 
-        return measure(step, trainer.model, each_optimizer(trainer.optimizer), counted)
+        return measure(step, trainer.model, optimizers, counted, has_states=is_short)
 
 
 MACHINE = 8  # processes of a machine: those that exchange most, as tensor-parallel ones in each layer, belong on one

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainwright._torch_compat.simulation import static_pipeline
-from trainwright.parallel import cut
+from trainwright.parallel import cut, pipeline
+from trainwright.parallel.blocks import keep_different
 from trainwright.parallel.pipeline import Pipeline
 
 
@@ -30,6 +31,7 @@ def simulated_stages() -> Iterator[None]:
         stack,
         mock.patch.object(Pipeline, "__init__", keep_copy),
         mock.patch.object(Pipeline, "_probe", _probe),
+        mock.patch.object(pipeline, "_agreement", return_value=_agreed),
         mock.patch.object(Pipeline, "_compare"),  # compares values
         mock.patch.object(Pipeline, "broadcast_object", _logged_names),
         mock.patch.object(cut._OfTransformers, "check"),  # compares values
@@ -38,13 +40,15 @@ def simulated_stages() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _probe(pipeline: Any, batch: Any) -> list[tuple[Tensor | None, Any]]:
+def _probe(self: Any, batch: Any) -> list[tuple[Tensor | None, Any]]:
     """What each stage of this process receives and returns, by running all stages."""
-    number = pipeline._number
-    layout = replace(pipeline._mesh.layout, pipeline=number)
-    stages, *_ = cut.cut_model(vars(pipeline).pop("_complete"), number, range(number), layout.stage_ids)
-    has_autocast = hasattr(vars(pipeline.stages[0]).get("forward"), "runs_under_autocast")
-    own = {stage.index for stage in pipeline.stages}
+    number = self._number
+    layout = replace(self._mesh.layout, pipeline=number)
+    stages, *_ = cut.cut_model(vars(self).pop("_complete"), number, range(number), layout.stage_ids)
+    for stage in stages:
+        keep_different(stage)  # blocks that are alike return the same shapes
+    has_autocast = hasattr(vars(self.stages[0]).get("forward"), "runs_under_autocast")
+    own = {stage.index for stage in self.stages}
     hidden: Any = None
     found: list[tuple[Tensor | None, Any]] = []
     with torch.autocast("cpu", torch.bfloat16, enabled=has_autocast):
@@ -56,6 +60,10 @@ def _probe(pipeline: Any, batch: Any) -> list[tuple[Tensor | None, Any]]:
     return found
 
 
-def _logged_names(pipeline: Pipeline, value: Any) -> Any:
+def _agreed(*values: bool) -> list[bool]:
+    return [*values]
+
+
+def _logged_names(self: Pipeline, value: Any) -> Any:
     """The names of the last stage's logged values; on the other stages, of two placeholders."""
-    return value if pipeline.is_last else (("", "loss"), False)
+    return value if self.is_last else (("", "loss"), False)

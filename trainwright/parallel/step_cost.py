@@ -7,7 +7,7 @@ it exists.
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,11 +16,12 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright._torch_compat.simulation import SimulatedReplica, simulated_process
-from trainwright.parallel import data_parallel
+from trainwright._torch_compat.simulation import SimulatedReplica
+from trainwright.parallel import data_parallel, parallelize
 from trainwright.parallel.simulated_pipeline import simulated_stages
 
 
@@ -51,12 +52,40 @@ class StepCost:
         return self.parameters + self.gradients + self.optimizer + self.activations
 
 
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step.
+
+    Attributes:
+        sizes: the bytes that exist, whenever they have become more.
+        parts: the bytes of the parameters, gradients and optimizer state when most exist.
+    """
+
+    sizes: list[int]
+    parts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a step has needed, by phase."""
+
+    phases: dict[Any, Phase]
+    traffic: dict[str, int]
+    trainable: int
+
+    def cost(self) -> StepCost:
+        """At the peak of all phases."""
+        phase = max(self.phases.values(), key=lambda phase: max(phase.sizes))
+        activations = max(phase.sizes) - sum(phase.parts.values())
+        return StepCost(**phase.parts, activations=activations, trainable=self.trainable, traffic=self.traffic)
+
+
 @contextmanager
-def counted_process(rank: int = 0, world_size: int = 1) -> Iterator["TensorBytes"]:
-    """A context in which this is process ``rank`` of ``world_size``, and tensors have no data but are counted."""
+def counting() -> Iterator["TensorBytes"]:
+    """A context, within that of a simulated process, in which tensors are counted."""
     with (
-        simulated_process(rank, world_size),
         mock.patch.object(data_parallel, "DistributedDataParallel", SimulatedReplica),
+        mock.patch.object(parallelize, "share_state"),  # all have the same
         simulated_stages(),
         TensorBytes() as counted,
         counted.watching_sizes(),
@@ -69,37 +98,62 @@ def measure(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     counted: "TensorBytes",
-) -> StepCost:
-    """The cost of ``step()``, one update, however the model was sharded.
+    *,
+    has_states: bool = False,
+) -> Trace:
+    """What ``step()``, one update, needs, however the model was sharded.
 
-    Several steps are made: the first creates the state of the optimizer, and data parallelism averages its gradients
-    separately.
+    The first step creates the state of the optimizer. The second one is counted. If the first one had a higher peak, a
+    third one divides the peak into its parts. With ``has_states`` (see :func:`create_states`) there is one step only.
     """
-    at_peak: dict[str, int] = {}
 
-    def divide() -> None:
+    def divided() -> dict[str, int]:
         trained = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
         parameters = [*model.parameters(), *model.buffers(), *trained]  # with ZeRO, the last are the shards
-        states = [value for one in optimizers for state in one.state.values() for value in state.values()]
-        at_peak["parameters"] = size_of(parameters)
-        at_peak["gradients"] = size_of(parameter.grad for parameter in parameters if parameter.grad is not None)
-        at_peak["optimizer"] = size_of(states)
+        gradients = (parameter.grad for parameter in parameters if parameter.grad is not None)
+        parts = {"parameters": size_of(parameters), "gradients": size_of(gradients)}
+        return {**parts, "optimizer": size_of(_states(optimizers))}
 
-    step()
-    gc.collect()  # what was needed to begin may be in reference cycles
-    counted.start()
-    step()
-    for _ in range(3):
-        counted.start(at_peak=divide)
-        step()
-        if at_peak:  # at once, unless the step before had a higher peak
-            break
-    else:
-        divide()
+    before = register_optimizer_step_pre_hook(lambda *_: counted.mark("step"))
+    after = register_optimizer_step_post_hook(lambda *_: counted.mark("after step"))
+    try:
+        expected = {} if has_states else _peaks_of_first(step, optimizers, counted)
+        gc.collect()  # what was needed to begin may be in reference cycles
+        phases = counted.phases_of(step, divided, expected)
+        highest = max(phases, key=lambda key: max(phases[key].sizes))
+        if max(phases[highest].sizes) < expected.get(highest, 0):
+            phases = counted.phases_of(step, divided, {key: max(phase.sizes) for key, phase in phases.items()})
+    finally:
+        before.remove()
+        after.remove()
     groups = [group for one in optimizers for group in one.param_groups]
     trainable = size_of(parameter for group in groups for parameter in group["params"] if parameter.requires_grad)
-    activations = counted.peak - sum(at_peak.values())
-    return StepCost(**at_peak, activations=activations, trainable=trainable, traffic=dict(counted.traffic))
+    return Trace(phases, dict(counted.traffic), trainable)
+
+
+def _peaks_of_first(
+    step: Callable[[], object], optimizers: Sequence[Optimizer], counted: "TensorBytes"
+) -> dict[Any, int]:
+    """The peaks of the phases of a first step, if the state that it creates had existed before."""
+    phases = counted.phases_of(step, dict, {})
+    states, has_states, peaks = size_of(_states(optimizers)), False, {}
+    for key, phase in phases.items():
+        has_states |= key == ("step", 0)
+        peaks[key] = max(phase.sizes) + (0 if has_states else states)
+    return peaks
+
+
+def create_states(optimizers: Iterable[Optimizer]) -> None:
+    """Create the states of optimizers, by a step without gradients of a model."""
+    for one in optimizers:
+        for parameter in (parameter for group in one.param_groups for parameter in group["params"]):
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        one.step()
+        one.zero_grad()
+
+
+def _states(optimizers: Sequence[Optimizer]) -> list[Any]:
+    return [value for one in optimizers for state in one.state.values() for value in state.values()]
 
 
 def size_of(tensors: Iterable[Any]) -> int:
@@ -134,14 +188,55 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.traffic: Counter[str] = Counter()
         self._sizes: dict[int, int] = {}  # by the storage's identity
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._at_peak: Callable[[], None] | None = None
-        self._expected = 0
+        self._grown: Callable[[], object] = _ignore
+        self.mark: Callable[[Any], None] = _ignore
 
-    def start(self, at_peak: Callable[[], None] | None = None) -> None:
-        """Start the peak and the traffic again. ``at_peak`` is called when the earlier peak is reached again."""
-        self._at_peak, self._expected = at_peak, self.peak
+    def start(self) -> None:
+        """Start the peak and the traffic again."""
         self.peak = self.now
         self.traffic.clear()
+
+    def phases_of(
+        self, step: Callable[[], object], divided: Callable[[], dict[str, int]], expected: Mapping[Any, int]
+    ) -> dict[Any, Phase]:
+        """The phases of ``step()``, in order; ``mark(name)`` begins another one.
+
+        Keys are the names and how often they came before; that of phases with the name None is None. ``divided()``
+        returns the parts of a phase. It is called when more bytes exist than before and than ``expected``; at the end
+        of a phase that has had less.
+        """
+        self.start()
+        phases: dict[Any, Phase] = {}
+        times: Counter[Any] = Counter()
+        phase, least, most = Phase([], {}), 0, 0
+
+        def grow() -> None:
+            nonlocal most
+            phase.sizes.append(self.now)
+            if self.now > most:
+                most = self.now
+                if most >= least:
+                    phase.parts.update(divided())
+
+        def mark(name: Any) -> None:
+            nonlocal phase, least, most
+            if not phase.parts and phase.sizes:
+                phase.parts.update(divided())
+            key = None if name is None else (name, times[name])
+            times[name] += 1
+            phase, least, most = Phase([], {}), expected.get(key, 0), 0
+            phases[key] = phase
+            grow()
+
+        self._grown, self.mark = grow, mark
+        mark("begin")
+        try:
+            step()
+        finally:
+            self._grown = self.mark = _ignore
+        if not phase.parts:
+            phase.parts.update(divided())
+        return phases
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
@@ -166,13 +261,12 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now -= self._sizes.pop(key)
 
     def _set_size(self, key: int, num_bytes: int) -> None:
-        self.now += num_bytes - self._sizes.get(key, 0)
+        more = num_bytes - self._sizes.get(key, 0)
+        self.now += more
         self._sizes[key] = num_bytes
-        if self.now > self.peak:
-            self.peak = self.now
-            if self._at_peak is not None and self.peak >= self._expected:
-                call, self._at_peak = self._at_peak, None
-                call()
+        if more > 0:
+            self.peak = max(self.peak, self.now)
+            self._grown()
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
@@ -211,6 +305,10 @@ _COLLECTIVES = {
     "scatter": "scatter",
     "reduce": "reduce",
 }
+
+
+def _ignore(*_: object) -> None:
+    """In no phase."""
 
 
 def _num_bytes(argument: Any) -> int:
