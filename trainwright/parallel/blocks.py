@@ -69,8 +69,9 @@ def _are_positions(value: Any) -> bool:
     return max(value, default=0) >= KEPT - 1 and [*value] == sorted(set(value))
 
 
-def runs_of(container: nn.Module, model: nn.Module, at_least: int = WORTHWHILE) -> list[Run]:
-    """The runs of the children of a container that have parameters."""
+def runs_of(container: nn.Module, model: nn.Module, at_least: int | None = None) -> list[Run]:
+    """The runs of the children of a container that have parameters, of ``WORTHWHILE`` units or ``at_least`` so many."""
+    at_least = at_least or WORTHWHILE
     blocks = [*container.children()]
     if len(blocks) < at_least:
         return []
