@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.conftest import FinishedRun
 from trainwright.cli.main import main
@@ -87,7 +88,10 @@ def test_a_run_of_the_python_api_with_averaged_weights(evaluate, run_python, tmp
         "p.jsonl",
     )
     assert json.loads(evaluate(*arguments).stdout)["metrics"] == pytest.approx(trained)
-    assert len((tmp_path / "p.jsonl").read_text().splitlines()) == 16
+    rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    torch.manual_seed(0)
+    torch.randn(16, 4)
+    assert [row["label"] for row in rows] == torch.randint(0, 2, (16,)).tolist()
     assert "Did you mean 'build_trainer'?" in evaluate("run", "--trainer", "my_script.py:build_traner", code=2).stderr
     assert "overrides are for config files" in evaluate("run", "seed=1", "--trainer", "my_script.py", code=2).stderr
 

@@ -4,11 +4,13 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError
-from trainwright.evaluation.prediction_table import PredictionRecorder, rows_of, write_rows
+from trainwright.evaluation.prediction_table import PredictionRecorder, rows_of, with_facts, with_names, write_rows
 
 INPUTS = {"images": torch.zeros(2, 3), "labels": torch.tensor([1, 0]), "ids": ["a", "b"]}
 
@@ -40,6 +42,41 @@ def test_the_recorder_numbers_each_data_set() -> None:
             recorder.process(INPUTS, {"scores": torch.zeros(2, 2)})
         assert recorder.evaluate() == {}
     assert [[row["sample"] for row in rows] for rows in recorder.tables] == [[0, 1, 2, 3]] * 2
+
+
+class Photos(Dataset[tuple[int, int]]):
+    paths = ("a.png", "b.png")
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, 1 - index
+
+
+ROWS = [{"sample": 0, "prediction": 1}, {"sample": 1, "prediction": 0}]
+
+
+def test_names_of_samples_come_from_the_data_set_if_the_order_is_known() -> None:
+    named = [{"sample": 0, "name": "a.png", "prediction": 1}, {"sample": 1, "name": "b.png", "prediction": 0}]
+    assert with_names(ROWS, DataLoader(Photos())) == named
+    assert with_names(ROWS, DataLoader(Photos(), shuffle=True)) == ROWS
+    assert with_names(ROWS, [1, 2]) == ROWS
+
+
+def test_ids_and_labels_come_from_the_samples() -> None:
+    assert with_facts(ROWS, Photos()) == [
+        {"sample": 0, "name": "a.png", "label": 1, "prediction": 1},
+        {"sample": 1, "name": "b.png", "label": 0, "prediction": 0},
+    ]
+    samples = [{"x": 3, "id": "first", "labels": np.int64(2)}, {"id": "second", "labels": torch.tensor([1, 2])}]
+    assert with_facts([{"sample": 0, "labels": 0.5}, {"sample": 1, "labels": 0.25}], samples) == [
+        {"sample": 0, "id": "first", "labels": 2, "output_labels": 0.5},
+        {"sample": 1, "id": "second", "labels": [1, 2], "output_labels": 0.25},
+    ]
+    large = [{"target": torch.zeros(200), "text": "x"}, torch.zeros(3)]
+    assert with_facts(ROWS, large) == ROWS
+    assert with_facts(ROWS, [1]) == ROWS
 
 
 def test_files_have_the_rows(tmp_path: Path) -> None:

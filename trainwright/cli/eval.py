@@ -26,7 +26,7 @@ examples:
   trainwright eval config.py train.test_micro_batch_size=64      the run in its train.output_dir
   trainwright eval output/run --trainer train.py:build_trainer   a run of the Python API
 
-Predictions have a row for each sample: its number, its id and labels, if the batches have them, and the outputs.
+Predictions have a row for each sample: its number, its name, id and labels, if the data has them, and the outputs.
 The run's folder is not changed. Log lines go to standard error.
 """
 
@@ -95,7 +95,7 @@ def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[
     from trainwright.config.lazy.lazy_config import try_get_key
     from trainwright.engine import DefaultTrainer, default_setup
     from trainwright.evaluation.evaluator import DatasetEvaluators
-    from trainwright.evaluation.prediction_table import PredictionRecorder
+    from trainwright.evaluation.prediction_table import PredictionRecorder, with_names
 
     if try_get_key(cfg, "train.train_micro_batch_size") is not None:  # no training: any number of processes evaluates
         cfg.train.update({"global_batch_size": None, "num_accumulation_steps": None})
@@ -110,16 +110,18 @@ def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[
 
     def evaluate() -> Results:
         results = DefaultTrainer.test(cfg, loaders, model, evaluator)
+        tables = [with_names(rows, loader) for rows, loader in zip(recorder.tables, loaders, strict=False)]
         if len(loaders) == 1:
-            return results, recorder.tables[0] if recorder.tables else []
-        named = zip(results, recorder.tables, strict=False)
+            return results, tables[0] if tables else []
+        named = zip(results, tables, strict=False)
         return results, [{"dataset": name, **row} for name, rows in named for row in rows]
 
     return lambda: _evaluate(evaluate, checkpoint, args)
 
 
 def _of_trainer(trainer: Any, target: Target, args: argparse.Namespace) -> Callable[[], object]:
-    from trainwright.evaluation.prediction_table import rows_of
+    from trainwright.evaluation.prediction_table import rows_of, with_facts
+    from trainwright.parallel.dist import is_main_process
 
     assert target.run is not None, "without a config file it is a run"
     checkpoint = target.checkpoint or find_checkpoint(target.run, args.checkpoint)
@@ -127,7 +129,8 @@ def _of_trainer(trainer: Any, target: Target, args: argparse.Namespace) -> Calla
 
     def evaluate() -> Results:
         results = trainer.evaluate()
-        return results, [] if args.predictions is None else rows_of({}, trainer.predict(trainer.eval_dataset))
+        rows = [] if args.predictions is None else rows_of({}, trainer.predict(trainer.eval_dataset))
+        return results, with_facts(rows, trainer.eval_dataset) if is_main_process() else rows
 
     return lambda: _evaluate(evaluate, checkpoint, args)
 

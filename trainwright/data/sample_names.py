@@ -1,9 +1,13 @@
 """The names that a data set has for its samples: identifiers or file names, for messages and tables."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
+
+from torch.utils.data import SequentialSampler
+
+from trainwright.data.sampler import SingleRoundSampler
 
 _ATTRIBUTES = ("sample_names", "sample_ids", "ids", "paths", "files", "filenames", "imgs", "samples", "image_paths")
 _COLUMNS = ("id", "sample_id", "path", "file", "file_name", "filename", "name")  # of the package datasets
@@ -40,6 +44,18 @@ def sample_name(dataset: Any, index: int) -> str | None:
         if isinstance(names, Sequence) and not isinstance(names, str) and len(names) == len(dataset):
             return _text(names[index])
     return None
+
+
+def index_of_place(loader: Any) -> tuple[Callable[[int], int] | None, Any]:
+    """The index in the data set of the sample at a place of the evaluation, if it is known; and the data set."""
+    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
+    if not hasattr(dataset, "__getitem__"):
+        return None, None
+    if isinstance(sampler, SingleRoundSampler):
+        return sampler.index_at, dataset
+    if isinstance(getattr(sampler, "sampler", None), SequentialSampler):
+        return int, dataset
+    return None, dataset
 
 
 def shown_samples(dataset: Any, indices: Iterable[int], at_most: int = _SHOWN) -> str:

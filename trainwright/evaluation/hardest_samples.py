@@ -14,11 +14,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import SequentialSampler
 
 from trainwright.data.collate import count_samples
-from trainwright.data.sample_names import sample_name
-from trainwright.data.sampler import SingleRoundSampler
+from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
 from trainwright.evaluation.sample_losses import LossesOfTorch, labels_of, losses_of_samples, scores_of
 from trainwright.events.media import wide_dtype
@@ -167,7 +165,7 @@ class WatchedEvaluation:
             self._warn()
             return
         found.sort(key=lambda row: (-math.inf if math.isnan(row[1]) else -row[1], row[0]))
-        index_of, dataset = _index_of(self._loader)
+        index_of, dataset = index_of_place(self._loader)
         rows = []
         for place, loss, label, prediction, name in found[: self._owner.number]:
             index = None if index_of is None else index_of(place)
@@ -208,15 +206,3 @@ class WatchedEvaluation:
                 "hardest_samples: the loss of each sample is unknown. Let the model return it as 'sample_losses', with"
                 " one value for each sample; or use a loss of torch, or scores and labels of classes.",
             )
-
-
-def _index_of(loader: Any) -> tuple[Callable[[int], int] | None, Any]:
-    """The index in the data set of the sample at a place of the evaluation, if it is known; and the data set."""
-    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
-    if not hasattr(dataset, "__getitem__"):
-        return None, None
-    if isinstance(sampler, SingleRoundSampler):
-        return sampler.index_at, dataset
-    if isinstance(getattr(sampler, "sampler", None), SequentialSampler):
-        return int, dataset
-    return None, dataset

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigError, did_you_mean, import_optional
 from trainwright.data.collate import count_samples, is_label
+from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.models.outputs import named_outputs
 
@@ -50,6 +52,49 @@ def rows_of(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
                 columns["prediction"] = value.argmax(1).tolist()
         _add(columns, name if name not in columns else f"output_{name}", value, number)
     return [{"sample": first + at, **{name: values[at] for name, values in columns.items()}} for at in range(number)]
+
+
+def with_names(rows: Sequence[Row], loader: Any) -> list[Row]:
+    """``rows`` of an evaluation of ``loader``, with the indices and the names of the samples in its data set."""
+    index_of, dataset = index_of_place(loader)
+    if index_of is None:
+        return list(rows)
+    found = []
+    for row in rows:
+        index = index_of(row["sample"])
+        name = sample_name(dataset, index)
+        found.append({"sample": index, **({} if name is None else {"name": name}), **_without_sample(row)})
+    return found
+
+
+def with_facts(rows: Sequence[Row], dataset: Any) -> list[Row]:
+    """``rows`` with the names, ids and labels of the samples of ``dataset``, each of which is read; in its order.
+
+    They are the fields of a mapping, or the second item of a pair.
+    """
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or len(dataset) != len(rows):
+        return list(rows)
+    found = []
+    for index, row in enumerate(rows):
+        name, sample = sample_name(dataset, index), dataset[index]
+        facts = {} if name is None else {"name": name}
+        if isinstance(sample, tuple | list):
+            sample = {"label": sample[1]} if len(sample) == 2 else {}
+        for field, value in sample.items() if isinstance(sample, Mapping) else ():
+            value = torch.as_tensor(value) if isinstance(value, np.ndarray | np.generic) else value
+            if (field in ID_FIELDS or is_label(field)) and _num_values(value) <= _MAX_VALUES:
+                facts[field] = _plain(value)
+        outputs = {name if name not in facts else f"output_{name}": v for name, v in _without_sample(row).items()}
+        found.append({"sample": index, **facts, **outputs})
+    return found
+
+
+def _without_sample(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "sample"}
+
+
+def _num_values(value: Any) -> int:
+    return value.numel() if isinstance(value, Tensor) else len(value) if isinstance(value, list | tuple) else 1
 
 
 def _length(value: Any) -> int:
