@@ -60,7 +60,6 @@ def test_a_problem_exits_1_and_json_has_it(config: str, capsys: Any) -> None:
     ("arguments", "fact"),
     [
         (["--only", "label"], "Did you mean 'labels'?"),
-        (["--max-seconds", "0"], "--max-seconds: got 0"),
         (["train.sed=1"], "Did you mean 'seed'?"),
     ],
 )

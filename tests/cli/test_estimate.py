@@ -45,7 +45,7 @@ def test_layouts_that_fit(estimate: Any) -> None:
     ("arguments", "facts"),
     [
         (["--memory", "much"], ["--memory: got 'much'", "80GiB"]),
-        (["--world", "0"], ["--world: got 0", ">= 1"]),
+        (["--world", "0"], ["--world: got '0'", ">= 1"]),
         (["--world", "4", "--rank", "4"], ["--rank: got 4", "0 to 3"]),
         (["train.sed=1"], ["train.sed", "Did you mean 'seed'?"]),
     ],

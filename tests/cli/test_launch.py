@@ -86,7 +86,6 @@ WRONG = [
     (["--nnodes", "3:2", "train"], ["--nnodes", "'3:2'", "A <= B"]),
     (["--nnodes", "2", "train"], ["--nnodes 2 needs --rdzv-endpoint HOST:PORT", ":29500"]),
     (["--nnodes", "2", "--master-addr", "a", "train"], ["--node-rank"]),
-    (["--max-restarts", "-1", "train"], ["--max-restarts got -1", "at least 0"]),
     (["--to", "slrum", "-n", "2", "train"], ["'slrum'", "Did you mean 'slurm'?"]),
 ]
 

@@ -98,3 +98,29 @@ def test_a_name_that_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "\\xe9\\U0001f525: no runs.\n")
+
+
+NUMBERS = [
+    ("check c.py --max-seconds 0", "got '0'; it must be a number above 0."),
+    ("check c.py --max-seconds nan", "got 'nan'; it must be a number above 0."),
+    ("doctor --port 65536", "got '65536'; it must be a whole number from 1 to 65535."),
+    ("estimate c.py --world x", "got 'x'; it must be a whole number >= 1."),
+    ("estimate c.py --rank -1", "got '-1'; it must be a whole number >= 0."),
+    ("find lr c.py --lowest low", "got 'low'; it must be a number above 0."),
+    ("find lr c.py --updates 19", "got '19'; it must be a whole number >= 20."),
+    ("find batch-size c.py --max-size 0", "got '0'; it must be a whole number >= 1."),
+    ("launch --max-restarts -1 train", "got '-1'; it must be a whole number >= 0."),
+    ("predict run a.txt --batch-size 1.5", "got '1.5'; it must be a whole number >= 1."),
+    ("replay run --step first", "got 'first'; it must be a whole number >= 1."),
+    ("report run --port x", "got 'x'; it must be a whole number from 0 to 65535."),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), NUMBERS, ids=[line for line, _ in NUMBERS])
+def test_a_wrong_number(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(line.split())
+    option = next(word for word in line.split() if word.startswith("--"))
+    said = capsys.readouterr().err
+    assert f"argument {option}" in said
+    assert message in said

@@ -101,7 +101,6 @@ def test_a_model_of_the_users_own_is_imported(run: Path, tmp_path: Path, capsys:
     [
         (["nowhere", "a.txt"], "no such run"),
         (["{run}/model", "{run}/text.txt"], "Did you mean 'texts.txt'?"),
-        (["{run}/model", "{run}/texts.txt", "--batch-size", "0"], "--batch-size: got 0"),
         (["{run}/model", "{run}/texts.txt", "--device", "cudaa"], "--device: got 'cudaa'"),
         (["{run}/run", "{run}/texts.txt", "--checkpoint", "epoc_1"], "Did you mean 'epoch_1'?"),
         (["{run}/model", "{run}/model/model.safetensors"], "is no text in UTF-8"),

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError
+from trainwright.config.arguments import TrainingArgumentParser, positive_number
 
 if TYPE_CHECKING:
     from trainwright.engine.default.default_trainer import DefaultTrainer
@@ -24,15 +23,15 @@ Exit code 1: there is a problem; 2: the configuration is wrong.
 def main(argv: Sequence[str]) -> int:
     """Print the findings and return the exit code."""
     args = with_config_file(parser().parse_args(argv))
-    if args.max_seconds <= 0:
-        raise ConfigError(f"--max-seconds: got {args.max_seconds:g}; it must be above 0.")
     return with_trainer(args, lambda trainer, folder: _check(trainer, folder, args))
 
 
 def parser() -> argparse.ArgumentParser:
     usage = "CONFIG [--max-seconds 60] [--only NAME,NAME] [--json] [key=value ...]"
     found = config_parser("trainwright check", usage, _EPILOG)
-    found.add_argument("--max-seconds", type=float, default=60.0, metavar="S", help="time for all checks (default: 60)")
+    found.add_argument(
+        "--max-seconds", type=positive_number, default=60.0, metavar="S", help="time for all checks (default: 60)"
+    )
     found.add_argument("--only", metavar="NAME,NAME", help="the checks to make (default: all)")
     found.add_argument("--json", action="store_true", help="print JSON, for programs")
     return found

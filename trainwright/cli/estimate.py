@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.text import table
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,9 +49,13 @@ def parser() -> argparse.ArgumentParser:
         prog=prog, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.usage = f"{prog} CONFIG [--world N] [--memory 80GiB] [--rank R] [--full] [--json] [key=value ...]"
-    parser.add_argument("--world", type=int, default=1, metavar="N", help="number of processes (default: 1)")
+    parser.add_argument(
+        "--world", type=whole_number(1), default=1, metavar="N", help="number of processes (default: 1)"
+    )
     parser.add_argument("--memory", metavar="SIZE", help="of each process, as 80GiB: which layouts fit into it")
-    parser.add_argument("--rank", type=int, metavar="R", help="the process; default: the first and last stage's")
+    parser.add_argument(
+        "--rank", type=whole_number(), metavar="R", help="the process; default: the first and last stage's"
+    )
     parser.add_argument("--full", action="store_true", help="trace all blocks, not a few of those that are equal")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
@@ -62,9 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _run(cfg: Any, args: argparse.Namespace) -> int:
-    if args.world < 1:
-        raise ConfigError(f"--world: got {args.world}; it must be a whole number >= 1.")
-    if args.rank is not None and not 0 <= args.rank < args.world:
+    if args.rank is not None and args.rank >= args.world:
         raise ConfigError(f"--rank: got {args.rank}; {args.world} processes have the ranks 0 to {args.world - 1}.")
     memory = None if args.memory is None else num_bytes(args.memory)
     from trainwright.engine import DefaultTrainer, estimate, fitting_layouts

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.check import config_parser, with_config_file, with_trainer
+from trainwright.config.arguments import positive_number, whole_number
 from trainwright.config.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -39,12 +40,18 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--json", action="store_true", help="print JSON, for programs")
     of_lr = found.add_argument_group("find lr")
     of_lr.add_argument("--plot", metavar="FILE", help="write a picture of the curve (needs matplotlib)")
-    of_lr.add_argument("--lowest", type=float, default=1e-7, metavar="LR", help="the first rate (default: 1e-7)")
-    of_lr.add_argument("--highest", type=float, default=10.0, metavar="LR", help="the last rate (default: 10)")
-    of_lr.add_argument("--updates", type=int, default=100, metavar="N", help="updates in all (default: 100)")
+    of_lr.add_argument(
+        "--lowest", type=positive_number, default=1e-7, metavar="LR", help="the first rate (default: 1e-7)"
+    )
+    of_lr.add_argument(
+        "--highest", type=positive_number, default=10.0, metavar="LR", help="the last rate (default: 10)"
+    )
+    of_lr.add_argument(
+        "--updates", type=whole_number(20), default=100, metavar="N", help="updates in all (default: 100)"
+    )
     of_size = found.add_argument_group("find batch-size")
     of_size.add_argument("--memory", metavar="SIZE", help="of another device, as 24GiB (default: this device)")
-    of_size.add_argument("--max-size", type=int, metavar="N", help="the largest batch to try")
+    of_size.add_argument("--max-size", type=whole_number(1), metavar="N", help="the largest batch to try")
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.cli.commands import COMMANDS
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError, MissingFileError, did_you_mean
 
 if TYPE_CHECKING:
@@ -88,11 +88,15 @@ def parser() -> TrainingArgumentParser:
     )
     parser.add_argument("--nnodes", default="1", metavar="A:B", help="hosts, or the least and the most (default: 1)")
     parser.add_argument(
-        *_names("--max-restarts"), type=int, default=0, metavar="N", help="restarts after a failure (default: 0)"
+        *_names("--max-restarts"),
+        type=whole_number(),
+        default=0,
+        metavar="N",
+        help="restarts after a failure (default: 0)",
     )
     parser.add_argument(
         "--rejoin",
-        type=int,
+        type=whole_number(),
         default=0,
         metavar="N",
         help="join the other hosts again if the connection was lost, N times",
@@ -105,12 +109,16 @@ def parser() -> TrainingArgumentParser:
     jobs.add_argument("--print", action="store_true", help="print it instead")
     jobs.add_argument("--job-file", metavar="FILE", help="its name (default: by the cluster, such as job.sbatch)")
     jobs.add_argument("--name", default="trainwright", help="name of the job")
-    jobs.add_argument("--gpus-per-node", type=int, metavar="N", help="default: --nproc-per-node; 0: train on CPUs")
+    jobs.add_argument(
+        "--gpus-per-node", type=whole_number(), metavar="N", help="default: --nproc-per-node; 0: train on CPUs"
+    )
     jobs.add_argument("--accelerator", metavar="TYPE", help="skypilot: type of the GPUs, such as H100")
     jobs.add_argument("--image", help="kubernetes, skypilot: container image with the environment and the code")
     jobs.add_argument("--volume", metavar="NAME:PATH", help="kubernetes, skypilot: shared volume of the output folder")
     jobs.add_argument("--time", metavar="TIME", help="slurm: time limit, such as 24:00:00")
-    jobs.add_argument("--port", type=int, default=29500, help="port where the hosts meet (default: 29500)")
+    jobs.add_argument(
+        "--port", type=whole_number(1, 65535), default=29500, help="port where the hosts meet (default: 29500)"
+    )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND|SCRIPT ...", help=argparse.SUPPRESS)
     return parser
 
@@ -122,9 +130,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         options.refuse(unknown[0])
     args: argparse.Namespace = known
     args.min_nodes, args.max_nodes = _nodes(args.nnodes)
-    for name in ("max_restarts", "rejoin"):
-        if getattr(args, name) < 0:
-            raise ConfigError(f"launch: {' got '.join(_pair(args, name))}; it must be at least 0.")
     number = args.nproc_per_node
     if number is not None and number not in ("auto", "cpu", "gpu", "xpu") and not (number.isdecimal() and int(number)):
         raise ConfigError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.text import shown, table
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError, MissingFileError, nearest_name
 from trainwright.terminal import print_line
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", metavar="NAME", help="of the run; default: model_best, else the last")
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE|FILE.py",
                         help="where a model of your own is registered; may be given several times")  # fmt: skip
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="default: 32")
+    parser.add_argument("--batch-size", type=whole_number(1), default=32, metavar="N", help="default: 32")
     parser.add_argument("--device", help="such as cuda; default: cpu")
     parser.add_argument("--output", metavar="FILE", type=Path, help="write them: .jsonl, .csv or .parquet")
     parser.add_argument("--json", action="store_true", help="print JSON lines, for programs")
@@ -52,8 +52,6 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Print the predictions and return the exit code."""
     args = parser().parse_args(argv)
-    if args.batch_size < 1:
-        raise ConfigError(f"--batch-size: got {args.batch_size}; it must be a whole number >= 1.")
     folder = model_folder(Path(args.run).expanduser(), args.checkpoint)
     for file in args.files:
         if file != "-" and not Path(file).is_file():

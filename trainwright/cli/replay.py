@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.text import shown, table
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="the output folder of a run of a config file")
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="the update, counted from 1")
+    parser.add_argument("--step", type=whole_number(1), required=True, metavar="N", help="the update, counted from 1")
     parser.add_argument("--break", action="store_true", dest="stops", help="stop in your code, with Python's debugger")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)

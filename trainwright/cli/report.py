@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
 
 DONE = 0
@@ -30,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", metavar="FILE", help=place)
     parser.add_argument("--png", action="store_true", help="instead, write curves.png into the folder of each run")
     parser.add_argument("--serve", action="store_true", help="serve it on this machine, and follow runs that go on")
-    parser.add_argument("--port", type=int, metavar="N", help=f"of --serve; default: {_PORT}, or a free one")
+    parser.add_argument(
+        "--port", type=whole_number(0, 65535), metavar="N", help=f"of --serve; default: {_PORT}, or a free one"
+    )
     return parser
 
 

@@ -1,8 +1,9 @@
 """The command-line arguments of a training script."""
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trainwright.config.errors import did_you_mean
@@ -30,6 +31,37 @@ class TrainingArgumentParser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         nearest = key_hint(name) or did_you_mean(name, flags)
         self.error(f"unrecognized argument {argument!r}. {nearest}")
+
+
+def whole_number(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
+    """The type of an argument: a whole number from ``minimum`` to ``maximum``.
+
+    >>> whole_number(1)("12")
+    12
+    """
+
+    def parse(text: str) -> int:
+        try:
+            number: int | None = int(text)
+        except ValueError:
+            number = None
+        if number is None or number < minimum or (maximum is not None and number > maximum):
+            allowed = f">= {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+            raise argparse.ArgumentTypeError(f"got {text!r}; it must be a whole number {allowed}.")
+        return number
+
+    return parse
+
+
+def positive_number(text: str) -> float:
+    """The type of an argument: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}; it must be a number above 0.")
+    return number
 
 
 def default_argument_parser(epilog: str | None = None, *, prog: str | None = None) -> argparse.ArgumentParser:

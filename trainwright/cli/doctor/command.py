@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--output-dir", default=".", metavar="FOLDER", help="output folder of the run (default: .)")
-    parser.add_argument("--port", type=int, default=29500, help="port where hosts will meet (default: 29500)")
+    parser.add_argument(
+        "--port", type=whole_number(1, 65535), default=29500, help="port where hosts will meet (default: 29500)"
+    )
     return parser
 
 
