@@ -98,8 +98,9 @@ class TrainingConfig(CheckedConfig):
     early_stopping: types.EarlyStoppingOrNone = setting(
         {"monitor": "eval_epoch_metric", "patience": 4, "mode": "max"},
         "callback",
-        "Stop after patience epochs without an improvement of monitor (default: metric_for_best_model). The mode 'auto'"
-        " derives the direction from the name of the monitor. None: never.",
+        "Stop after patience epochs without an improvement of monitor. Unless you set a monitor, this is"
+        " metric_for_best_model, by default the loss of the evaluation, in its direction. The mode 'auto' derives the"
+        " direction from the name of the monitor. None: never.",
     )
     model_checkpoint: types.ModelCheckpointOrNone = setting(
         {"every_n_epoch": 1}, "callback", "Save every n epochs, or every n iterations. None: neither."
