@@ -184,3 +184,25 @@ def test_the_layout_is_written_into_the_configuration(
     assert caplog.messages == ["train.dist.num_nodes: the configuration has 1, this run has 2."]
     with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, but the model has 6 layers\. Set 6, or None"):
         setup.check_num_layers(dist, [0, 0, 1, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        ({"train_epoch": 0}, True),
+        ({"train_epoch": 0, "train_iter": 10000}, False),
+        ({"train_epoch": 1}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_no_epochs_warn_where_the_default_number_of_iterations_counts(
+    given: dict[str, int], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_micro_batch_size=4, **given)
+    cfg.model = LazyCall(Loss)()
+    DefaultTrainer(cfg)
+    said = [text for text in caplog.messages if "train_epoch=0" in text]
+    assert len(said) == warns
+    if warns:
+        assert "the default train.train_iter=10000" in said[0]

@@ -140,6 +140,7 @@ def get_config(name: str) -> DictConfig:
     config: DictConfig = LazyConfig.load(_FOLDER / name)
     if "train" in config:
         mark_default(config.train, "train_iter")  # replaced by train_epoch, if that is set
+        mark_default(config.train, "train_epoch")
         # Those of the default metric: other metrics may have another direction.
         mark_default(config.train.evaluation, "eval_metric")
         mark_default(config.train.evaluation, "eval_mode")

@@ -142,19 +142,22 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     full._set_flag(["allow_objects", "struct", "readonly"], [True, False, False])
     defaults = get_config("common/defaults.py")
     _detach(full, "train")
-    train = raw_children(full).get("train")
+    train, default_lengths = raw_children(full).get("train"), list[str]()
     if _is_section(train):
         resolve_aliases(train, defaults.train)
         epochs = OmegaConf.select(train, "train_epoch", throw_on_resolution_failure=False, throw_on_missing=False)
         if not is_set(train, "train_iter") and isinstance(epochs, int | float) and epochs > 0:
             train.train_iter = 0  # epochs set by the user replace the default number of iterations
+        default_lengths = [key for key in ("train_iter", "train_epoch") if not is_set(train, key)]
     given = raw_children(train).get("evaluation") if isinstance(train, DictConfig) else None
     defaults_of_best = [key for key in ("eval_metric", "eval_mode") if not (_is_section(given) and is_set(given, key))]
     _fill(full, defaults)
+    for key in default_lengths:
+        mark_default(full.train, key)  # filling copies only the value
     evaluation = OmegaConf.select(full, "train.evaluation", throw_on_resolution_failure=False)
     if _is_section(evaluation):
         for key in defaults_of_best:
-            mark_default(evaluation, key)  # filling copies only the value
+            mark_default(evaluation, key)
     return full
 
 

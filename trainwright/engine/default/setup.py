@@ -95,6 +95,11 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
             f" must be at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
             f" {train.num_accumulation_steps} num_accumulation_steps x {get_data_parallel_size()} processes)"
         )
+    if train.train_epoch == 0 and is_set(train, "train_epoch") and not is_set(train, "train_iter"):
+        logger.warning(
+            "train.train_epoch=0: the length of the run is the default train.train_iter=%d. Set train.train_iter,"
+            " or a train_epoch above 0.", train.train_iter,
+        )  # fmt: skip
     asked_for, by_epochs = train.train_iter, iterations_of_epochs(train, length, train.global_batch_size)
     train.train_iter = total_iterations(train, length, train.global_batch_size)
     if asked_for and by_epochs:
