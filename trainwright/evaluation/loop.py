@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from itertools import islice, repeat
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ from trainwright.parallel.sharding import computes_together, gathered, reshard
 logger = logging.getLogger("trainwright.evaluation")
 
 LOG_PERIOD_S = 5.0
+_in_epoch_line = ContextVar("_in_epoch_line", default=False)
 
 T = TypeVar("T")
 
@@ -118,6 +120,16 @@ def _on_stages(
     return pipeline.evaluated(step, skip), lambda batch: (pipeline.evaluate(batch), skip())
 
 
+@contextmanager
+def shown_in_epoch_line(is_shown: bool) -> Iterator[None]:
+    """The line of an epoch follows and has the results: beside a progress bar, they have no line of their own."""
+    before = _in_epoch_line.set(is_shown)
+    try:
+        yield
+    finally:
+        _in_epoch_line.reset(before)
+
+
 def evaluate_loaders(
     model: nn.Module,
     loaders: Sequence[Any],
@@ -154,7 +166,7 @@ def evaluate_loaders(
             model, loader, batch_size, batches, get_batch, device, evaluator, name=shown
         )
     if is_main_process() and results:
-        logger.info("%s", results_table(results))
+        logger.info("%s", results_table(results), extra={"progress": len(results) == 1 and _in_epoch_line.get()})
     return next(iter(results.values())) if len(results) == 1 else results
 
 
@@ -290,7 +302,7 @@ class _Progress:
         if self._num_batches:
             batches_left = max(self._num_batches - self.num_done, 0)  # the length of a stream may be an estimate
             left = f", {(now - self._start) / self.num_done * batches_left:.0f} s left"
-        self._log(logging.INFO, now, left)
+        self._log(logging.INFO, now, left, is_progress=True)
 
     def close(self) -> None:
         if is_main_process():
@@ -299,10 +311,11 @@ class _Progress:
             level = logging.INFO if took_s >= LOG_PERIOD_S else logging.DEBUG  # a short one needs no line
             self._log(level, now, f", took {took_s:.1f} s")
 
-    def _log(self, level: int, now: float, time_text: str) -> None:
+    def _log(self, level: int, now: float, time_text: str, *, is_progress: bool = False) -> None:
         done = f"{self.num_done}/{self._num_batches}" if self._num_batches else str(self.num_done)
         rate = self._num_samples / max(now - self._start, 1e-9)
-        logger.log(level, "Evaluation: %s batches, %.1f samples/s%s", done, rate, time_text)
+        extra = {"progress": is_progress}  # a progress bar shows it, too
+        logger.log(level, "Evaluation: %s batches, %.1f samples/s%s", done, rate, time_text, extra=extra)
 
 
 @contextmanager

@@ -418,3 +418,17 @@ def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pyte
     cfg.train.evaluation.enabled = False
     DefaultTrainer(cfg)
     assert "train.checkpointer.save_top_k has no effect: nothing is evaluated" in caplog.text
+
+
+def test_beside_a_bar_the_line_of_an_epoch_alone_shows_its_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_iter=0, train_epoch=2, log_period=1)
+    cfg.train.evaluation.eval_period = 2
+    with caplog.at_level("INFO"):
+        trainer = DefaultTrainer(cfg)
+        trainer.train()
+    results = [record for record in caplog.records if record.getMessage().startswith("Evaluation: ")]
+    per_epoch = trainer.max_iter // 2
+    assert [record.progress for record in results] == [at % per_epoch == 0 for at in range(2, trainer.max_iter + 1, 2)]
+    assert {record.progress for record in results} == {False, True}

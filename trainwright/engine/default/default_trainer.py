@@ -52,7 +52,7 @@ from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.update import Update
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from trainwright.evaluation.loop import evaluate_loaders
+from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks import (
     BestCheckpointer,
@@ -63,7 +63,7 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
-from trainwright.hooks.callbacks.progress import epoch_lines
+from trainwright.hooks.callbacks.progress import EpochLines, epoch_lines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.profile import profile_hook
@@ -546,7 +546,8 @@ class DefaultTrainer(RunTrainer):
 
     def _evaluate(self, evaluator: DatasetEvaluator) -> dict[str, Any]:
         self.storage.reduce()  # writers write a row for the evaluation
-        with self._evaluated_weights(), self._watching_hardest():
+        line_follows = any(isinstance(hook, EpochLines) and hook.is_due for hook in self._hooks)
+        with self._evaluated_weights(), self._watching_hardest(), shown_in_epoch_line(line_follows):
             return self.test(self.cfg, self.test_loader, self.model, evaluator)
 
     def _iterations_per_epoch(self) -> int | Fraction | None:

@@ -148,6 +148,11 @@ class EpochLines(HookBase):
         self._next = self._last = 0  # iterations done
         self._start = 0.0  # seconds
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a line follows before the next iteration."""
+        return bool(self.trainer.iterations_done >= min(self._next, self.trainer.max_iter))
+
     def before_train(self) -> None:
         self._start, self._last = time.monotonic(), self.trainer.start_iter
         self._plan_next()
