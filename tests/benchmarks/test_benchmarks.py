@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import layouts, start, worker
+from benchmarks import hardest, layouts, start, worker
 from benchmarks.clock import Clock
 from benchmarks.rounds import installed_peers, ratios, spread
 from benchmarks.step import CASES
@@ -112,6 +112,12 @@ def test_graph(measure: Callable[..., Any]) -> None:
 @pytest.mark.exhaustive
 def test_start() -> None:
     assert start.first_step("objects")["s"] > start.seconds_of(start.HELP) > 0
+
+
+def test_the_hardest_samples_of_an_evaluation(tmp_path: Path) -> None:
+    found = hardest.measured("tiny MLP", 2, str(tmp_path))
+    assert 0 < found["without_us"]
+    assert found["low"] <= found["ratio"] <= found["high"]
 
 
 def test_gpu_says_that_there_is_none(run_python: Callable[..., Any]) -> None:

@@ -134,3 +134,28 @@ def test_outside_of_watching_nothing_is_kept() -> None:
     model = Identity()
     inference_on_dataset(model, DataLoader(Known(), 4), 4, 1e9, lambda data, device: data, "cpu", None)
     assert not model._forward_hooks
+
+
+class Weighted(Identity):
+    """A cross entropy with a weight for a class that the first batch does not have."""
+
+    def __init__(self, *weights: float) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(torch.tensor(weights) if weights else None)
+
+    def forward(self, values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.loss(values, labels), "logits": values * self.weight}
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 9.0)], ids=["plain", "weights"])
+def test_the_losses_of_all_batches_are_those_of_the_model(weights: tuple[float, ...]) -> None:
+    scores = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0] * 6 + [0, 1] * 3)
+    loader = DataLoader([{"values": v, "labels": k} for v, k in zip(scores, labels, strict=True)], batch_size=3)
+    reported: list[Row] = []
+    with HardestSamples(12, lambda rows, dataset: reported.extend(rows)).watching():
+        inference_on_dataset(Weighted(*weights), loader, 3, 1e9, lambda data, device: data, "cpu", None)
+    weight = torch.tensor(weights) if weights else None
+    losses = nn.functional.cross_entropy(scores, labels, weight, reduction="none")
+    assert [row["loss"] for row in reported] == pytest.approx(losses.sort(descending=True).values.tolist())
+    assert [row["sample"] for row in reported] == losses.argsort(descending=True).tolist()

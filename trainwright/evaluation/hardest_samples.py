@@ -9,7 +9,7 @@ B samples of a batch, K kept samples, N kept and new ones.
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from trainwright.data.collate import count_samples
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.prediction_table import ID_FIELDS
-from trainwright.evaluation.sample_losses import LossesOfTorch, labels_of, losses_of_samples, scores_of
+from trainwright.evaluation.sample_losses import LossesOfTorch, labels_of, losses_of_samples, plain_losses, scores_of
 from trainwright.events.media import wide_dtype
 from trainwright.parallel.dist import (
     all_gather_object,
@@ -88,18 +88,34 @@ class WatchedEvaluation:
             losses: list[Tensor | None] = []
             size = count_samples(batch)
             handle = self._model.register_forward_hook(lambda module, inputs, found: outputs.append(found))
+            mode = LossesOfTorch(lambda: size, losses.append) if self._reads_losses else None
             try:
-                if self._reads_losses:
-                    with LossesOfTorch(lambda: size, losses.append):
-                        step(batch)
-                else:
+                with mode or nullcontext():
                     step(batch)
             finally:
                 handle.remove()
-            self._reads_losses = bool(losses)  # without one in the first batch, there are none
-            self._add(batch, size, losses_of_samples(batch, outputs[-1] if outputs else None, size, losses), outputs)
+            found = losses_of_samples(batch, outputs[-1] if outputs else None, size, losses)
+            if mode is not None and not self._sizes:
+                # Without a loss in the first batch, there are none. One that scores and labels give as well is computed
+                # from these: the mode costs a call of Python for each operation.
+                self._reads_losses = bool(losses) and not self._is_plain(batch, outputs, size, losses, mode, found)
+            self._add(batch, size, found, outputs)
 
         return watched_step
+
+    def _is_plain(
+        self,
+        batch: Any,
+        outputs: list[Any],
+        size: int,
+        losses: list[Tensor | None],
+        mode: LossesOfTorch,
+        found: Tensor | None,
+    ) -> bool:
+        if len(losses) != 1 or mode.has_arguments or found is None or not outputs:
+            return False
+        plain = plain_losses(batch, outputs[-1], size)
+        return plain is not None and torch.equal(plain, found)
 
     def _add(self, batch: Any, size: int, losses_B: Tensor | None, outputs: list[Any]) -> None:
         number = len(self._sizes)
@@ -118,12 +134,19 @@ class WatchedEvaluation:
         if not self._waiting:
             return
         device = self._waiting[0][1].device
-        values, places = [], []
-        for number, losses_B, columns in self._waiting:
-            unknown = torch.full_like(losses_B, math.nan)
-            rows = [losses_B, *(unknown if column is None else column for column in columns)]
-            values.append(torch.stack([row.to(wide_dtype(device)) for row in rows]))
-            places.append(torch.arange(len(losses_B), device=device) + number * _PER_BATCH)
+        losses = [losses_B for _, losses_B, _ in self._waiting]
+        wide = wide_dtype(device)
+        rows = [torch.cat(losses).to(wide)]
+        for which in range(2):
+            columns = [of_batch[which] for _, _, of_batch in self._waiting]
+            known = (
+                torch.full_like(losses_B, math.nan, dtype=wide) if column is None else column
+                for column, losses_B in zip(columns, losses, strict=True)
+            )
+            rows.append(torch.cat([*known]).to(wide))
+        values = [torch.stack(rows)]
+        starts = ((number * _PER_BATCH, len(losses_B)) for number, losses_B, _ in self._waiting)
+        places = [torch.cat([torch.arange(start, start + length, device=device) for start, length in starts])]
         self._waiting = []
         if self._values is not None and self._places is not None:
             values, places = [self._values, *values], [self._places, *places]
