@@ -100,6 +100,44 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(model: nn.Module,
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"earlier"]
 
 
+@pytest.mark.parametrize(
+    ("existing", "name", "match"),
+    [
+        ("model.pt2/", "model.pt2", "model.pt2 is a folder; pass the name of a file"),
+        ("runs/", "runs", "runs exists; pass the name of a new or empty folder"),
+        ("runs", "runs", "runs exists; pass the name of a new or empty folder"),
+        ("runs", "runs/model.pt2", "runs cannot be created: File exists"),
+        ("runs", "..", "name of a file or of a new folder|exists"),
+    ],
+)
+def test_a_path_that_cannot_be_replaced_is_refused_before_the_export(
+    existing: str, name: str, match: str, tmp_path: Path
+) -> None:
+    file = tmp_path / (existing + "kept" if existing.endswith("/") else existing)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(ConfigError, match=match):
+        export_model(Net(), tmp_path / name, torch.randn(3, 4))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
+
+
+def test_a_failed_export_leaves_nothing_also_of_a_name_with_brackets(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="differs from the model"):
+        export_model(Random(), tmp_path / "model[1].pt2", torch.randn(3, 4))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")  # of torch.onnx
+def test_a_file_that_onnx_runtime_cannot_load_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Could not find an implementation for Gemm(13)")
+
+    monkeypatch.setattr(pytest.importorskip("onnxruntime"), "InferenceSession", refuse)
+    with pytest.raises(ExportError, match=r"cannot load Net: .*Gemm\(13\).*in float32"):
+        export_model(Net(), tmp_path / "model.onnx", torch.randn(3, 4))
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_number_of_samples_in_the_program_is_found(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"batch of 1|differs|cannot trace"):
         export_model(Fixed(), tmp_path / "model.pt2", torch.randn(3, 4))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,9 @@ def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
     rows = [["rate", "loss", "smoothed"]]
     rows += [[f"{curve.rates[n]:.2e}", f"{curve.losses[n]:.4g}", f"{curve.smoothed[n]:.4g}"] for n in places]
     lines = table(rows, right=range(3))
+    if not math.isfinite(curve.losses[0]):
+        bad = f"The loss of the first update is {curve.losses[0]}, at a rate of {curve.rates[0]:.2g}"
+        return [*lines, f"{bad}: `trainwright check` may show why."]
     if curve.diverged:
         lines.append(f"The loss diverges at a rate of {curve.rates[-1]:.2g}.")
     if args.plot:

@@ -87,8 +87,10 @@ class RunTrainer(StepMethods):
         ``plot``: a file for a picture of the curve (needs matplotlib). ``apply``: train with the suggestion; otherwise
         nothing of this trainer is changed.
         """
-        from trainwright.engine.finders.learning_rate import find_learning_rate, use_learning_rate
+        from trainwright.engine.finders.learning_rate import find_learning_rate, new_figure, use_learning_rate
 
+        if plot is not None:
+            new_figure(plot)  # a wrong path is refused before the updates
         curve = find_learning_rate(self, lowest=lowest, highest=highest, updates=updates)
         if plot is not None:
             curve.plot(plot)

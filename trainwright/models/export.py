@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from trainwright.checkpoint.files import commit_folder, temporary_sibling
+from trainwright.checkpoint.files import commit_folder, sync_file, temporary_sibling
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import is_main_process, synchronize
@@ -65,20 +65,22 @@ def export_model(
     Raises:
         ExportError: the model cannot be exported, or the exported model differs. Nothing is left at ``path`` that was
             not there before.
-        ConfigError: a package is missing, or the ending of ``path`` is unknown.
+        ConfigError: a package is missing, the ending of ``path`` is unknown, or nothing can be written there.
     """
     path = Path(path)
     if path.suffix and path.suffix not in FORMATS:
         known = " or ".join(FORMATS)
         raise ConfigError(f"export: got {path.name!r}; the name must end in {known}, or be that of a folder.")
+    _check_target(path)
     arguments = _inputs(model, batch)
     by_name = isinstance(batch, Mapping)  # else by position
-    temporary = temporary_sibling(path).with_suffix(path.suffix)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_sibling(path)
+    new = temporary / path.name
+    temporary.mkdir()
     try:
         with evaluation_mode(model), torch.no_grad():
             write = {".onnx": _to_onnx, ".pt2": _to_program, "": _to_folder}[path.suffix]
-            run = write(model, temporary, arguments, by_name)
+            run = write(model, new, arguments, by_name)
             examples = arguments, {n: v[:1] if _has_samples(v) else v for n, v in arguments.items()}
             difference = _largest([_compare(model, run, example, by_name) for example in examples])
         if not difference <= tolerance:  # NaN is a difference
@@ -87,14 +89,29 @@ def export_model(
                 f" {tolerance:g} is allowed. Export it in float32, or pass a larger tolerance."
             )
         if path.suffix:
-            os.replace(temporary, path)
+            sync_file(new)
+            os.replace(new, path)
         else:
-            commit_folder(temporary, path)
+            commit_folder(new, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        for rest in temporary.parent.glob(f"{temporary.name}*"):  # large ONNX weights lie beside the file
-            rest.unlink()
     return path, difference
+
+
+def _check_target(path: Path) -> None:
+    """Create the parent; refuse a target that the export would fail to replace at its end."""
+    if not path.name:
+        raise ConfigError(f"export: got {str(path)!r}; pass the name of a file or of a new folder.")
+    if path.suffix and path.is_dir():
+        raise ConfigError(f"export: {path} is a folder; pass the name of a file.")
+    if not path.suffix and (path.is_file() or (path.is_dir() and any(path.iterdir()))):
+        raise ConfigError(f"export: {path} exists; pass the name of a new or empty folder.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"export: the folder {path.parent} cannot be created: {error.strerror}.") from error
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"export: nothing can be written into {path.parent}: permission denied.")
 
 
 def _inputs(model: nn.Module, batch: Any) -> Inputs:
@@ -162,7 +179,13 @@ def _to_onnx(model: nn.Module, path: Path, arguments: Inputs, by_name: bool) -> 
         )  # fmt: skip
     except Exception as error:  # as above
         raise _failure(model, "ONNX", error) from error
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime has a type for each cause
+        raise ExportError(
+            f"export: ONNX Runtime cannot load {type(model).__name__}: {error} (It has few operations for bfloat16:"
+            " export the model in float32.)"
+        ) from error
     taken = {item.name for item in session.get_inputs()}
 
     def run(inputs: Inputs) -> list[Tensor]:
@@ -192,6 +215,7 @@ def _to_folder(model: nn.Module, path: Path, arguments: Inputs, by_name: bool) -
 
 
 def _failure(model: nn.Module, kind: str, error: Exception) -> ExportError:
+    error = error.__cause__ if isinstance(error.__cause__, Exception) else error  # torch.onnx adds colored advice
     reason = str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
     return ExportError(
         f"export: {kind} cannot trace {type(model).__name__}: {reason} (Code that depends on the values of tensors,"

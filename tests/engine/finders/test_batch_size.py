@@ -92,3 +92,10 @@ def test_a_loader_of_the_user_is_refused(tmp_path: Path) -> None:
     trainer = Trainer(nn.Linear(4, 2), config, train_dataloader=DataLoader(data, batch_size=10))
     with pytest.raises(ConfigError, match="gives 10 samples instead of 1"):
         trainer.find_batch_size()
+
+
+@pytest.mark.parametrize("arguments", [{"max_size": 0}, {"max_size": "4"}, {"memory": -5}])
+def test_a_limit_out_of_range_is_refused(arguments: Any, tmp_path: Path) -> None:
+    name, value = next(iter(arguments.items()))
+    with pytest.raises(ConfigError, match=f"got {name}={value!r}; it must be a whole number >= 1"):
+        limited(tmp_path).find_batch_size(**arguments)

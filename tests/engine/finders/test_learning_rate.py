@@ -79,6 +79,29 @@ def test_wrong_arguments(arguments: Any, fact: str, tmp_path: Path) -> None:
         objects(tmp_path).find_lr(**arguments)
 
 
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_from_the_start_has_no_suggestion(factor: float, tmp_path: Path) -> None:
+    class Broken(nn.Linear):
+        def forward(self, inputs: Any) -> Any:
+            return super().forward(inputs) * factor
+
+    data = TensorDataset(torch.rand(64, 4), torch.zeros(64, dtype=torch.int64))
+    config = TrainingConfig(output_dir=str(tmp_path / "run"), batch_size=8)
+    curve = Trainer(Broken(4, 2), config, data).find_lr()
+    assert curve.suggestion is None
+    assert curve.to_dict()["losses"] == [None]
+    pytest.importorskip("matplotlib")
+    assert curve.plot(tmp_path / "curve.png").is_file()
+
+
+@pytest.mark.parametrize("name", ["curve.xyz", "."])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_updates(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trainer = objects(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"it must be a file that ends in one of: .*png"):
+        trainer.find_lr(lowest=1.0, highest=0.1, plot=tmp_path / name)  # the picture is the first to be checked
+
+
 def test_several_optimizers_are_refused(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
     several = {name: torch.optim.SGD([one], lr=0.1) for name, one in model.named_parameters()}

@@ -49,8 +49,11 @@ def find_batch_size(
     ``memory``: bytes that a step may use, for another device than this one; on a CPU the tensors are counted.
 
     Raises:
-        ConfigError: the loader does not change with the batch size.
+        ConfigError: the loader does not change with the batch size, or an argument is out of range.
     """
+    for name, value in (("memory", memory), ("max_size", max_size)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ConfigError(f"find_batch_size: got {name}={value!r}; it must be a whole number >= 1.")
     trials: dict[int, int | None] = {}
     with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device), quiet():
         copies = Copies(trainer, Path(folder), end=time.perf_counter() + max_seconds)

@@ -34,20 +34,19 @@ class RateCurve:
     diverged: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
-        return asdict(self)
+        """JSON values; a loss that is not finite is None."""
+        found = asdict(self)
+        finite = {name: [x if math.isfinite(x) else None for x in found[name]] for name in ("losses", "smoothed")}
+        return found | finite
 
     def plot(self, path: str | Path) -> Path:
         """Write a picture of the curve, in the format of the file's suffix.
 
         Raises:
             ConfigImportError: matplotlib is not installed.
+            ConfigError: the format is unknown, or ``path`` is a folder.
         """
-        try:
-            from matplotlib.figure import Figure  # without pyplot: no window, no global state
-        except ImportError as error:
-            raise ConfigImportError("A picture of the curve needs matplotlib: pip install matplotlib") from error
-        figure = Figure(figsize=(7, 4), layout="constrained")
+        figure = new_figure(path)
         axes = figure.subplots()
         axes.plot(self.rates, self.losses, color="tab:blue", alpha=0.3, label="loss")
         axes.plot(self.rates, self.smoothed, color="tab:blue", label="smoothed")
@@ -56,12 +55,34 @@ class RateCurve:
         top = max(self.smoothed[0], *self.smoothed[: max(1, len(self.smoothed) - 3)])
         low = min(self.smoothed)
         axes.set(xscale="log", xlabel="learning rate", ylabel="loss", title="Learning-rate range test")
-        axes.set_ylim(low - 0.1 * (top - low or 1), top + 0.3 * (top - low or 1))
+        if math.isfinite(low) and math.isfinite(top):
+            axes.set_ylim(low - 0.1 * (top - low or 1), top + 0.3 * (top - low or 1))
         axes.legend()
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=120)
         return target
+
+
+def new_figure(path: str | Path) -> Any:
+    """An empty figure of matplotlib that can be written to ``path``.
+
+    Raises:
+        ConfigImportError: matplotlib is not installed.
+        ConfigError: the format is unknown, or ``path`` is a folder.
+    """
+    try:
+        from matplotlib.figure import Figure  # without pyplot: no window, no global state
+    except ImportError as error:
+        raise ConfigImportError("A picture of the curve needs matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    formats = figure.canvas.get_supported_filetypes()
+    ending = Path(path).suffix.lower().removeprefix(".")
+    if Path(path).is_dir() or (ending and ending not in formats):
+        raise ConfigError(
+            f"plot: got {str(path)!r}; it must be a file that ends in one of: {', '.join(sorted(formats))}."
+        )
+    return figure
 
 
 def find_learning_rate(
@@ -84,6 +105,7 @@ def find_learning_rate(
         raise ConfigError(f"find_lr: {type(trainer.optimizer).__name__} has no learning rate.")
     rates: list[float] = []
     losses: list[float] = []
+    has_loss = False
     factor = (highest / lowest) ** (1 / (updates - 1))
     with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device), quiet():
         copies = Copies(trainer, Path(folder), end=time.perf_counter() + max_seconds)
@@ -99,13 +121,15 @@ def find_learning_rate(
                 group["lr"] = share * rates[-1]
 
         def read(running: Any) -> None:
+            nonlocal has_loss
             found = running.storage.latest().get("total_loss")
+            has_loss = has_loss or found is not None
             losses.append(math.nan if found is None else float(found[0]))
             if smooth.add(losses[-1]):
                 running.max_iter = running.iter + 1
 
         copies.train(new, updates, before=grow, after=read, needed=1)
-    if all(map(math.isnan, losses)):
+    if not has_loss:
         raise ConfigError("find_lr: the step records no loss. A train_step must return it as 'step_loss'.")
     return RateCurve(rates, losses, smooth.values, _steepest(rates, smooth.values), smooth.has_diverged)
 
