@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import DistTensorData, Instance, build_image_train_loader
 from trainwright.engine.replay import nearest_checkpoint
+from trainwright.parallel.data_parallel import unwrap_model
 
 GENERATOR = torch.Generator().manual_seed(0)
 INPUTS, LABELS = torch.randn(48, 6, generator=GENERATOR), torch.arange(48) % 3
@@ -159,3 +161,42 @@ def test_what_cannot_be_replayed_is_refused(runs: dict[str, tuple[Path, list[int
     (tmp_path / "run.json").write_text('{"starts": [{"processes": 4}]}')
     with pytest.raises(ConfigError, match="had 4 processes, this one has 1"):
         by_objects(tmp_path).replay(2)
+
+
+def replay_on_this_rank(folder: Path, builds: dict[str, Any]) -> dict[str, Any]:
+    """Train and replay, on one of two ranks; returns what the replays have found and what this rank has read."""
+    found: dict[str, Any] = {}
+    for name in builds:
+        READ.clear()
+        build = BUILD[name]
+        build(folder / name).train()
+        size = 4 * 2
+        found[name] = {"read": READ[8 * size : 9 * size]}
+        trainer = build(folder / name)
+        averaged: dict[str, float] = {}
+
+        def record(*_: Any, model: nn.Module = trainer.model, averaged: dict[str, float] = averaged) -> None:
+            averaged.update({n: float(p.grad.norm()) for n, p in unwrap_model(model).named_parameters()})
+
+        trainer.optimizer.register_step_pre_hook(record)
+        found[name].update(replay=trainer.replay(9), averaged=averaged)
+        with pytest.raises(ConfigError, match="the terminal of one process"):
+            build(folder / name).replay(9, stops=True)
+    return found
+
+
+@pytest.mark.slow
+def test_two_ranks_replay_with_the_same_bits_and_the_samples_of_both(tmp_path: Path) -> None:
+    """The norms are those of the gradients with which the optimizer steps."""
+    ranks = on_ranks(replay_on_this_rank, tmp_path, {"objects": 0, "files": 0}, world_size=2)
+    for name in BUILD:
+        first, second = (rank[name]["replay"] for rank in ranks)
+        assert first.is_equal
+        assert first.loss == second.loss
+        assert first.samples == second.samples
+        assert first.facts.gradient_norms == second.facts.gradient_norms
+        assert first.facts.gradient_norms == pytest.approx(ranks[0][name]["averaged"], rel=1e-5)
+        read = [index for rank in ranks for index in rank[name]["read"]]
+        assert [index for batch in first.samples for index in batch] == read
+        assert [len(losses) for losses in first.facts.sample_losses] == [4] * 4
+        assert first.loss == pytest.approx(sum(map(sum, first.facts.sample_losses)) / 16, rel=1e-5)

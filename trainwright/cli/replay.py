@@ -22,6 +22,7 @@ _MAX_SAMPLES, _MAX_LAYERS = 10, 20
 _EPILOG = """\
 The update is run again from the nearest checkpoint before it. Nothing is written. It shows the samples with the largest
 losses, the gradient norms of the layers, and the first operation with a result that is not finite.
+A run of N processes: trainwright launch -n N replay RUN --step S.
 A run of the Python API is built by its own program: call trainer.replay(N) there instead of trainer.train().
 exit code: 0 as in the run, 1 the loss differs by bits or the step failed, 2 wrong path or argument
 """
@@ -54,9 +55,12 @@ def main(argv: Sequence[str]) -> int:
         )
     if not config.is_file():
         raise ConfigError(f"{folder}: no config.yaml; pass the output folder of a run.")
+    from trainwright.parallel.dist import is_main_process
+
     trainer = _build(config, folder, args.allow_module)
     found = trainer.replay(args.step, stops=args.stops)
-    print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(lines_of(found)))
+    if is_main_process():
+        print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(lines_of(found)))
     return DIFFERENT if found.error or found.is_equal is False else EQUAL
 
 

@@ -19,7 +19,7 @@ from trainwright.data.sample_names import sample_name
 from trainwright.engine.run_directory import OpenRunFolder
 from trainwright.engine.run_record import RunRecord
 from trainwright.engine.run_summary import RunSummary
-from trainwright.engine.sample_ids import sample_ids, training_loader
+from trainwright.engine.sample_ids import own_sample_ids, training_loader
 from trainwright.engine.step_probe import StepFacts, probed_step, user_frame
 from trainwright.events.storage import EventStorage
 from trainwright.hooks import (
@@ -34,7 +34,7 @@ from trainwright.hooks import (
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.parallel.data_parallel import unwrap_model
-from trainwright.parallel.dist import get_world_size
+from trainwright.parallel.dist import gather_over_data, get_world_size
 from trainwright.report.run_data import LOSS, LOSSES_NAME, read_loss_table
 from trainwright.report.run_state import RECORD_NAME, read_starts
 
@@ -54,6 +54,7 @@ class Replay:
         step: its number, counted from 1.
         checkpoint: where the replay started; "" is the beginning of the run.
         samples: for each micro-batch the indices of its samples in the data set; None if the loader does not show them.
+            Several processes: the micro-batches of all of them, rank by rank, and so the losses in ``facts``.
         names: the data set's names of these samples by index, where it has names.
         loss, recorded_loss: of the replay and of the run. They are equal by bits, unless the code, the data or the
             machine is another one. None: not recorded, or the step failed before.
@@ -87,7 +88,7 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
     Raises:
         ConfigError: the run has no such update, or the trainer has already trained.
     """
-    _check(trainer, folder, step)
+    _check(trainer, folder, step, stops)
     checkpoint = nearest_checkpoint(folder, step)
     with _quiet(), _only_needed_hooks(trainer):
         if checkpoint is not None:
@@ -105,6 +106,7 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
                         hook.after_train()
                 getattr(trainer, "_close_loaders", _nothing)()
                 trainer.checkpointer.close()
+        _join_processes(found)
     return found
 
 
@@ -120,7 +122,7 @@ def nearest_checkpoint(folder: Path, step: int) -> Path | None:
     return max(before, key=lambda pair: pair[0])[1] if before else None
 
 
-def _check(trainer: Any, folder: Path, step: int) -> None:
+def _check(trainer: Any, folder: Path, step: int, stops: bool) -> None:
     last = trainer.max_iter
     if not 1 <= step <= last:
         raise ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
@@ -130,8 +132,10 @@ def _check(trainer: Any, folder: Path, step: int) -> None:
     if starts and starts[-1].get("processes", 1) != get_world_size():
         raise ConfigError(
             f"replay: the run had {starts[-1]['processes']} processes, this one has {get_world_size()}; bits are equal"
-            " for the same number only. Start the replay with `trainwright launch`."
+            f" for the same number only. Start the replay with `trainwright launch -n {starts[-1]['processes']}`."
         )
+    if stops and get_world_size() > 1:
+        raise ConfigError("replay: the debugger needs the terminal of one process; leave out --break (stops=True).")
 
 
 def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
@@ -144,7 +148,7 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
         if trainer.iter < last:
             run_step()
             continue
-        found.samples = sample_ids(trainer, found.step)
+        found.samples = own_sample_ids(trainer, found.step)
         found.names = _names(training_loader(trainer), chain.from_iterable(found.samples or ()))
         sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(trainer.model)
@@ -156,6 +160,8 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
             except bdb.BdbQuit:  # the user has left the debugger
                 raise KeyboardInterrupt from None
             except Exception as error:
+                if get_world_size() > 1:
+                    raise  # the other processes wait for this one
                 found.error = f"{type(error).__name__}: {error}"
                 if stops:
                     pdb.post_mortem(error.__traceback__)
@@ -167,6 +173,18 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
         trainer.storage.reduce()
         value = trainer.storage.latest().get(LOSS)
         found.loss = None if value is None else value[0]
+
+
+def _join_processes(found: Replay) -> None:
+    """Add what the other processes have seen; each must call this."""
+    ranks = gather_over_data(found)
+    if len(ranks) == 1:
+        return
+    samples = [one.samples for one in ranks]
+    found.samples = [batch for one in samples for batch in one or ()] if all(samples) else None
+    found.names = {index: name for one in ranks for index, name in one.names.items()}
+    found.facts.sample_losses = [losses for one in ranks for losses in one.facts.sample_losses]
+    found.facts.non_finite = next((bad for one in ranks if (bad := one.facts.non_finite)), None)
 
 
 def _is_graph(trainer: Any) -> bool:

@@ -8,6 +8,7 @@ from trainwright.config.errors import ConfigError
 from trainwright.data.sample_names import shown_samples
 from trainwright.data.sampler import CyclicSampler, EpochSampler
 from trainwright.hooks.method_overrides import is_overridden
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 from trainwright.report.run_state import RECORD_NAME, read_starts
 
 logger = logging.getLogger("trainwright.engine")
@@ -32,6 +33,19 @@ def sample_ids(trainer: Any, update: int) -> list[list[int]] | None:
         return sampler.micro_batches(done, plan.steps(update) - done)
     done = trainer.samples_done + (first - trainer.iterations_done) * trainer.samples_per_iter
     return sampler.micro_batches(done, trainer.cfg.train.num_accumulation_steps)
+
+
+def own_sample_ids(trainer: Any, update: int) -> list[list[int]] | None:
+    """The samples of this process: its consecutive share of each micro-batch, as the samplers deal them out."""
+    batches, rank, size = sample_ids(trainer, update), get_data_parallel_rank(), get_data_parallel_size()
+    if batches is None:
+        return None
+    shares = []
+    for batch in batches:
+        each, more = divmod(len(batch), size)
+        first = rank * each + min(rank, more)
+        shares.append(batch[first : first + each + (rank < more)])
+    return shares
 
 
 def described_samples(trainer: Any, update: int) -> str:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainwright.evaluation.sample_losses import LossesOfTorch
+from trainwright.parallel.dist import all_gather_object, get_world_size, reduce_over_data
+from trainwright.parallel.mesh import current_mesh
 
 _FILLS = ("fill", "full", "empty", "masked_fill", "where", "scalar_tensor", "new_")  # a mask of -inf is no fault
 
@@ -35,7 +38,8 @@ class StepFacts:
 
     Attributes:
         sample_losses: for each micro-batch the loss of each sample; None where no loss of torch gives them.
-        gradient_norms: by parameter, of the accumulated gradients before clipping.
+        gradient_norms: by parameter, of the accumulated gradients before clipping, averaged over the processes. Empty
+            if the processes hold parts of the model.
         non_finite: None: all values were finite.
     """
 
@@ -57,6 +61,8 @@ def probed_step(
     names = {id(one): name for name, one in model.named_modules()}
     stack: list[str] = []
     norms: dict[str, Tensor] = {}
+    averages = get_world_size() > 1
+    own: dict[str, Tensor] = {}  # gradients of this process
 
     def enter(module: nn.Module, inputs: Any) -> None:
         if id(module) in names:
@@ -76,7 +82,11 @@ def probed_step(
 
     def record(name: str) -> Callable[[Tensor], None]:
         def norm(parameter: Tensor) -> None:
-            if parameter.grad is not None:
+            if parameter.grad is None:
+                return
+            if averages:  # torch averages them later, in place
+                own[name] = parameter.grad.detach().clone()
+            else:
                 norms[name] = torch.linalg.vector_norm(parameter.grad.detach().float())
 
         return norm
@@ -91,7 +101,21 @@ def probed_step(
         undo.enter_context(LossesOfTorch(size, keep))
         undo.enter_context(_FiniteMode(facts, stack, on_non_finite))
         yield facts
+    if averages and current_mesh() is None:
+        norms = _norms_of_means(model, own)
     facts.gradient_norms = {name: float(norm) for name, norm in norms.items()}
+
+
+def _norms_of_means(model: nn.Module, own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Norms of the gradients' means over the processes; each must call this. A process may lack some gradients."""
+    used = set(chain.from_iterable(all_gather_object(list(own))))
+    norms = {}
+    for name, parameter in model.named_parameters():
+        if name in used:
+            mean = own.get(name, torch.zeros_like(parameter)).float()
+            reduce_over_data(mean)
+            norms[name] = torch.linalg.vector_norm(mean / get_world_size())
+    return norms
 
 
 class _FiniteMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its __init_subclass__
