@@ -41,7 +41,7 @@ def main(quick: bool) -> None:
         output_dir=OUTPUT / "run",
         task="image2text",
         device="cpu",
-        num_epochs=24 if quick else 10,
+        num_epochs=24 if quick else 8,
         batch_size=8,
         eval_batch_size=64,
         learning_rate=5e-3,

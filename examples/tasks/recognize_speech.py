@@ -39,7 +39,7 @@ def main(quick: bool) -> None:
         output_dir=OUTPUT / "run",
         task="speech_recognition",
         device="cpu",
-        num_epochs=20 if quick else 15,
+        num_epochs=20 if quick else 11,
         batch_size=8,
         eval_batch_size=50,
         learning_rate=4e-3,
