@@ -1,5 +1,7 @@
 """An update of a run is run again with the same bits, in both APIs, and nothing is written."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,35 @@ def test_another_loss_is_seen(runs: dict[str, tuple[Path, list[int]]], monkeypat
     found = by_objects(folder).replay(14)
     assert found.is_equal is False
     assert found.loss == pytest.approx(found.recorded_loss, rel=0.2)
+
+
+def test_a_loss_that_differs_lists_what_has_changed(
+    runs: dict[str, tuple[Path, list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["files"][0], folder)
+    record = json.loads((folder / "run.json").read_text())
+    record["starts"][-1]["versions"]["torch"] = "1.9.0"
+    (folder / "run.json").write_text(json.dumps(record))
+    assert by_files(folder).replay(3).changes == {}  # the loss is equal
+    monkeypatch.setattr(Numbered, "__len__", lambda self: 32)
+    changes = by_files(folder).replay(3).changes
+    assert changes["Versions: torch"] == ("1.9.0", torch.__version__)
+    assert changes["Data: train samples"] == (48, 32)
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+    runs: dict[str, tuple[Path, list[int]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["files"][0], folder, symlinks=True)
+    damaged = nearest_checkpoint(folder, 24)
+    assert damaged is not None
+    (damaged / "model.safetensors").write_bytes(b"half")
+    found = by_files(folder).replay(24)
+    assert found.is_equal
+    assert found.checkpoint not in ("", damaged.name)
+    assert f"checkpoint {damaged.name} is damaged" in caplog.text
 
 
 def test_the_error_of_a_step_is_part_of_the_result(

@@ -84,6 +84,13 @@ def lines_of(found: "Replay") -> list[str]:
     """The replay as text."""
     start = f"from checkpoint {found.checkpoint}" if found.checkpoint else "from the beginning of the run"
     lines = [f"Update {found.step:,}, {start}", f"Loss: {_loss(found)}"]
+    if found.changes:
+        lines += [
+            f"  {shown(name)}: {shown(str(old))}, now {shown(str(new))}"
+            for name, (old, new) in list(found.changes.items())[:_MAX_SAMPLES]
+        ]
+    elif found.is_equal is False:
+        lines.append("  Data, versions, git state and machine are those of the run: is the step deterministic?")
     facts, bad = found.facts, found.facts.non_finite
     if bad is not None:
         where = f" of module {bad.module}" if bad.module else ""

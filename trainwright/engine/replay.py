@@ -1,6 +1,7 @@
 """Run one update of an earlier run again, bitwise: from the nearest checkpoint before it, with a look inside."""
 
 import bdb
+import json
 import logging
 import pdb
 import sys
@@ -35,8 +36,11 @@ from trainwright.hooks.base import HookBase
 from trainwright.hooks.callbacks.progress import EpochProgress
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import gather_over_data, get_world_size
+from trainwright.report.difference import compare_starts
 from trainwright.report.run_data import LOSS, LOSSES_NAME, read_loss_table
 from trainwright.report.run_state import RECORD_NAME, read_starts
+
+logger = logging.getLogger("trainwright.engine")
 
 # Hooks that write, end the training, or act on the process. The others may change what a step computes.
 _LEFT_OUT = (
@@ -60,6 +64,7 @@ class Replay:
             machine is another one. None: not recorded, or the step failed before.
         facts: losses of samples, gradient norms, and the first operation with a value that is not finite.
         error: of the step.
+        changes: where the loss differs: what of ``run.json`` is another value now, by name: (of the run, now).
     """
 
     step: int
@@ -70,6 +75,7 @@ class Replay:
     recorded_loss: float | None = None
     facts: StepFacts = field(default_factory=StepFacts)
     error: str = ""
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
     def is_equal(self) -> bool | None:
@@ -107,19 +113,34 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
                 getattr(trainer, "_close_loaders", _nothing)()
                 trainer.checkpointer.close()
         _join_processes(found)
+    if found.is_equal is False:
+        found.changes = _changes(trainer, folder, step)
     return found
+
+
+def _changes(trainer: Any, folder: Path, step: int) -> dict[str, tuple[Any, Any]]:
+    record = next((hook for hook in trainer._hooks if isinstance(hook, RunRecord)), None)
+    starts = [start for start in read_starts(folder / RECORD_NAME) if start.get("first_iteration", 1) <= step]
+    if record is None or not starts:
+        return {}
+    now = json.loads(json.dumps(record.describe(), default=str))
+    sections = compare_starts(starts[-1], now)
+    return {f"{one.title}: {name}": pair for one in sections for name, pair in one.differing.items()}
 
 
 def nearest_checkpoint(folder: Path, step: int) -> Path | None:
     """The last complete checkpoint from before update ``step``; None: the replay starts at the beginning."""
-    found = [
-        (entry.manifest.iteration, entry.path)
+    before = [
+        (entry.manifest.iteration, entry)
         for place in inspect_folders(folder, contents=False)
         for entry in place.found
-        if entry.is_complete and entry.manifest is not None and entry.manifest.iteration is not None
+        if entry.manifest is not None and entry.manifest.iteration is not None and entry.manifest.iteration + 1 < step
     ]
-    before = [(iteration, path) for iteration, path in found if iteration + 1 < step]
-    return max(before, key=lambda pair: pair[0])[1] if before else None
+    for _, entry in sorted(before, key=lambda pair: pair[0], reverse=True):
+        if entry.is_complete:
+            return entry.path
+        logger.warning("replay: checkpoint %s is damaged; starting from an earlier one.", entry.path.name)
+    return None
 
 
 def _check(trainer: Any, folder: Path, step: int, stops: bool) -> None:

@@ -55,7 +55,7 @@ class RunRecord(HookBase):
         self._began = time.perf_counter()
         if not is_main_process():
             return
-        self._start = self._describe()
+        self._start = self.describe()
         if self._folder.is_open:
             self._write()
         else:
@@ -70,7 +70,8 @@ class RunRecord(HookBase):
         if self._start["seconds"] >= MIN_SECONDS and self._start["status"] == "finished":
             self._draw()
 
-    def _describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        """What a start of the run uses now."""
         trainer = self.trainer
         facts = dict(self._facts(trainer))
         data = {name: described_data(one) for name, one in facts.pop("data", {}).items() if one is not None}

@@ -44,13 +44,21 @@ def compare(a: RunData, b: RunData) -> tuple[Losses, list[Section]]:
     """The comparison of two runs: losses, then settings, data, code, versions and machine."""
     sections = [
         _section("Configuration", *(_without_place(run.settings) for run in (a, b))),
-        _section("Run", *({name: run.latest.get(key) for key, name in _START.items()} for run in (a, b))),
-        _section("Data", *(_flat(run.latest.get("data")) for run in (a, b))),
-        _section("Code", *(_flat(run.latest.get("git")) for run in (a, b))),
-        _section("Versions", *(_flat(run.latest.get("versions")) for run in (a, b))),
-        _section("Machine", *(_flat(run.latest.get("machine")) | _flat(run.latest.get("numerics")) for run in (a, b))),
+        *compare_starts(a.latest, b.latest),
     ]
     return compare_losses(a, b), sections
+
+
+def compare_starts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Section]:
+    """What ``run.json`` has of two starts."""
+    both = (a, b)
+    return [
+        _section("Run", *({name: start.get(key) for key, name in _START.items()} for start in both)),
+        _section("Data", *(_flat(start.get("data")) for start in both)),
+        _section("Code", *(_flat(start.get("git")) for start in both)),
+        _section("Versions", *(_flat(start.get("versions")) for start in both)),
+        _section("Machine", *(_flat(start.get("machine")) | _flat(start.get("numerics")) for start in both)),
+    ]
 
 
 def compare_losses(a: RunData, b: RunData) -> Losses:
