@@ -85,7 +85,7 @@ def main(quick: bool) -> None:
         output_dir=OUTPUT / "run",
         task="text_generation",
         device="cpu",
-        num_epochs=10 if quick else 30,
+        num_epochs=10 if quick else 22,
         batch_size=32,
         eval_batch_size=100,
         learning_rate=4e-3,
