@@ -1,6 +1,7 @@
 """The checks, in the order in which they are made, and the run of all of them."""
 
 import difflib
+import importlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -52,6 +53,9 @@ def check_trainer(
     trainer's. ``on_start`` is called with the name of each check before it starts.
     """
     names = _chosen(only)
+    for name in ("torch._dynamo", "torchmetrics"):  # the first update imports them: seconds that no check needs
+        importlib.import_module(name)
+
     end = time.perf_counter() + max_seconds
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder, restored_generators(trainer.device):
