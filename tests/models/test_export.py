@@ -121,6 +121,18 @@ def test_a_path_that_cannot_be_replaced_is_refused_before_the_export(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [file]
 
 
+@pytest.mark.parametrize(
+    "batch", [{"inputs": {"a": torch.ones(3, 4)}}, ({"a": torch.ones(3, 4)}, None)], ids=["by name", "by position"]
+)
+def test_nested_inputs_are_refused(batch: Any, tmp_path: Path) -> None:
+    class Nested(nn.Linear):
+        def forward(self, inputs: Any) -> Tensor:
+            return super().forward(inputs["a"])
+
+    with pytest.raises(ExportError, match=r"inputs is of type dict\). Where inputs are nested"):
+        export_model(Nested(4, 3), tmp_path / "model.pt2", batch)
+
+
 def test_a_failed_export_leaves_nothing_also_of_a_name_with_brackets(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="differs from the model"):
         export_model(Random(), tmp_path / "model[1].pt2", torch.randn(3, 4))

@@ -127,7 +127,11 @@ def _inputs(model: nn.Module, batch: Any) -> Inputs:
             raise ExportError(f"export: the forward of {type(model).__name__} takes no input.")
         found = {first: batch[0] if isinstance(batch, tuple | list) else batch}
     if not any(isinstance(value, Tensor) for value in found.values()):
-        raise ExportError(f"export: the example has no tensor for the forward of {type(model).__name__}.")
+        kinds = ", ".join(f"{name} is of type {type(value).__name__}" for name, value in found.items())
+        raise ExportError(
+            f"export: the example has no tensor for the forward of {type(model).__name__}{kinds and f' ({kinds})'}."
+            " Where inputs are nested, export a module around the model whose forward takes tensors."
+        )
     # torch.export takes a batch of one sample for a model of one sample.
     return {n: torch.cat([v, v]) if _has_samples(v) and len(v) == 1 else v for n, v in found.items()}
 
