@@ -20,6 +20,7 @@ def test_a_single_process_is_the_main_one_and_exchanges_with_itself() -> None:
     assert dist.is_main_process()
     assert dist.all_gather_object(value) == [value]
     assert dist.broadcast_object(value) is value
+    assert [dist.is_any(False), dist.is_any(True)] == [False, True]
     dist.synchronize()
 
 
@@ -41,6 +42,7 @@ def exchanges() -> dict[str, Any]:
         "share": (dist.get_data_parallel_rank(), dist.get_data_parallel_size()),
         "all": dist.all_gather_object({"rank": rank}),
         "first": dist.broadcast_object([rank, "of rank 0"]),
+        "any": [dist.is_any(False), dist.is_any(rank == 0), dist.is_any(rank == 1), dist.is_any(True)],
         "times": dist.all_gather_object((before, time.time())),
     }
 
@@ -51,6 +53,7 @@ def test_two_ranks_exchange_values() -> None:
     assert (first["share"], second["share"]) == ((0, 2), (1, 2))
     assert first["all"] == second["all"] == [{"rank": 0}, {"rank": 1}]
     assert first["first"] == second["first"] == [0, "of rank 0"]
+    assert first["any"] == second["any"] == [False, True, True, True]
     (_, continued), (arrived, _) = first["times"]
     assert continued >= arrived  # rank 0 has waited for rank 1
 

@@ -245,7 +245,9 @@ def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.de
     if len(values) == 1 and type(values[0]) is Tensor and values[0].device == device:
         weight = weights[0] if len(weights) == 1 else 1
         if not isinstance(weight, Tensor):
-            return values[0].detach().clone().reshape(()), float(weight)  # copied: the step may write into it later
+            value = values[0].detach() if values[0].requires_grad else values[0]
+            copy = value.clone()  # the step may write into it later
+            return copy if copy.dim() == 0 else copy.reshape(()), float(weight)
     wide = wide_dtype(device)
     kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
     if len(weights) != len(values):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.hooks.base import HookBase, Period, condition
 from trainwright.hooks.loss_spikes import largest_spike
-from trainwright.parallel.dist import all_gather_object, is_main_process
+from trainwright.parallel.dist import all_gather_object, is_any, is_main_process
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -117,6 +117,8 @@ class FiniteCheck(HookBase):
                 for value, iteration in self._values_of(name):
                     if not math.isfinite(value):
                         here.setdefault(iteration, {})[name] = value
+        if not is_any(bool(here)):
+            return here
         together: Found = {}
         for found in all_gather_object(here):
             for iteration, values in found.items():

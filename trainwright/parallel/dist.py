@@ -106,6 +106,19 @@ def all_gather_object(value: T, group: Any = None) -> list[T]:
     return values
 
 
+def is_any(value: bool) -> bool:
+    """Whether ``value`` is true on any rank. One collective call, of one number; ``all_gather_object`` makes two."""
+    if get_world_size() == 1:
+        return value
+    import torch
+
+    dist = _torch_dist()
+    device = torch.accelerator.current_accelerator() if "nccl" in str(dist.get_backend()) else None
+    number = torch.full((), float(value), device=device or "cpu")
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return bool(number.item())
+
+
 def new_cpu_group() -> Any:
     """A further process group of all ranks, for exchanges in another thread. Every rank must call this."""
     return _torch_dist().new_group(backend="gloo") if get_world_size() > 1 else None

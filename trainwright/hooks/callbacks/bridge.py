@@ -13,7 +13,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import CallbackList, TrainerControl
 from trainwright.hooks.callbacks.logs import EpochMean, Logs
-from trainwright.parallel.dist import all_gather_object, get_world_size
+from trainwright.parallel.dist import all_gather_object, get_world_size, is_any
 
 logger = logging.getLogger("trainwright.hooks")
 
@@ -323,7 +323,10 @@ class ControlRequests:
         """Apply a request of one process to all."""
         if get_world_size() == 1:
             return
-        all_requests = all_gather_object([getattr(self._control, name) for name in _REQUESTS])
+        own = [getattr(self._control, name) for name in _REQUESTS]
+        if not is_any(any(own)):
+            return
+        all_requests = all_gather_object(own)
         for name, requested in zip(_REQUESTS, zip(*all_requests, strict=True), strict=True):
             setattr(self._control, name, any(requested))
 
