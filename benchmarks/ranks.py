@@ -225,7 +225,10 @@ def measure(api: str, settings: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as own:
         # One folder for all processes, which share a checkpoint.
         folder = own if layout.build is ddp else f"{tempfile.gettempdir()}/ranks-{os.environ['MASTER_PORT']}"
-        job = Job(folder=folder, settings=layout.objects if api == "objects" else layout.config, **settings)
+        given = layout.config
+        if api == "objects":  # whose periods count micro-batches
+            given = layout.objects | {"log_steps": settings["log_every"] * layout.micro_batches}
+        job = Job(folder=folder, settings=given, **settings)
         hook, times = alternate(job, lambda: layout.build(job))
         job.hooks.append(hook)
         importlib.import_module(f"benchmarks.peers.{api}").train(job, "")

@@ -37,14 +37,13 @@ def train(job: Job, variant: str) -> None:
         mixed_precision="bf16" if job.precision == "bf16" else None,
         float32_matmul_precision="medium" if job.precision == "medium" else None,
         metrics=["Accuracy"] if job.own_step else [],
-        log_steps=job.log_every,
         save_steps=max(1, job.steps // 4) if job.features else job.stop_at or None,
         max_steps=job.stop_at or None,
         resume_from_checkpoint=job.resume or None,
         device_str="cpu" if job.device == "cpu" else "cuda:0",
         graph=variant == "graph",
         **({"tensorboard": None} if variant == "quiet" else {}),
-        **job.settings,
+        **({"log_steps": job.log_every} | job.settings),
     )
     model: Any = job.net() if job.data == "tensors" else job.model_with_loss()
     dataset, collator = data_of(job)

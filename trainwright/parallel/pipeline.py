@@ -99,6 +99,7 @@ class Pipeline:
         self._sharded: list[Any] = []
         self._num_windows = 0
         self._prepared: tuple[Any, Any] | None = None
+        self._sending: Any = None  # on the last stage: a broadcast that the others may not have received yet
         vars(model)["_pipeline"] = self
         model.forward = MethodType(_replaying(type(model).forward), model)
 
@@ -282,9 +283,15 @@ class Pipeline:
         return outputs
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Send a tensor from the last stage to all others, in place."""
+        """Send a tensor from the last stage to all others, in place. The last stage does not wait for the others."""
         dist: Any = torch.distributed
-        dist.broadcast(tensor, dist.get_global_rank(self._group, self.last_rank), group=self._group)
+        sent = tensor.clone() if self.is_last else tensor  # may be changed before it has been sent
+        work = dist.broadcast(sent, dist.get_global_rank(self._group, self.last_rank), self._group, async_op=True)
+        if self._sending is not None:
+            self._sending.wait()  # an error of it is raised here
+        self._sending = work if self.is_last else None
+        if not self.is_last:
+            work.wait()
 
     def broadcast_object(self, value: Any) -> Any:
         """The value of the last stage, on every stage."""
