@@ -23,12 +23,13 @@ class ReportToRay(Callback):
         tune.report({"loss": logs["eval_epoch_loss"], "accuracy": logs["eval_epoch_metric"]})
 
 
-def train(params: dict[str, Any]) -> None:
+def train(params: dict[str, Any], folder: str) -> None:
     images, labels = load_digits(return_X_y=True)
     images, labels = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
     config = TrainingConfig(
-        output_dir="run", num_epochs=EPOCHS, batch_size=50, device="cpu", learning_rate=params["learning_rate"],
-        optimizer="AdamW", loss="CrossEntropyLoss", metrics=["accuracy"], save_enabled=False, progress_bar=False,
+        output_dir=f"{folder}/{tune.get_context().get_trial_name()}",
+        num_epochs=EPOCHS, batch_size=50, device="cpu", learning_rate=params["learning_rate"], optimizer="AdamW",
+        loss="CrossEntropyLoss", metrics=["accuracy"], save_enabled=False, progress_bar=False,
     )  # fmt: skip
     torch.manual_seed(0)
     Trainer(
@@ -41,11 +42,12 @@ def train(params: dict[str, Any]) -> None:
 
 
 def main(folder: str = "output/recipes/sweep_ray") -> tune.ResultGrid:
+    folder = str(Path(folder).absolute())  # a trial has a working directory of its own
     tuner = tune.Tuner(
-        train,
+        tune.with_parameters(train, folder=f"{folder}/runs"),
         param_space={"width": tune.choice([16, 64]), "learning_rate": tune.loguniform(1e-4, 1e-1)},
         tune_config=tune.TuneConfig(metric="loss", mode="min", num_samples=TRIALS, scheduler=ASHAScheduler()),
-        run_config=tune.RunConfig(storage_path=str(Path(folder).absolute()), name="digits"),
+        run_config=tune.RunConfig(storage_path=folder, name="digits"),
     )
     results = tuner.fit()
     best = results.get_best_result()

@@ -1,22 +1,28 @@
-"""Sweeps: Optuna ends a bad trial early, and the best trial is the one with the best evaluation."""
+"""Sweeps: Optuna and Ray Tune end bad trials early, and the best trial is the one with the best evaluation."""
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 pytest.importorskip("sklearn", reason="the digits are scikit-learn's: pip install 'trainwright[examples]'")
-optuna = pytest.importorskip("optuna", reason="pip install 'trainwright[sweeps]'")
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
 
 
-def test_a_sweep_with_optuna_ends_bad_trials_early(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("sweep_optuna", RECIPES / "sweep_optuna.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, RECIPES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)
+    return recipe
+
+
+def test_a_sweep_with_optuna_ends_bad_trials_early(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="pip install 'trainwright[sweeps]'")
+    recipe = load("sweep_optuna")
     study = recipe.main(str(tmp_path))
     states = [trial.state.name for trial in study.trials]
     assert len(states) == recipe.TRIALS
@@ -31,3 +37,22 @@ def test_a_sweep_with_optuna_ends_bad_trials_early(tmp_path: Path) -> None:
     # The settings of a trial are in its folder.
     config = (tmp_path / f"trial_{study.best_trial.number}" / "training_config.yaml").read_text()
     assert repr(study.best_params["learning_rate"]) in config
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("default")  # those of Ray
+def test_a_sweep_with_ray_tune_ends_bad_trials_early(tmp_path: Path) -> None:
+    reason = "Ray has no packages for every Python version, so it is in no test extra: pip install 'trainwright[ray]'"
+    pytest.importorskip("ray", reason=reason)
+    recipe = load("sweep_ray")
+    results = recipe.main(str(tmp_path))
+    assert [result.error for result in results] == [None] * recipe.TRIALS
+    epochs = sorted(result.metrics["training_iteration"] for result in results)
+    assert epochs[0] < epochs[-1] == recipe.EPOCHS
+    best = results.get_best_result()
+    assert best.metrics["loss"] == min(result.metrics["loss"] for result in results) < 0.6
+    assert best.metrics["accuracy"] > 0.85
+    # The settings of each trial are in its run folder.
+    configs = [path.read_text() for path in (tmp_path / "runs").glob("*/training_config.yaml")]
+    assert len(configs) == recipe.TRIALS
+    assert sum(repr(best.config["learning_rate"]) in config for config in configs) == 1

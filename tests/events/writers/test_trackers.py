@@ -12,7 +12,7 @@ from tests.conftest import Run
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.events import EventStorage
-from trainwright.events.writers.trackers import RECORD_NAME, TRACKERS, Tracker, flat
+from trainwright.events.writers.trackers import RECORD_NAME, TRACKERS, Tracker, flat, unique_names
 
 
 class Service(Tracker):
@@ -79,6 +79,63 @@ def test_a_record_that_is_not_ours_begins_a_new_run(tmp_path: Path, content: byt
     (tmp_path / RECORD_NAME).write_bytes(content)
     train(tmp_path, 4, 6)
     assert [[iteration for iteration, _ in rows] for rows in Service.runs.values()] == [[4, 5, -1]]
+
+
+ODD_NAMES = (
+    "acc@1",
+    "acc_1",
+    "a b",
+    "a\nb",
+    "/lead",
+    "trail/",
+    "a//b",
+    "../up",
+    "..",
+    "100%",
+    "x" * 300,
+    "精度",
+    "@",
+    "",
+)
+
+
+def test_names_that_mlflow_refuses_are_changed_and_stay_apart() -> None:
+    validation = pytest.importorskip("mlflow.utils.validation", reason="pip install 'trainwright[trackers]'")
+    names = unique_names(ODD_NAMES, TRACKERS["mlflow"].allowed_name)
+    assert len(set(names.values())) == len(ODD_NAMES)
+    for name in names.values():
+        validation._validate_metric(name, 1.0, 0, 0)
+    assert names["acc_1"] == "acc_1"  # and acc@1, which comes first, is acc_1_2
+    assert [names["acc@1"], names["a//b"], names["/lead"], names["精度"]] == ["acc_1_2", "a/b", "lead", "精度"]
+
+
+@pytest.mark.parametrize(
+    ("tracker", "names", "expected"),
+    [
+        ("wandb", ("_step", "step", "loss/val", "_"), ("step_2", "step", "loss/val", "metric")),
+        (
+            "trackio",
+            ("time", "step", "Run", "__a", "loss"),
+            ("iter_time", "metric_step", "metric_Run", "metric___a", "loss"),
+        ),
+    ],
+)
+def test_names_of_a_tracker_itself_are_changed(tracker: str, names: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    found = unique_names(names, TRACKERS[tracker].allowed_name)
+    assert tuple(found[name] for name in names) == expected
+
+
+def test_a_resumed_run_keeps_changed_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Service, "allowed_name", staticmethod(lambda name: name.replace("@", "_")))
+    for start, names in ((0, ("acc@1", "acc_1")), (1, ("acc_1", "acc@1", "acc#1"))):
+        writer = Service(tmp_path)
+        with EventStorage(start) as storage:
+            storage.put_scalars(**{name: float(number) for number, name in enumerate(names)})
+            writer.write()
+        writer.close()
+    (rows,) = Service.runs.values()
+    first, second = ({"acc_1_2": 0.0, "acc_1": 1.0}, {"acc_1": 0.0, "acc_1_2": 1.0, "acc#1": 2.0})
+    assert rows == [(0, first), (-1, {}), (1, second), (-1, {})]
 
 
 def test_settings_have_dotted_names() -> None:

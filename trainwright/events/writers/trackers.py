@@ -13,8 +13,8 @@ import re
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from trainwright.checkpoint.files import atomic_write
@@ -28,6 +28,8 @@ logger = logging.getLogger("trainwright.events")
 RECORD_NAME = "trackers.json"
 _record_lock = threading.Lock()  # each tracker writes in its own thread
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-./: ]")  # characters that no name may have, such as @
+
+_RESERVED_IN_TRACKIO = {"project", "run", "timestamp", "step", "time", "metrics"}
 
 
 class Tracker(EventWriter):
@@ -43,6 +45,7 @@ class Tracker(EventWriter):
     """
 
     name: ClassVar[str]  # also of the package
+    after_loss = "The next resume sends them from metrics.json."  # what a message of rows that were not sent adds
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Tracker(EventWriter):
         self._storage: EventStorage | None = None
         self._last_written = -1
         self._run_id: str | None = None
+        self._names: dict[str, str] = {}  # of the tracker, by ours
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._folder)!r})"
@@ -81,13 +85,14 @@ class Tracker(EventWriter):
             rows = self._rows_to_begin_with(storage) | rows
         new = {iteration: row for iteration, row in rows.items() if iteration > self._last_written}
         if new:
-            self.send(new)
+            self.send({iteration: self._renamed(row) for iteration, row in new.items()})
             self._last_written = max(new)
             self._save_record()
 
     def _rows_to_begin_with(self, storage: EventStorage) -> dict[int, Row]:
         """Begin the run, or continue it; the rows of ``metrics.json`` that it does not have."""
         record = self._record() if storage.start_iter else {}
+        self._names = dict(record.get("names") or {})
         self._run_id = self.begin_run(record.get("id"))
         there = self._last_written = self.last_iteration(self._run_id, record) if record else -1
         if there >= storage.first_unwritten:
@@ -104,6 +109,17 @@ class Tracker(EventWriter):
         run_id, self._run_id = self._run_id, None
         if run_id is not None:
             self.end_run(run_id)
+
+    def _renamed(self, row: Row) -> Row:
+        new = [name for name in row if name not in self._names]
+        if new:
+            self._names |= unique_names(new, self.allowed_name, self._names.values())
+        return {self._names[name]: value for name, value in row.items()}
+
+    @staticmethod
+    def allowed_name(name: str) -> str:
+        """A name for a metric that the tracker takes: ``name``, if it does."""
+        return name
 
     @abstractmethod
     def begin_run(self, run_id: str | None) -> str:
@@ -133,7 +149,8 @@ class Tracker(EventWriter):
         return found if isinstance(found, dict) else {}
 
     def _save_record(self) -> None:
-        record = {"id": self._run_id, "last_iteration": self._last_written}
+        renamed = {name: other for name, other in self._names.items() if name != other}
+        record = {"id": self._run_id, "last_iteration": self._last_written} | ({"names": renamed} if renamed else {})
         with _record_lock:
             atomic_write(self._folder / RECORD_NAME, json.dumps({**self._records(), self.name: record}).encode())
 
@@ -152,6 +169,11 @@ class WandbTracker(Tracker):
             arguments |= {"id": run_id, "resume": "allow"}
         self._run = wandb.init(**arguments)
         return str(self._run.id)
+
+    @staticmethod
+    def allowed_name(name: str) -> str:
+        """Without underscores before it: those are names of W&B, such as ``_step``."""
+        return name.lstrip("_") or "metric"
 
     def last_iteration(self, run_id: str, record: Mapping[str, Any]) -> int:
         """Offline, each session has a file of its own: the newest one is complete."""
@@ -182,10 +204,19 @@ class MLflowTracker(Tracker):
         found = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name) if found is None else found.experiment_id
         run = self._client.create_run(experiment, run_name=self._arguments.get("run_name", self._folder.name))
-        params = [Param(_NOT_IN_MLFLOW.sub("_", key), str(value)[:500]) for key, value in self._settings.items()]
+        names = unique_names(self._settings, self.allowed_name)
+        params = [Param(names[key], str(value)[:500]) for key, value in self._settings.items()]
         for first in range(0, len(params), 100):  # the most that a request may hold
             self._client.log_batch(run.info.run_id, params=params[first : first + 100])
         return str(run.info.run_id)
+
+    @staticmethod
+    def allowed_name(name: str) -> str:
+        """Letters, digits and ``_-./: `` only; the parts of a path, such as ``val/loss``, at most 240 characters."""
+        parts = PurePosixPath(_NOT_IN_MLFLOW.sub("_", name)).parts
+        return (
+            "/".join("_" if part == ".." else part for part in parts if part.strip("/"))[:240].rstrip("/") or "metric"
+        )
 
     def last_iteration(self, run_id: str, record: Mapping[str, Any]) -> int:
         """Asked of the server: a process may be killed between a request and its record."""
@@ -198,9 +229,7 @@ class MLflowTracker(Tracker):
 
         now = int(time.time() * 1000)
         metrics = [
-            Metric(_NOT_IN_MLFLOW.sub("_", name), value, now, iteration)
-            for iteration, row in rows.items()
-            for name, value in row.items()
+            Metric(name, value, now, iteration) for iteration, row in rows.items() for name, value in row.items()
         ]
         for first in range(0, len(metrics), 1000):  # as above
             self._client.log_batch(str(self._run_id), metrics=metrics[first : first + 1000])
@@ -224,16 +253,34 @@ class TrackioTracker(Tracker):
         self._run: Any = trackio.init(**arguments)
         return str(self._run.name)
 
+    @staticmethod
+    def allowed_name(name: str) -> str:
+        """``time`` is ``iter_time``; other names of Trackio's own are ``metric_step``, ``metric_run``, …"""
+        other = "iter_time" if name == "time" else f"metric_{name}"
+        return other if name.lower() in _RESERVED_IN_TRACKIO or name.startswith("__") else name
+
     def send(self, rows: Mapping[int, Row]) -> None:
         for iteration, row in rows.items():
-            # "time" is a name of its own.
-            self._run.log({"iter_time" if name == "time" else name: row[name] for name in row}, step=iteration)
+            self._run.log(dict(row), step=iteration)
 
     def end_run(self, run_id: str) -> None:
         self._run.finish()
 
 
 TRACKERS: dict[str, type[Tracker]] = {kind.name: kind for kind in (WandbTracker, MLflowTracker, TrackioTracker)}
+
+
+def unique_names(names: Iterable[str], allowed: Callable[[str], str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """An allowed name for each of ``names``; where two would get the same one, the second ends with ``_2``."""
+    found, used = {}, set(taken)
+    for name in sorted(names, key=lambda name: allowed(name) != name):  # names that are allowed keep theirs
+        other, number = allowed(name), 1
+        while other in used:
+            number += 1
+            other = f"{allowed(name)}_{number}"
+        found[name] = other
+        used.add(other)
+    return found
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

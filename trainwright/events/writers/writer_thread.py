@@ -159,9 +159,15 @@ class WriterThread:
 
     def _abandon(self) -> None:
         with self._changed:
-            self._num_dropped += len(self._queue)
+            num_lost = len(self._queue)
             self._queue.clear()
-        logger.warning("%s: write() or close() does not return; the run ends without waiting for it.", self._name())
+        after = " ".join(filter(None, (getattr(_wrapped(writer), "after_loss", "") for writer in self._writers)))
+        logger.warning(
+            "%s: write() or close() does not return; the run ends without waiting for it. %d rows are not written.%s",
+            self._name(),
+            num_lost,
+            f" {after}" if after else "",
+        )
 
     def _take(self) -> list[_Row]:
         if self._deadline is not None and time.monotonic() > self._deadline and not self._are_files:
@@ -229,9 +235,11 @@ class WriterThread:
                 self._failure = self._failure or error
 
     def _name(self) -> str:
-        return ", ".join(
-            type(writer.writer if isinstance(writer, SafeWriter) else writer).__name__ for writer in self._writers
-        )
+        return ", ".join(type(_wrapped(writer)).__name__ for writer in self._writers)
+
+
+def _wrapped(writer: EventWriter) -> EventWriter:
+    return writer.writer if isinstance(writer, SafeWriter) else writer
 
 
 class WriterDispatcher:
