@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from tests.distributed.layout_runs import (
@@ -18,6 +19,8 @@ from tests.distributed.layout_runs import (
 )
 from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
+from trainwright.cli.main import main
+from trainwright.models import Model
 
 Run = tuple[str, dict[str, Any]]
 
@@ -137,3 +140,24 @@ def test_a_stage_moves_only_its_part_and_reports_its_size_and_times(tmp_path: Pa
         phases = rank["phases"]
         assert min(phases.forward, phases.backward, phases.waiting, phases.optimizer) > 0
         assert phases.forward + phases.backward + phases.waiting <= phases.step
+
+
+def train_saved(folder: Path) -> None:
+    config = TrainingConfig(
+        output_dir=str(folder / "run"), num_epochs=1, batch_size=6, gradient_accumulation_steps=4, eval_strategy="no",
+        device_str="cpu", num_dataloader_workers=0, pipeline_parallel_size=2,
+    )  # fmt: skip
+    Trainer(build_language(plain=True), config, train_dataset=Texts(24)).train()
+
+
+def test_a_weight_that_two_stages_hold_is_exported_once(tmp_path: Path) -> None:
+    on_ranks(train_saved, tmp_path, world_size=2)
+    assert main(["checkpoint", "export", str(tmp_path / "run"), "--output", str(tmp_path / "out")]) == 0
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        names = {*file.keys()}
+    model = build_language(plain=True)
+    assert names == {name for name, _ in model.named_parameters()}  # without head.weight, which is tied
+    loaded = Model.load(tmp_path / "out")
+    assert loaded.get_parameter("head.weight") is loaded.get_parameter("token_embedding.weight")
+    for name, value in Model.load(tmp_path / "run" / "final_epoch").state_dict().items():  # of the stages
+        assert torch.equal(value, loaded.state_dict()[name]), name

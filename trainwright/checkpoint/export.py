@@ -38,7 +38,11 @@ def _export(checkpoint: Path, folder: Path) -> dict[str, StoredTensor]:
     manifest = verify(checkpoint)
     reader = ShardReader(checkpoint, tensor_files(manifest, MODEL))
     tensors = {name: StoredTensor(reader, name, entry) for name, entry in reader.index.tensors.items()}
-    metadata = {TIED: reader.index.tied, RENAMED: reader.index.renamed}
+    copies = {name: first for name, first in reader.index.copies.items() if name in tensors and first in tensors}
+    for name in copies:  # of a weight that several pipeline stages hold: other programs expect it once
+        del tensors[name]
+    tied = {name: copies.get(first, first) for name, first in reader.index.tied.items()} | copies
+    metadata = {TIED: tied, RENAMED: reader.index.renamed}
     temporary = temporary_sibling(folder)
     try:
         temporary.mkdir()

@@ -18,6 +18,9 @@ from trainwright.checkpoint.files import open_regular
 _MAX_BYTES = 100_000_000  # of a header, as in the safetensors library
 _METADATA = "__metadata__"
 TIED = "tied"  # metadata key: JSON of {name that is not in the file: name that holds the same tensor}
+COPIES = (
+    "copies"  # metadata key: JSON of {name of a copy on a later pipeline stage: name of the tensor that it repeats}
+)
 RENAMED = "renamed"  # metadata key: JSON of {name in the file: name that the format cannot hold}
 _BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
@@ -62,7 +65,7 @@ def read_header(path: Path) -> Header:
 
 
 def names_in(metadata: Mapping[str, str], key: str) -> dict[str, str]:
-    """The names in a file's metadata under ``key``, which is TIED or RENAMED."""
+    """The names in a file's metadata under ``key``, which is TIED, COPIES or RENAMED."""
     try:
         names = json.loads(metadata.get(key, "{}"))
     except (ValueError, RecursionError):

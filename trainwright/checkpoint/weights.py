@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.files import irregular
 from trainwright.checkpoint.safetensors_file import check_tensor, local_of, read_tensors, tensor_key
-from trainwright.checkpoint.safetensors_header import RENAMED, TIED, names_in, read_header
+from trainwright.checkpoint.safetensors_header import COPIES, RENAMED, TIED, names_in, read_header
 from trainwright.checkpoint.shard_index import is_share
+from trainwright.parallel.dist import TIED_COPY
 
 logger = logging.getLogger("trainwright.checkpoint")
 
@@ -62,9 +63,20 @@ def split_model_state(
             tied[name] = first
     renamed = {_name_in_file(name, tensors): name for name in tensors if not _is_file_name(name)}
     stored = {name: stored for stored, name in renamed.items()}
+    copies = _copies_on_stages(model) if is_sharded else {}
     metadata = {TIED: json.dumps(tied)} if tied else {}
+    metadata |= {COPIES: json.dumps(copies)} if copies else {}
     metadata |= {RENAMED: json.dumps(renamed)} if renamed else {}
     return {stored.get(name, name): tensor for name, tensor in tensors.items()}, metadata, extra_state
+
+
+def _copies_on_stages(model: nn.Module) -> dict[str, str]:
+    """{name of a parameter of this pipeline stage: name of the same parameter on the first stage that holds it}."""
+    return {
+        name: first
+        for name, parameter in unwrap(model).named_parameters()
+        if (first := getattr(parameter, TIED_COPY, None)) is not None
+    }
 
 
 def _is_file_name(name: str) -> bool:

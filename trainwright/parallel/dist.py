@@ -145,8 +145,8 @@ def broadcast_over_data(tensor: Any) -> None:
         dist.broadcast(tensor, 0 if group is None else dist.get_global_rank(group, 0), group=group)
 
 
-# The attribute of a parameter that marks it as a copy of a weight of another stage, where its gradient is counted.
-TIED_COPY = "is_tied_copy"
+# The attribute of a parameter that copies a weight of an earlier stage, where its gradient is counted: its name there.
+TIED_COPY = "copy_of"
 
 
 def gather_over_pipeline(value: T) -> list[T]:

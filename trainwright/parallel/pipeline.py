@@ -405,7 +405,7 @@ class Pipeline:
                 copies = {stage: self._model.get_parameter(name) for stage, name in names.items()}
                 for stage, copied in copies.items():
                     if stage != min(tie.names):
-                        setattr(copied, TIED_COPY, True)
+                        setattr(copied, TIED_COPY, tie.names[min(tie.names)][0])
                 self._copies.append([*copies.values()])
                 if group is not None and copies:
                     _check_alike(tie, next(iter(copies.values())), group)

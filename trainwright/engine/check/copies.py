@@ -71,7 +71,9 @@ class Copies:
         self.has_own_loss = self.has_own_step or (not self.is_config_file and is_overridden(trainer, "compute_loss"))
         assigned = [name for name in (*_OWN_STEPS, "compute_loss", "evaluate") if callable(vars(trainer).get(name))]
         if get_world_size() > 1:
-            raise ConfigError("check: it runs in one process; start it without a launcher.")
+            raise ConfigError(
+                "check, find_lr and find_batch_size run in one process: start the program without a launcher."
+            )
         if assigned:
             raise ConfigError(
                 f"check: {type(trainer).__name__}.{assigned[0]} was assigned to the object, so a copy of the trainer"
