@@ -106,11 +106,13 @@ def setup_dist_util(
     *,
     timeout_s: float | None = None,
     name: Callable[[str], str] = "train.dist.{}".format,
+    check: Callable[[], None] | None = None,
 ) -> torch.device:
     """Join the process group when a launcher started several processes, and return this process's device.
 
     ``sizes`` are the settings of the layout (see :class:`~trainwright.parallel.layout.Layout`) and ``device_type``;
     ``name`` gives the name of a setting in a message. The data-parallel size follows from how many processes there are.
+    ``check`` is called where the processes have met, before the layout is used.
     A training that stays at one place for ``timeout_s`` (by default the setting ``hang_timeout_s``, half an hour) ends.
 
     Raises:
@@ -136,6 +138,8 @@ def setup_dist_util(
         leave_at_exit()
         if os.environ.get("LOCAL_WORLD_SIZE") != str(num_processes):  # several hosts
             end_lost_connections(min(seconds, LOST_AFTER_S))
+    if num_processes > 1 and check is not None:
+        check()
     use_layout(layout, device.type)
     if num_processes == 1:
         _warn_of_one_process(sizes, name)

@@ -12,6 +12,7 @@ from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import Pipeline
 from trainwright.parallel.plan import check_plan, tensor_plan
 from trainwright.parallel.precision import run_under
+from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import recompute_blocks
 from trainwright.parallel.sharding import check_shardable, shard_data
 
@@ -40,8 +41,9 @@ def parallelize(
     Returns the names of the recomputed blocks.
 
     Raises:
-        ConfigError: the model cannot be spread as the layout requires. Raised before any process waits for another.
+        ConfigError: a process has another model, or it cannot be spread as the layout requires. Raised on all of them.
     """
+    check_same_model(model)
     mesh = current_mesh()
     words = {} if mesh is None else _tensor_words(model, mesh)
     for parameter in () if mesh is None else model.parameters():  # a DTensor's state would have other strides

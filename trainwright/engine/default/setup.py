@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.errors import ConfigError, did_you_mean
@@ -48,6 +48,7 @@ from trainwright.parallel.dist import (
     is_main_process,
 )
 from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.rank_checks import check_same_settings
 from trainwright.parallel.restarts import is_continued
 
 # Settings that the start of a run shows by other names.
@@ -341,12 +342,17 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
     zero = cfg.train.zero_optimization
     sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "device_type": asked}
-    device = setup_dist_util(sizes, name=_layout_key)
+    device = setup_dist_util(sizes, name=_layout_key, check=lambda: check_same_settings(_containers(cfg)))
     if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):
         logger.info("The launcher has restarted this run: it continues from its latest checkpoint.")
         with open_dict(cfg):
             cfg.train.resume = True
     return device
+
+
+def _containers(cfg: DictConfig) -> Any:
+    """``cfg`` as dicts and lists; interpolations stay text."""
+    return OmegaConf.to_container(cfg, resolve=False)
 
 
 def _layout_key(name: str) -> str:

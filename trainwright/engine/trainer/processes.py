@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from trainwright.parallel.dist import get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
+from trainwright.parallel.rank_checks import check_same_settings
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -49,18 +51,23 @@ _OWN_STEPS = (
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
-def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingConfig, torch.device]":
+def join(
+    config: "TrainingConfig", accelerator: Any, given: Mapping[str, bool]
+) -> "tuple[TrainingConfig, torch.device]":
     """Join the launcher's processes, if there are any; return the settings and the device of this process.
 
+    ``given``: whether the user passed an argument of the Trainer, which must be alike on all processes.
     With an ``accelerator`` its processes are used, and the returned settings are a copy with the accelerator's values.
 
     Raises:
-        ConfigError: the two contradict each other, or several processes would share one GPU.
+        ConfigError: the two contradict each other, several processes would share one GPU, or a process has another
+            setting.
     """
     if accelerator is not None:
         config = _apply_accelerator(config, accelerator)
         leave_at_exit()
         use_mesh(None)
+        _check_same(config, given)
         return config, torch.device(accelerator.device)
     asked = config.device_str
     if asked is not None and ":" in asked and not asked.startswith("cpu") and num_launched() > 1:
@@ -69,7 +76,13 @@ def join(config: "TrainingConfig", accelerator: Any = None) -> "tuple[TrainingCo
             f" {asked.partition(':')[0]!r}, of which each process uses one, or None."
         )
     sizes = {name: getattr(config, name) for name in (*LAYOUT_SETTINGS, "hang_timeout_s")}
-    return config, setup_dist_util({**sizes, "device_type": asked}, name="TrainingConfig.{}".format)
+    check = partial(_check_same, config, given)
+    return config, setup_dist_util({**sizes, "device_type": asked}, name="TrainingConfig.{}".format, check=check)
+
+
+def _check_same(config: "TrainingConfig", given: Mapping[str, bool]) -> None:
+    arguments = {name: "given" if is_given else None for name, is_given in given.items()}
+    check_same_settings({"TrainingConfig": config.to_dict(), "Trainer": arguments})
 
 
 def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:

@@ -98,8 +98,16 @@ class Trainer(TrainerSetup):
         super().__init__()
         checks.refuse_arguments("Trainer", unknown, ARGUMENTS)
         model, config = checks.in_order(model, config, training_config)
-        has_data = [data is not None for data in (train_dataset, train_dataloader, eval_dataset, eval_dataloader)]
-        checks.check_parts(model, config, any(has_data[:2]), any(has_data[2:]))
+        data = {
+            "train_dataset": train_dataset, "train_dataloader": train_dataloader,
+            "eval_dataset": eval_dataset, "eval_dataloader": eval_dataloader,
+        }  # fmt: skip
+        has = {name: value is not None for name, value in data.items()}
+        trains, evaluates = (
+            has["train_dataset"] or has["train_dataloader"],
+            has["eval_dataset"] or has["eval_dataloader"],
+        )
+        checks.check_parts(model, config, trains, evaluates)
         if optimizers is not None or lr_schedulers is not None:
             optimizer = checks.several(optimizer, lr_scheduler, optimizers, lr_schedulers)
         checks.check_given(config, optimizer, lr_scheduler or lr_schedulers, loss)
@@ -107,7 +115,7 @@ class Trainer(TrainerSetup):
         train_dataset = mixed(train_dataset)
         checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
         self.accelerator = accelerator
-        config, self.device = join(config, accelerator)
+        config, self.device = join(config, accelerator, has)
         self._output_dir_of_user = config.output_dir
         self.config: TrainingConfig = parts.apply_dev_run(config, self)
         config = self.config

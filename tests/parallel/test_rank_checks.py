@@ -1,0 +1,109 @@
+"""Processes with other settings, or another model, are refused on all of them, by the name of what differs."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.ranks import on_ranks
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
+from trainwright.data import build_image_train_loader
+from trainwright.parallel.rank_checks import check_same_model, check_same_settings
+
+
+def message(call: Any, *arguments: Any) -> str:
+    try:
+        call(*arguments)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def settings_of_rank(cases: list[list[dict[str, Any]]]) -> list[str]:
+    return [message(check_same_settings, case[rank()]) for case in cases]
+
+
+def test_what_differs_is_named_with_both_values() -> None:
+    same = {"a": 1, "b": {"c": [1, "x"], "d": None}, "nan": math.nan}
+    cases = [
+        ([same, dict(reversed(same.items()))], ""),
+        ([{"a": 1}, {"a": 1.0}], "a: 1 on rank 0, but 1.0 on rank 1"),
+        ([{"a": {"b": "x"}}, {"a": {"b": "y"}}], "a.b: 'x' on rank 0, but 'y' on rank 1"),
+        ([{"a": 1}, {}], "a: 1 on rank 0, but no value on rank 1"),
+        ([{"a": [1, 2]}, {"a": [1, 3]}], "a: [1, 2] on rank 0, but [1, 3] on rank 1"),
+        # What may differ: devices, workers, trackers, and objects, which show their address.
+        ([{"device": "cuda:0", "x": {"num_workers": 1}}, {"device": "cuda:1", "x": {"num_workers": 2}}], ""),
+        ([{"trackers": {"wandb": {}}}, {"trackers": None}], ""),
+        ([{"a": object()}, {"a": object()}], ""),
+    ]
+    for found in on_ranks(settings_of_rank, [[*case] for case, _ in cases]):
+        for text, (_, expected) in zip(found, cases, strict=True):
+            assert text[: len(expected)] == expected
+            assert expected or not text
+
+
+def models_of_rank() -> list[str]:
+    other = rank() == 1
+    frozen = nn.Linear(2, 3).requires_grad_(not other)
+    named: nn.Module = nn.ModuleDict({"a": nn.Linear(2, 3)}) if other else nn.Sequential(nn.Linear(2, 3))
+    models = [
+        nn.Linear(2, 3), nn.Linear(2, 3 + other), frozen, named,
+        nn.Linear(2, 3, dtype=torch.float64 if other else torch.float32),
+        nn.Sequential(nn.Linear(2, 3), *([nn.BatchNorm1d(3)] if other else [])),
+    ]  # fmt: skip
+    return [message(check_same_model, model) for model in models]
+
+
+def test_models_that_differ_are_refused_with_the_first_difference() -> None:
+    for same, shape, frozen, name, dtype, longer in on_ranks(models_of_rank):
+        assert same == ""
+        assert "rank 0 has weight (3 x 2 float32); rank 1 has weight (4 x 2 float32)" in shape
+        assert "rank 1 has weight (3 x 2 float32, frozen)" in frozen
+        assert "rank 0 has 0.weight (3 x 2 float32); rank 1 has a.weight (3 x 2 float32)" in name
+        assert "rank 1 has weight (3 x 2 float64)" in dtype
+        assert "rank 0 has nothing that the other does not have; rank 1 has 1.weight (3 float32)" in longer
+
+
+def build(api: str, folder: Path) -> str:
+    data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
+    if api == "files":
+        from omegaconf import OmegaConf
+
+        cfg: Any = OmegaConf.create(flags={"allow_objects": True})
+        cfg.model = LazyCall(nn.Linear)(in_features=4, out_features=2)
+        cfg.dataloader = LazyCall(dict)(train=build_image_train_loader(data, 4, num_workers=rank())[0])
+        cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1 + rank())
+        cfg.graph = {"enabled": False}
+        cfg.train = {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 4}
+        return message(DefaultTrainer, cfg)
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=1 + rank() * (api == "epochs"), batch_size=4, device="cpu",
+        num_dataloader_workers=rank(),
+    )  # fmt: skip
+    eval_dataset = None if api == "evaluation" and rank() else data
+    return message(Trainer, nn.Linear(4, 2), config, data, eval_dataset)
+
+
+@pytest.mark.parametrize(
+    ("api", "expected"),
+    [
+        ("files", "optim.lr: 0.1 on rank 0, but 1.1 on rank 1"),
+        ("epochs", "TrainingConfig.num_epochs: 1 on rank 0, but 2 on rank 1"),
+        ("evaluation", "Trainer.eval_dataset: 'given' on rank 0, but None on rank 1"),
+        ("same", ""),
+    ],
+)
+def test_a_trainer_refuses_them_before_its_first_step(api: str, expected: str, tmp_path: Path) -> None:
+    for text in on_ranks(build, api, tmp_path):
+        assert text[: len(expected)] == expected
+        assert expected or not text
