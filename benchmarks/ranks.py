@@ -217,21 +217,17 @@ def timed(call: Callable[[], None]) -> float:
 def measure(api: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Train with one of our APIs, and the plain script between its blocks."""
     import importlib
-    import tempfile
 
     from benchmarks.job import Job
 
     layout = LAYOUTS[settings.pop("layout")]
-    with tempfile.TemporaryDirectory() as own:
-        # One folder for all processes, which share a checkpoint.
-        folder = own if layout.build is ddp else f"{tempfile.gettempdir()}/ranks-{os.environ['MASTER_PORT']}"
-        given = layout.config
-        if api == "objects":  # whose periods count micro-batches
-            given = layout.objects | {"log_steps": settings["log_every"] * layout.micro_batches}
-        job = Job(folder=folder, settings=given, **settings)
-        hook, times = alternate(job, lambda: layout.build(job))
-        job.hooks.append(hook)
-        importlib.import_module(f"benchmarks.peers.{api}").train(job, "")
+    given = layout.config
+    if api == "objects":  # whose periods count micro-batches
+        given = layout.objects | {"log_steps": settings["log_every"] * layout.micro_batches}
+    job = Job(settings=given, **settings)
+    hook, times = alternate(job, lambda: layout.build(job))
+    job.hooks.append(hook)
+    importlib.import_module(f"benchmarks.peers.{api}").train(job, "")
     blocks = [*zip(times["ours"], times["plain"], strict=True)][1:]  # the first block warms up
     return {
         "name": api,

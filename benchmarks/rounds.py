@@ -15,6 +15,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,11 +83,12 @@ def run(
     If it fails, the result has ``error``, the last line of its output.
     """
     ranks = settings.get("ranks", 1)
-    command = [sys.executable, "-m", module, peer, json.dumps(settings)]
     port = _free_port()
-    outputs = [_Process(command, _of_rank(rank, ranks, port) | variables, settings) for rank in range(ranks)]
-    deadline = time.monotonic() + timeout_s
-    texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]
+    with tempfile.TemporaryDirectory() as folder:  # one for all processes, which share a checkpoint
+        command = [sys.executable, "-m", module, peer, json.dumps({"folder": folder, **settings})]
+        outputs = [_Process(command, _of_rank(rank, ranks, port) | variables, settings) for rank in range(ranks)]
+        deadline = time.monotonic() + timeout_s
+        texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]
     for line in reversed(texts[0].splitlines()):
         if line.startswith(RESULT):
             return json.loads(line[len(RESULT) :]) | {"spawned_ns": outputs[0].spawned_ns}

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -38,17 +37,16 @@ def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.job import Job
 
     result: dict[str, Any] = {"name": peer, "import_s": (imported - began) / 1e9}
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(**{"folder": folder, **settings})
-        if ends_at_first_step:
-            end_at_first_step(job, result)
-        if counts:
-            from benchmarks import counting
+    job = Job(**settings)
+    if ends_at_first_step:
+        end_at_first_step(job, result)
+    if counts:
+        from benchmarks import counting
 
-            result |= getattr(counting, counts)(job, lambda: module.train(job, variant))
-        else:
-            module.train(job, variant)
-        result["fit_s"] = (time.perf_counter_ns() - imported) / 1e9
+        result |= getattr(counting, counts)(job, lambda: module.train(job, variant))
+    else:
+        module.train(job, variant)
+    result["fit_s"] = (time.perf_counter_ns() - imported) / 1e9
     result |= job.clock.metrics(job.warm, job.accumulation)
     result["us_between_lines"] = job.clock.us_between_lines(job.log_every)
     if job.device != "cpu":
