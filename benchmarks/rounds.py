@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.worker import RESULT
+from benchmarks.worker import FOLDER, RESULT
 
 REPOSITORY = Path(__file__).parents[1]
 PLAIN = "plain"
@@ -85,7 +85,8 @@ def run(
     ranks = settings.get("ranks", 1)
     port = _free_port()
     with tempfile.TemporaryDirectory() as folder:  # one for all processes, which share a checkpoint
-        command = [sys.executable, "-m", module, peer, json.dumps({"folder": folder, **settings})]
+        command = [sys.executable, "-m", module, peer, json.dumps(settings)]
+        variables = {FOLDER: folder, **variables}
         outputs = [_Process(command, _of_rank(rank, ranks, port) | variables, settings) for rank in range(ranks)]
         deadline = time.monotonic() + timeout_s
         texts = [output.finish(max(0.0, deadline - time.monotonic())) for output in outputs]

@@ -7,11 +7,14 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 RESULT = "RESULT "
+FOLDER = "BENCHMARK_FOLDER"  # the variable with the folder that all processes of a run share
 
 
 def print_result(result: Mapping[str, Any]) -> None:
@@ -37,16 +40,18 @@ def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.job import Job
 
     result: dict[str, Any] = {"name": peer, "import_s": (imported - began) / 1e9}
-    job = Job(**settings)
-    if ends_at_first_step:
-        end_at_first_step(job, result)
-    if counts:
-        from benchmarks import counting
+    given = os.environ.get(FOLDER)
+    with nullcontext(given) if given else tempfile.TemporaryDirectory() as folder:
+        job = Job(**{"folder": folder, **settings})
+        if ends_at_first_step:
+            end_at_first_step(job, result)
+        if counts:
+            from benchmarks import counting
 
-        result |= getattr(counting, counts)(job, lambda: module.train(job, variant))
-    else:
-        module.train(job, variant)
-    result["fit_s"] = (time.perf_counter_ns() - imported) / 1e9
+            result |= getattr(counting, counts)(job, lambda: module.train(job, variant))
+        else:
+            module.train(job, variant)
+        result["fit_s"] = (time.perf_counter_ns() - imported) / 1e9
     result |= job.clock.metrics(job.warm, job.accumulation)
     result["us_between_lines"] = job.clock.us_between_lines(job.log_every)
     if job.device != "cpu":
