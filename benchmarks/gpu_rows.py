@@ -5,9 +5,7 @@ process runs the function.
 """
 
 import dataclasses
-import itertools
 import json
-import os
 import sys
 import tempfile
 import time
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.checkpoint import Training, measure_saves
 from benchmarks.models import MLP, WithLoss, random_data
-from benchmarks.worker import FOLDER, print_result
+from benchmarks.worker import folder_of_run, print_result
 from trainwright import Trainer, TrainingConfig
 from trainwright.checkpoint import Checkpointer
 from trainwright.data import ColumnDataset
@@ -255,25 +253,22 @@ def _features(steps: int) -> ColumnDataset:
     return ColumnDataset(x=x, labels=labels)
 
 
-_trainings = itertools.count()
-
-
 def _losses(model: nn.Module, settings: Settings, data: ColumnDataset, **config: Any) -> tuple[list[float], Any]:
     """The loss of each step of a training by ``Trainer``, and the trainer."""
-    folder = str(Path(os.environ[FOLDER], f"training{next(_trainings)}"))
-    fixed: dict[str, Any] = {"num_epochs": 1, "batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
-    quiet = {
-        "save_enabled": False,
-        "eval_strategy": "no",
-        "metrics": [],
-        "dataloader_shuffle": False,
-        "log_steps": 10_000,
-    }
-    settings_of_run = fixed | quiet | {"device_str": settings.device, "output_dir": folder} | config
-    trainer = Trainer(model, TrainingConfig(**settings_of_run), train_dataset=data)
-    trainer.record = Record(settings)  # type: ignore[attr-defined]
-    trainer.register_hooks([trainer.record])  # type: ignore[attr-defined]
-    trainer.train()
+    with folder_of_run() as folder:
+        fixed: dict[str, Any] = {"num_epochs": 1, "batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
+        quiet = {
+            "save_enabled": False,
+            "eval_strategy": "no",
+            "metrics": [],
+            "dataloader_shuffle": False,
+            "log_steps": 10_000,
+        }
+        settings_of_run = fixed | quiet | {"device_str": settings.device, "output_dir": folder} | config
+        trainer = Trainer(model, TrainingConfig(**settings_of_run), train_dataset=data)
+        trainer.record = Record(settings)  # type: ignore[attr-defined]
+        trainer.register_hooks([trainer.record])  # type: ignore[attr-defined]
+        trainer.train()
     return trainer.record.losses, trainer  # type: ignore[attr-defined]
 
 

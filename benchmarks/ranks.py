@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.models import SplitGPT, loss_of
 from benchmarks.rounds import parser_of, print_table, run, write
-from benchmarks.worker import FOLDER, print_result
+from benchmarks.worker import folder_of_run, print_result
 
 CASES: dict[str, dict[str, Any]] = {
     "tiny": {"model": "mlp", "steps": 2000, "batch": 32, "log_every": 50},
@@ -224,10 +224,11 @@ def measure(api: str, settings: dict[str, Any]) -> dict[str, Any]:
     given = layout.config
     if api == "objects":  # whose periods count micro-batches
         given = layout.objects | {"log_steps": settings["log_every"] * layout.micro_batches}
-    job = Job(folder=os.environ[FOLDER], settings=given, **settings)
-    hook, times = alternate(job, lambda: layout.build(job))
-    job.hooks.append(hook)
-    importlib.import_module(f"benchmarks.peers.{api}").train(job, "")
+    with folder_of_run() as folder:
+        job = Job(folder=folder, settings=given, **settings)
+        hook, times = alternate(job, lambda: layout.build(job))
+        job.hooks.append(hook)
+        importlib.import_module(f"benchmarks.peers.{api}").train(job, "")
     blocks = [*zip(times["ours"], times["plain"], strict=True)][1:]  # the first block warms up
     return {
         "name": api,

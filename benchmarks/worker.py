@@ -4,13 +4,15 @@ The last line of its output is ``RESULT`` and a JSON object.
 """
 
 import importlib
+import itertools
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 RESULT = "RESULT "
@@ -21,6 +23,21 @@ def print_result(result: Mapping[str, Any]) -> None:
     """Print the measurements; only on rank 0."""
     if int(os.environ.get("RANK", 0)) == 0:
         print("\n" + RESULT + json.dumps(result), flush=True)
+
+
+@contextmanager
+def folder_of_run() -> Iterator[str]:
+    """An empty folder, the same one in all processes of a measurement."""
+    if FOLDER not in os.environ:
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+        return
+    shared = Path(os.environ[FOLDER], f"run{next(_runs)}")
+    shared.mkdir(exist_ok=True)
+    yield str(shared)
+
+
+_runs = itertools.count()
 
 
 def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -40,8 +57,7 @@ def measure(peer: str, settings: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.job import Job
 
     result: dict[str, Any] = {"name": peer, "import_s": (imported - began) / 1e9}
-    given = os.environ.get(FOLDER)
-    with nullcontext(given) if given else tempfile.TemporaryDirectory() as folder:
+    with folder_of_run() as folder:
         job = Job(**{"folder": folder, **settings})
         if ends_at_first_step:
             end_at_first_step(job, result)
