@@ -125,7 +125,9 @@ def rows_of(html: str) -> list[list[str]]:
 class TestKernel:
     def test_the_tutorial_runs_without_an_error(self, notebook: Any) -> None:
         tutorial = [cell for cell in notebook.cells if cell.cell_type == "code" and "name" not in cell.metadata]
-        assert [output for cell in tutorial for output in cell.outputs if output.output_type == "error"] == []
+        outputs = [output for cell in tutorial for output in cell.outputs]
+        assert [output for output in outputs if output.output_type == "error"] == []
+        assert [output.text for output in outputs if output.get("name") == "stderr"] == []  # no warning of tqdm
         assert "predicted [" in printed(outputs_of(notebook, "trainer.predict"))
 
     def test_a_training_is_one_output_that_holds_its_end(self, notebook: Any) -> None:

@@ -37,7 +37,10 @@ _WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a 
 @importing()
 def metric_classes() -> dict[str, type[Any]]:
     """Every metric class that can be built: those of torchmetrics and of its subpackages (``BinaryAccuracy``)."""
-    import torchmetrics
+    with warnings.catch_warnings():
+        # In a notebook without ipywidgets; torchmetrics imports transformers, which imports tqdm. No bar of it is shown.
+        warnings.filterwarnings("ignore", "IProgress not found")
+        import torchmetrics
 
     packages = [part.name for part in pkgutil.iter_modules(torchmetrics.__path__) if part.ispkg]
     domains = [name for name in packages if name not in ("functional", "utilities")]
