@@ -106,9 +106,16 @@ def run_of(name: str, updates: int = 3, **settings: Any) -> Any:
     dataset = data()
     if name in ("mlp", "resnet"):
         settings["loss"] = "CrossEntropyLoss"
-    settings = {"batch_size": 4, "num_epochs": 9, "save_enabled": False, "progress_bar": False, **settings}
+    settings = {
+        "output_dir": tempfile.mkdtemp(),
+        "batch_size": 4,
+        "num_epochs": 9,
+        "save_enabled": False,
+        "progress_bar": False,
+        **settings,
+    }
     settings["max_steps"] = updates * settings.get("gradient_accumulation_steps", 1)
-    config = TrainingConfig(output_dir=tempfile.mkdtemp(), device_str="cpu", **settings)
+    config = TrainingConfig(device_str="cpu", **settings)
     return config, lambda config: Trainer(make(), config, train_dataset=dataset)
 
 
@@ -159,14 +166,14 @@ def counted(name: str, updates: int = 8, **settings: Any) -> int:
     return counted_peak(lambda: build(config))
 
 
-def counted_each() -> dict[str, int]:
-    return {layout: counted(name, **settings) for layout, (name, settings) in LAYOUTS.items()}
+def counted_each(folder: Path) -> dict[str, int]:
+    return {layout: counted(name, output_dir=str(folder), **settings) for layout, (name, settings) in LAYOUTS.items()}
 
 
 @pytest.fixture(scope="module")
-def on_two_processes() -> list[dict[str, int]]:
+def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, int]]:
     """The measured peak of each layout, by rank."""
-    return on_ranks(counted_each, world_size=2, timeout=180)
+    return on_ranks(counted_each, tmp_path_factory.mktemp("estimated"), world_size=2, timeout=180)
 
 
 def test_counted_tensors_are_those_of_the_allocator() -> None:
