@@ -136,6 +136,19 @@ def test_a_run_that_early_stopping_has_ended_says_how_to_continue_it(
     assert "resume_from_checkpoint=True with early_stopping=None trains it longer" in ends[0]
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, "num_epochs=4"), ({"max_steps": 3}, "max_steps=6"), ({"max_steps": 0.5}, "max_steps=None")],
+)
+def test_the_end_names_the_setting_that_ended_the_run(
+    settings: dict[str, Any], expected: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    config = TrainingConfig(output_dir=tmp_path, batch_size=4, num_epochs=2, progress_bar=False, **settings)
+    Trainer(nn.Linear(4, 2), config, DATA, DATA).train()
+    assert caplog.messages[-1].endswith(f"resume_from_checkpoint=True with {expected} trains it longer")
+
+
 def test_a_finished_run_has_no_line_of_its_iterations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trainwright")
     for resume in (False, True):

@@ -345,7 +345,14 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         commands = [] if config.tensorboard is None else [f"tensorboard --logdir {folder}"]
         if config.save_enabled:
             has_stopped = any(getattr(one, "stopped_epoch", None) is not None for one in self.callbacks)  # early
-            longer = "early_stopping=None" if has_stopped else f"num_epochs={2 * config.num_epochs}"
+            if has_stopped:
+                longer = "early_stopping=None"
+            elif isinstance(config.max_steps, float):
+                longer = "max_steps=None"
+            elif config.max_steps == self.total_steps:
+                longer = f"max_steps={2 * self.total_steps}"
+            else:
+                longer = f"num_epochs={2 * config.num_epochs}"
             commands.append(f"resume_from_checkpoint=True with {longer} trains it longer")
         return commands
 

@@ -38,7 +38,7 @@ _WRONG_UPSTREAM = {"WordInfoPreserved": True}  # torchmetrics 1.9 says False; a 
 def metric_classes() -> dict[str, type[Any]]:
     """Every metric class that can be built: those of torchmetrics and of its subpackages (``BinaryAccuracy``)."""
     with warnings.catch_warnings():
-        # In a notebook without ipywidgets; torchmetrics imports transformers, which imports tqdm. No bar of it is shown.
+        # In a notebook without ipywidgets: torchmetrics imports transformers, which imports tqdm. It shows no bar.
         warnings.filterwarnings("ignore", "IProgress not found")
         import torchmetrics
 
