@@ -188,3 +188,25 @@ def test_a_trainer_is_freed_without_the_garbage_collector() -> None:
 def test_a_trainer_without_a_step_says_what_is_missing() -> None:
     with pytest.raises(NotImplementedError, match="run_step"):
         TrainerBase().train(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("later", "is_shown"),
+    [(RuntimeError("gloo: Connection closed by peer"), False), (ValueError("of a hook"), True)],
+)
+def test_a_lost_process_fails_a_save_in_flight_without_a_second_traceback(
+    later: Exception, is_shown: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(HookBase):
+        def after_train(self) -> None:
+            raise later
+
+    class Loses(TrainerBase):
+        def run_step(self) -> None:
+            raise RuntimeError("gloo: Connection closed by peer")
+
+    trainer = Loses()
+    trainer.register_hooks([Fails()])
+    with pytest.raises(RuntimeError, match="Connection closed"):
+        trainer.train(0, 1)
+    assert ("after_train failed too" in caplog.text) == is_shown

@@ -14,7 +14,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.signals import TrainingPaused
-from trainwright.parallel.faults import announce, watch_training
+from trainwright.parallel.faults import announce, names_connection, watch_training
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -274,5 +274,8 @@ class TrainerBase:
         )  # later writes belong to the last completed iteration
         try:
             self.after_train()
-        except Exception:
-            logger.exception("after_train failed too; the error of the training follows.")
+        except Exception as later:
+            if names_connection(error) and names_connection(later):  # a save in flight, for the same reason
+                logger.error("after_train: %s", later, extra=FILE_ONLY)
+            else:
+                logger.exception("after_train failed too; the error of the training follows.")

@@ -236,11 +236,16 @@ def is_of_connections(error: BaseException | None) -> bool:
     """Whether the error, or one that it was raised from, says that another process cannot be reached."""
     seen = set[int]()  # an error may be its own context, by way of another
     while error is not None and id(error) not in seen:
-        if isinstance(error, RuntimeError) and any(text in str(error) for text in _OF_CONNECTIONS):
+        if names_connection(error):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
+
+
+def names_connection(error: BaseException) -> bool:
+    """Whether the error itself says that another process cannot be reached."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OF_CONNECTIONS)
 
 
 def _print_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
