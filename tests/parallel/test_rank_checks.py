@@ -44,6 +44,7 @@ def test_what_differs_is_named_with_both_values() -> None:
         # What may differ: devices, workers, trackers, and objects, which show their address.
         ([{"device": "cuda:0", "x": {"num_workers": 1}}, {"device": "cuda:1", "x": {"num_workers": 2}}], ""),
         ([{"trackers": {"wandb": {}}}, {"trackers": None}], ""),
+        ([{"sampler": {"rank": 0}}, {"sampler": {"rank": 1}}], ""),
         ([{"a": object()}, {"a": object()}], ""),
     ]
     for found in on_ranks(settings_of_rank, [[*case] for case, _ in cases]):

@@ -16,7 +16,7 @@ from trainwright.parallel.dist import all_gather_object, get_world_size
 _OWN = {
     *("device", "device_str", "device_type", "input_placement_device", "pin_memory", "dataloader_pin_memory"),
     *("num_workers", "num_dataloader_workers", "dataloader_num_workers", "persistent_workers", "prefetch_factor"),
-    *("trackers", "tensorboard", "progress_bar", "profile"),
+    *("trackers", "tensorboard", "progress_bar", "profile", "rank", "local_rank", "node_rank"),
 }
 _NOT_SET = "no value"
 
