@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
-from trainwright.data import build_image_train_loader
+from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.parallel.rank_checks import check_same_model, check_same_settings
 
 
@@ -77,13 +77,16 @@ def test_models_that_differ_are_refused_with_the_first_difference() -> None:
 
 def build(api: str, folder: Path) -> str:
     data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
-    if api == "files":
+    if api.startswith("files"):
         from omegaconf import OmegaConf
 
         cfg: Any = OmegaConf.create(flags={"allow_objects": True})
         cfg.model = LazyCall(nn.Linear)(in_features=4, out_features=2)
         cfg.dataloader = LazyCall(dict)(train=build_image_train_loader(data, 4, num_workers=rank())[0])
-        cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1 + rank())
+        cfg.optim = LazyCall(torch.optim.SGD)(lr=0.1 + rank() * (api == "files"))
+        if api == "files' data":
+            part = TensorDataset(*data[: 3 if rank() else 16])
+            cfg.dataloader.test = [build_image_test_loader(part, 4, num_workers=0)]
         cfg.graph = {"enabled": False}
         cfg.train = {"output_dir": str(folder), "train_iter": 2, "train_micro_batch_size": 4}
         return message(DefaultTrainer, cfg)
@@ -91,7 +94,9 @@ def build(api: str, folder: Path) -> str:
         output_dir=str(folder), num_epochs=1 + rank() * (api == "epochs"), batch_size=4, device="cpu",
         num_dataloader_workers=rank(),
     )  # fmt: skip
-    eval_dataset = None if api == "evaluation" and rank() else data
+    eval_dataset = (
+        None if api == "evaluation" and rank() else TensorDataset(*data[: 3 if api == "length" and rank() else 16])
+    )
     return message(Trainer, nn.Linear(4, 2), config, data, eval_dataset)
 
 
@@ -100,7 +105,9 @@ def build(api: str, folder: Path) -> str:
     [
         ("files", "optim.lr: 0.1 on rank 0, but 1.1 on rank 1"),
         ("epochs", "TrainingConfig.num_epochs: 1 on rank 0, but 2 on rank 1"),
-        ("evaluation", "Trainer.eval_dataset: 'given' on rank 0, but None on rank 1"),
+        ("evaluation", "Trainer.eval_dataset: '16 samples' on rank 0, but None on rank 1"),
+        ("length", "Trainer.eval_dataset: '16 samples' on rank 0, but '3 samples' on rank 1"),
+        ("files' data", "dataloader.test.0: '16 samples' on rank 0, but '3 samples' on rank 1"),
         ("same", ""),
     ],
 )

@@ -133,7 +133,14 @@ def setup_dist_util(
         backend = "nccl" if device.type == "cuda" else "gloo"
         seconds = float(timeout_s or sizes.get("hang_timeout_s") or HANG_TIMEOUT_S)  # type: ignore[arg-type]
         # The group's own limit comes later: its error names neither the processes nor their places.
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
+        except dist.DistStoreError as error:
+            error.add_note(
+                f"Rank {os.environ.get('RANK', 0)} has waited for {num_processes} processes to meet. Another one has"
+                " ended before it built its trainer, or cannot reach the first one."
+            )
+            raise
         _watch(seconds)
         leave_at_exit()
         if os.environ.get("LOCAL_WORLD_SIZE") != str(num_processes):  # several hosts

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import all_gather_object, get_world_size
@@ -41,6 +42,20 @@ def check_same_settings(settings: Mapping[Any, Any]) -> None:
                     f"{key}: {one} on rank 0, but {another} on rank {rank}. All processes need the same settings,"
                     " because they make each step together."
                 )
+
+
+def data_size(data: Any) -> Any:
+    """What :func:`check_same_settings` compares of data: the samples, by name where there are several data sets."""
+    if isinstance(data, Mapping):
+        return {name: data_size(part) for name, part in data.items()}
+    if data is None:
+        return None
+    if isinstance(data, DataLoader):
+        return "given"  # a process may have a loader of its share
+    try:
+        return f"{len(data)} samples"
+    except (TypeError, NotImplementedError):  # a stream
+        return "given"
 
 
 def check_same_model(model: nn.Module) -> None:

@@ -76,6 +76,7 @@ from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
+from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 if TYPE_CHECKING:
     pass
@@ -114,6 +115,8 @@ class DefaultTrainer(RunTrainer):
             self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
             limit_data(cfg.train, self.train_loader)
             self.test_loader = self.build_test_loader(cfg, self.tokenizer)
+            sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
+            check_same_settings({"dataloader": {"test": sizes}})
         if cfg.train.overfit_batches is not None:
             self.test_loader = [overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         self.auto_scale_hyperparams(cfg, self.train_loader)

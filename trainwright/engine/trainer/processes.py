@@ -24,7 +24,7 @@ from trainwright.parallel.dist import get_world_size, use_mesh
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize, use_replaced_parameters
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
-from trainwright.parallel.rank_checks import check_same_settings
+from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
@@ -51,12 +51,10 @@ _OWN_STEPS = (
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM", "XLA")
 
 
-def join(
-    config: "TrainingConfig", accelerator: Any, given: Mapping[str, bool]
-) -> "tuple[TrainingConfig, torch.device]":
+def join(config: "TrainingConfig", accelerator: Any, given: Mapping[str, Any]) -> "tuple[TrainingConfig, torch.device]":
     """Join the launcher's processes, if there are any; return the settings and the device of this process.
 
-    ``given``: whether the user passed an argument of the Trainer, which must be alike on all processes.
+    ``given``: the data arguments of the Trainer by name, which must have equal sizes on all processes.
     With an ``accelerator`` its processes are used, and the returned settings are a copy with the accelerator's values.
 
     Raises:
@@ -80,9 +78,8 @@ def join(
     return config, setup_dist_util({**sizes, "device_type": asked}, name="TrainingConfig.{}".format, check=check)
 
 
-def _check_same(config: "TrainingConfig", given: Mapping[str, bool]) -> None:
-    arguments = {name: "given" if is_given else None for name, is_given in given.items()}
-    check_same_settings({"TrainingConfig": config.to_dict(), "Trainer": arguments})
+def _check_same(config: "TrainingConfig", given: Mapping[str, Any]) -> None:
+    check_same_settings({"TrainingConfig": config.to_dict(), "Trainer": data_size(given)})
 
 
 def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:

@@ -115,7 +115,7 @@ class Trainer(TrainerSetup):
         train_dataset = mixed(train_dataset)
         checks.check_data(train_dataset, train_dataloader, eval_dataset, eval_dataloader)
         self.accelerator = accelerator
-        config, self.device = join(config, accelerator, has)
+        config, self.device = join(config, accelerator, data)
         self._output_dir_of_user = config.output_dir
         self.config: TrainingConfig = parts.apply_dev_run(config, self)
         config = self.config
