@@ -102,7 +102,7 @@ def test_as_many_tokens_as_classes_at_first_are_taken_as_torchmetrics_takes_them
         ("Accuracy", torch.randn(8), torch.randn(8), r"have fractions.*MeanSquaredError"),
         ("MeanSquaredError", torch.randn(8, 3), torch.randn(8), r"\(8, 3\) float32 and targets \(8,\) float32"),
         ("Accuracy", torch.randn(8, 3), torch.full((8,), 7), "targets hold class 7; there are 3"),
-        ("AUROC", torch.randint(3, (8,)), torch.randint(3, (8,)), "metric AUROC"),
+        ("AUROC", torch.arange(8) % 3, torch.arange(8) % 3, "metric AUROC"),
         ("Accuracy", ["a"], ["b"], r"of 1 entries \(list\).*task="),
     ],
 )
