@@ -6,6 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class HardestTable:
         self._trainer, self._folder = trainer, folder
         self._early: list[Row] = []  # before the folder is opened
         self._shown: set[tuple[str, int]] = set()
+        self._written: set[tuple[int, str]] = set()  # evaluations whose rows this process has written
 
     def add(self, rows: list[Row], dataset: Any) -> None:
         """Write the rows of the evaluation of one data set, and show its samples."""
@@ -63,23 +65,34 @@ class HardestTable:
             self._early += new
             return
         path = self._folder.path / HARDEST_NAME
-        if is_left_out(path) or not self._folder.files.is_own(HARDEST_NAME):
+        if not self._written and (is_left_out(path) or not self._folder.files.is_own(HARDEST_NAME)):
             return
-        kept = [
+        self._write(path, [*self._early, *new], at, name)
+        self._early = []
+        if dataset is not None:
+            for row in rows:
+                self._show(row, dataset)
+
+    def _write(self, path: Path, rows: list[Row], at: int, name: str) -> None:
+        """Append ``rows``; those of evaluations that are repeated, or that a resumed run repeats, are replaced."""
+        is_next = bool(self._written) and at >= max(self._written)[0] and (at, name) not in self._written
+        self._written.add((at, name))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, COLUMNS)
+        if is_next and path.is_file():
+            writer.writerows(rows)
+            with open(path, "a", encoding="utf-8", newline="") as file:
+                file.write(text.getvalue())
+            return
+        before = [
             row
             for row in read_hardest(path)
             if int(row["iteration"]) < at or (int(row["iteration"]) == at and row["dataset"] != name)
         ]
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS)
         writer.writeheader()
-        writer.writerows([*kept, *self._early, *new])
-        self._early = []
+        writer.writerows([*before, *rows])
         self._folder.files.add([HARDEST_NAME])
         atomic_write(path, text.getvalue().encode())
-        if dataset is not None:
-            for row in rows:
-                self._show(row, dataset)
 
     def _show(self, row: Row, dataset: Any) -> None:
         """Put the sample into the storage, once, if it is a picture or a text."""
