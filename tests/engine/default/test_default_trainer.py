@@ -86,6 +86,19 @@ def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(
     assert line == "train.train_iter=10 and train.train_epoch=3 (12 iterations) are both set: the larger counts, 12."
 
 
+@pytest.mark.parametrize(("epochs", "ends"), [(1, [4, 7, 11, 14, 17]), (2, [7, 14])])
+def test_evaluations_and_checkpoints_are_at_the_ends_of_epochs_also_within_an_iteration(
+    tmp_path: Path, epochs: int, ends: list[int]
+) -> None:
+    cfg = config(tmp_path, train_iter=0, train_epoch=5, train_micro_batch_size=8)
+    cfg.dataloader.train.dataset.length = 27  # 3.375 iterations
+    cfg.train.evaluation.eval_after_n_epoch = cfg.train.checkpointer.save_model_after_n_epoch = epochs
+    DefaultTrainer(cfg).train()
+    evaluated = [row["iteration"] for row in rows(tmp_path) if "Acc@1" in row]
+    assert evaluated == [*(end - 1 for end in ends if end < 17), 17]
+    assert sorted(int(path.name[6:]) + 1 for path in tmp_path.glob("model_0*")) == ends
+
+
 def test_a_schedule_that_needs_a_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
     cfg = config(tmp_path, scheduler=LazyCall(torch.optim.lr_scheduler.ReduceLROnPlateau)())
     with pytest.raises(ConfigError, match="ReduceLROnPlateau, which is stepped with a metric"):

@@ -53,6 +53,14 @@ def test_less_is_better_where_the_user_says_so(
     assert "lower is better" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["F1Score", "f1score", "eval_F1_Score"])
+def test_a_metric_may_be_named_as_in_metrics(tmp_path: Path, name: str) -> None:
+    trainer = run(tmp_path, None, metrics=["Accuracy", "F1Score"], metric_for_best_model=name)
+    trainer.train()
+    assert trainer.last_eval_results["f1_score"] > 0
+    assert best_step(tmp_path) in (4, 8, 12)
+
+
 def test_more_is_better_where_the_user_says_so(tmp_path: Path) -> None:
     run(tmp_path, greater_is_better=True).train()
     assert best_step(tmp_path) == 4

@@ -40,6 +40,10 @@ from trainwright.evaluation import EvaluationError, TMMetrics
         ("Accuracy", {}, LABEL_SCORES, LABELS.float(), ((LABEL_SCORES > 0.5) == LABELS).float().mean()),
         ("F1Score", {"average": "macro"}, LOGITS, CLASSES, sk.f1_score(CLASSES, FOUND, average="macro")),
         ("F1", {"average": "macro"}, FOUND, CLASSES, sk.f1_score(CLASSES, FOUND, average="macro")),
+        ("F1Score", {}, LOGITS, CLASSES, sk.f1_score(CLASSES, FOUND, average="macro")),
+        ("Precision", {}, FOUND, CLASSES, sk.precision_score(CLASSES, FOUND, average="macro")),
+        ("recall", {}, LOGITS, CLASSES, sk.recall_score(CLASSES, FOUND, average="macro")),
+        ("F1", {"average": "micro"}, LOGITS, CLASSES, sk.f1_score(CLASSES, FOUND, average="micro")),
         ("f1_score", {}, SCORES, BINARY, sk.f1_score(BINARY, SCORES > 0.5)),
         ("F1Score", {}, (SCORES > 0.5).long(), BINARY, sk.f1_score(BINARY, SCORES > 0.5)),
         (

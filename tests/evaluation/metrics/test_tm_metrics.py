@@ -293,3 +293,13 @@ def test_permutation_invariant_training_takes_a_function_by_its_name():
         one, two, torchmetrics.functional.audio.scale_invariant_signal_noise_ratio, eval_func="max"
     )[0].mean()
     assert metric.compute() == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_of_mixed_precision_are_counted_in_full_precision(dtype: torch.dtype) -> None:
+    scores = torch.randn(4, 8, 12, generator=torch.Generator().manual_seed(3)).to(dtype)
+    tokens = torch.randint(12, (4, 8), generator=torch.Generator().manual_seed(4))
+    loss = torch.nn.functional.cross_entropy(scores.float().flatten(0, 1), tokens.flatten())
+    metric = TMMetrics("Perplexity")
+    metric.update(scores, tokens)
+    assert float(metric.compute()) == pytest.approx(float(loss.exp()), rel=1e-5)

@@ -63,6 +63,7 @@ from trainwright.hooks import (
     PeriodicCheckpointer,
     PeriodicWriter,
 )
+from trainwright.hooks.base import Period
 from trainwright.hooks.callbacks.progress import EpochLines, epoch_lines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
@@ -284,17 +285,20 @@ class DefaultTrainer(RunTrainer):
             IterationTimer(facts=facts_of_files),
             LRScheduler(),
             PeriodicCheckpointer(
-                self.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
+                self.checkpointer,
+                self._period(train.checkpointer.period, train.checkpointer.get("save_model_after_n_epoch")),
+                max_to_keep=train.checkpointer.max_to_keep,
             ),
         ]
         if evaluation.enabled and self.test_loader:
             evaluator, eval_period = self.build_evaluator(self.cfg), evaluation.eval_period
             check_eval_metric(self, evaluator)
+            period = self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
             best = BestCheckpointer(
-                eval_period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode,
+                period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode,
                 top_k=train.checkpointer.save_top_k or 1,
             )  # fmt: skip
-            hooks += [EvalHook(eval_period, partial(self._evaluate, evaluator)), best]
+            hooks += [EvalHook(period, partial(self._evaluate, evaluator)), best]
         elif train.checkpointer.save_top_k is not None:
             logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
         hooks.append(profile_hook(train.profile, train.output_dir))
@@ -559,6 +563,14 @@ class DefaultTrainer(RunTrainer):
         if length := self.cfg.train.get("iter_per_epoch"):
             return int(length)
         return max(Fraction(num_samples, batch), Fraction(1)) if num_samples else None
+
+    def _period(self, iterations: int, epochs: int | None) -> Period:
+        """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
+        per_epoch = self._iterations_per_epoch()
+        if epochs is None or per_epoch is None:
+            return iterations
+        whole, parts = (per_epoch * epochs).as_integer_ratio()
+        return lambda: (self.iter + 1) * parts // whole > self.iter * parts // whole
 
     def _forward(self, batch: Mapping[str, Any]) -> Any:
         try:

@@ -95,7 +95,15 @@ def _split(name: str, trainer: Any, *, evaluates: bool) -> tuple[str, str]:
     if key in ("epoch_loss", "epoch_metric"):  # names used by callbacks
         first = getattr(trainer.metrics_handler, "first", None) if key == "epoch_metric" else None
         key = "loss" if key == "epoch_loss" else getattr(first, "key", "metric")
-    return prefix, _with_dataset(key, trainer) if prefix == "evaluation" else key
+    return prefix, _as_result(_with_dataset(key, trainer), trainer) if prefix == "evaluation" else key
+
+
+def _as_result(key: str, trainer: Any) -> str:
+    """``key`` as the evaluation names it. As in ``metrics``, case and underscores do not matter."""
+    known = getattr(trainer.metrics_handler, "known_results", lambda: None)() or ()
+    dataset, slash, name = key.rpartition("/")
+    plain = {one.lower().replace("_", ""): one for one in known}
+    return key if name in known else dataset + slash + plain.get(name.lower().replace("_", ""), name)
 
 
 def _with_dataset(key: str, trainer: Any) -> str:

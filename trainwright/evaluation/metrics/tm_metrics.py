@@ -241,6 +241,8 @@ class TMMetrics:
     def _converted(self, predictions: Tensor, targets: Tensor) -> Pair:
         """What the metric takes. The first batch of a classification builds the metric, if it determines the task."""
         domain = self._factory.domain
+        if predictions.dtype in (torch.bfloat16, torch.float16):  # of mixed precision: a softmax would be as inexact
+            predictions = predictions.float()
         if domain in _BUFFERED:
             predictions, targets = aligned(predictions, targets)
         if domain == "classification":

@@ -130,6 +130,8 @@ def key_of(name: str) -> str:
 
 IGNORED_LABEL = -100
 
+# Averaged over samples, as these classes do by default, each would be the accuracy of single labels of several classes.
+_MEANS_OVER_CLASSES = {"Precision", "Recall", "F1Score", "FBetaScore"}
 _SIZE_OF_TASK = {"multiclass": "num_classes", "multilabel": "num_labels"}
 _INNER = ("base_metric", "metric")  # what wrappers call the metric inside; it may be given by name
 
@@ -186,6 +188,8 @@ class MetricFactory:
         core = {**copy.deepcopy(self.core_arguments), **inferred}
         if self.domain == "classification" and "ignore_index" in _parameters(self.core_class):
             core.setdefault("ignore_index", IGNORED_LABEL)
+        if core.get("task") == "multiclass" and self.core_class.__name__ in _MEANS_OVER_CLASSES:
+            core.setdefault("average", "macro")
         metric = _build(self.name, self.core_class, core)
         if self._inner is not None:
             metric = _build(self.name, self.metric_class, {**copy.deepcopy(self.arguments), self._inner: metric})
