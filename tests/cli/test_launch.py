@@ -121,3 +121,11 @@ def test_torchrun_knows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     ours = {"--rejoin"}
     assert {"--nnodes", "--rdzv-endpoint", "--tee"} <= {*listed}
     assert {*listed} - ours <= {*get_args_parser()._option_string_actions}
+
+
+def test_a_refusal_of_all_processes_is_one_message_with_its_exit_code(launch: Launch, config: Path) -> None:
+    sizes = ("train.train_micro_batch_size=8", "train.global_batch_size=8", "train.num_accumulation_steps=null")
+    done = launch("-n", 2, "train", config, *sizes, code=2)
+    assert done.stderr.count("train.global_batch_size: 8 must be divisible by") == 1
+    assert "The smallest that fits is 16." in done.stderr
+    assert "see its traceback" not in done.stderr

@@ -354,3 +354,24 @@ def test_a_loss_with_weights_in_a_config_file(tmp_path: Path) -> None:
     model = LazyCall(WithCriterion)(criterion=LazyCall(nn.CrossEntropyLoss)(weight=weight))
     LazyConfig.save(model, tmp_path / "model.yaml")
     assert torch.equal(instantiate(LazyConfig.load(tmp_path / "model.yaml")).criterion.weight, WEIGHTS)
+
+
+@pytest.mark.parametrize("loss", ["MSELoss", "L1Loss", "HuberLoss", nn.SmoothL1Loss()])
+@pytest.mark.parametrize("kind", ["pairs", "fields"])
+def test_outputs_are_not_compared_with_the_targets_of_other_samples(kind: str, loss: Any, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    def trainer(targets: Tensor) -> Trainer:
+        data: Any = TensorDataset(INPUTS, targets)
+        if kind == "fields":
+            data = ColumnDataset(x=INPUTS, labels=targets)
+        settings = {"loss": loss} if isinstance(loss, str) else {}
+        own = None if isinstance(loss, str) else loss
+        return Trainer(Net(4, 1), config(tmp_path, num_epochs=1, **settings), data, loss=own)
+
+    with pytest.raises(ConfigError, match=r"outputs of the shape \(8, 1\) and targets of the shape \(8,\) .* \(8, 8\)"):
+        trainer(INPUTS[:, 0]).train()
+    assert not (tmp_path / "metrics.json").exists()
+    trainer(INPUTS[:, :1]).train()

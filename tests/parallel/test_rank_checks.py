@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.ranks import on_ranks
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.data import build_image_test_loader, build_image_train_loader
+from trainwright.hooks import Callback
 from trainwright.parallel.rank_checks import check_same_model, check_same_settings
 
 
@@ -115,3 +116,64 @@ def test_a_trainer_refuses_them_before_its_first_step(api: str, expected: str, t
     for text in on_ranks(build, api, tmp_path):
         assert text[: len(expected)] == expected
         assert expected or not text
+
+
+class OtherRate(Callback):
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        if rank() == 1 and logs["global_step"] == 3:
+            self.optimizer.param_groups[0]["lr"] = 0.5
+
+
+class TwoTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 2), nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.scale.float()
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(x.long().abs() % 5).mean(1))
+
+
+def train_with(case: str, folder: Path) -> str:
+    data = TensorDataset(torch.randn(16, 4), torch.arange(16) % 2)
+    evaluated = {"eval_dataloader": DataLoader(data if rank() else TensorDataset(*data[:9]), 4)}
+    parts: dict[str, Any] = {"loader": evaluated, "rate": {"callbacks": [OtherRate()]}}.get(case, {})
+    zero = 0 if case in ("loader", "rate") else 3
+    named = {"Adafactor": "Adafactor", "Rprop": "Rprop"}.get(case, "SGD")
+    config = TrainingConfig(
+        output_dir=str(folder), num_epochs=4, batch_size=2, device="cpu", zero_stage=zero, optimizer=named, log_steps=2,
+        lr_scheduler_type=None, learning_rate=0.01, metrics=None, early_stopping=None,
+    )  # fmt: skip
+    model = {"sparse": Words, "types": TwoTypes}.get(case, lambda: nn.Linear(4, 2))()
+
+    def run() -> None:
+        Trainer(model, config, data, **parts).train()
+        if case == "again":
+            Trainer(model, config, data)
+
+    return message(run)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("rate", "lr: 0.01 on rank 0, but 0.5 on rank 1."),
+        ("loader", "Trainer.eval_dataloader: '3 batches' on rank 0, but '4 batches' on rank 1."),
+        ("again", "The model is divided between the processes already, by an earlier trainer."),
+        ("Adafactor", "Adafactor: torch's version cannot step parameters that ZeRO"),
+        ("Rprop", "Rprop: torch's version cannot step parameters that ZeRO"),
+        ("sparse", "words (Embedding) has sparse=True;"),
+        ("types", "ZeRO: scale (float64) and layer.weight (float32) of TwoTypes are divided together"),
+    ],
+)
+def test_what_would_train_wrongly_or_fail_within_torch_is_refused(case: str, expected: str, tmp_path: Path) -> None:
+    for text in on_ranks(train_with, case, tmp_path):
+        assert text[: len(expected)] == expected

@@ -141,12 +141,17 @@ def load(args: argparse.Namespace) -> "DictConfig":
 
 
 def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:
-    """Raise for an override that would add a key at the top level, which nothing reads."""
+    """Raise for an override without a value, or that would add a key at the top level, which nothing reads."""
     from trainwright.config.foreign_names import key_hint
     from trainwright.config.lazy.lazy_config import SECTIONS, get_config
     from trainwright.config.lazy.overrides import override_key
 
-    for text in overrides:
+    for text, following in zip(overrides, [*overrides[1:], "="], strict=True):
+        if "=" not in text and not text.startswith("~"):
+            example = "" if "=" in following or following.startswith("~") else f": {text}={following}"
+            raise ConfigError(
+                f"override {text!r}: has no value. An override is written key=value, without spaces{example}"
+            )
         key = override_key(text)
         top = key.partition(".")[0]
         if text.startswith(("+", "~")) or top in SECTIONS or top in cfg:
@@ -230,6 +235,8 @@ def print_error(error: BaseException, args: argparse.Namespace, *, with_tracebac
     """Print an error, or one line if it follows from the failure of another process; returns the exit code."""
     faults = sys.modules.get("trainwright.parallel.faults")  # not loaded: there are no other processes
     line = None if faults is None else faults.line_for(error)
+    if line == "":
+        return getattr(error, "exit_code", USAGE_ERROR)
     if line is not None:
         print_line(line, file=sys.stderr)
         return FAILED

@@ -33,6 +33,10 @@ SETTINGS = {
     "check_val_every_n_epoch": "eval_strategy='epoch', or eval_strategy='step' with eval_steps",
     "val_check_interval": "eval_strategy='step' with eval_steps, a number of steps or a share of all steps",
     "num_sanity_val_steps": "eval_on_start",
+    **dict.fromkeys(
+        ("validation_split", "val_split", "valid_pct", "eval_split"),
+        "torch.utils.data.random_split(data, [0.8, 0.2]), whose second part is the Trainer's eval_dataset",
+    ),
     "full_determinism": "deterministic",
     "benchmark": "torch.backends.cudnn.benchmark = True, in your program",
     "limit_test_batches": "limit_eval_batches",

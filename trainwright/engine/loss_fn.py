@@ -176,12 +176,16 @@ class PairContract:
         self, criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None
     ) -> None:
         self._criterion, self._loss, self._record_outputs = criterion, loss, record_outputs
+        self._is_checked = False
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         outputs = model(inputs[0])
         if self._record_outputs is not None:
             self._record_outputs(outputs)
         if outputs.__class__ is Tensor and outputs.dim():
+            if not self._is_checked and not torch.compiler.is_compiling():
+                self._is_checked = True
+                _refuse_broadcast(self._criterion, outputs, inputs[1] if len(inputs) == 2 else None)
             return self._criterion(outputs, inputs[1])
         return self._loss(outputs, inputs)
 
@@ -244,6 +248,8 @@ class _Undecided:
         # In evaluation a model may return less, and a compiled program makes its own decision.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided = loss
+            if not is_of_model:
+                _refuse_broadcast(self._criterion, logits_of(outputs), target_of(inputs))
         return loss(outputs, inputs)
 
     def _loss_of_model(self, outputs: Any, inputs: Any) -> Any:
@@ -264,6 +270,27 @@ class _Undecided:
         if self._record_scalars is not None and not isinstance(outputs, Tensor):
             record_named(self._record_scalars, outputs)
         return self._criterion(logits_of(outputs), target_of(inputs))
+
+
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
+
+
+def _refuse_broadcast(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
+    """Raise if torch's loss would compare outputs (B, 1) and targets (B,) as (B, B): each output with every target."""
+    loss = inspect.unwrap(criterion)
+    if not (isinstance(loss, _ELEMENTWISE) and isinstance(outputs, Tensor) and isinstance(target, Tensor)):
+        return
+    shapes = tuple(outputs.shape), tuple(target.shape)
+    try:
+        compared = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError:  # torch's own error
+        return
+    if compared not in shapes:
+        raise ConfigError(
+            f"TrainingConfig.loss: {type(loss).__name__} of outputs of the shape {shapes[0]} and targets of the shape"
+            f" {shapes[1]} would compare {compared}, each output with every target. Give both one shape: for"
+            " example return outputs.squeeze(1) from the model, or make the targets two-dimensional."
+        )
 
 
 def _no_criterion(*_: Any) -> Tensor:

@@ -50,6 +50,18 @@ class _LocalMeans(NamedTuple):
     parts: list["Tensor | None"]  # numerator and denominator of each value; None: a value that is final
 
 
+def _check_rates(ranks: list[dict[str, float]]) -> None:
+    """Raise on every process if the processes train with different learning rates."""
+    for name in ranks[0]:
+        for rank, rates in enumerate(ranks):
+            here, there = ranks[0][name], rates.get(name, ranks[0][name])
+            if not math.isclose(here, there, rel_tol=1e-4):
+                raise ConfigError(
+                    f"{name}: {here:g} on rank 0, but {there:g} on rank {rank}. All processes need the same learning"
+                    " rate, or their copies of the model differ; code that changes it must run on every process."
+                )
+
+
 class NoEventStorageError(UserError, RuntimeError):
     """There is no current storage."""
 
@@ -231,19 +243,23 @@ class EventStorage:
     def _common(self, parts: Mapping[tuple[str, int, int], Tensor]) -> list[tuple[str, int, int]]:
         """The keys (metric, iteration, place) of the parts that every process has put, in one order."""
         keys = [*parts]
+        rates = {name: one.latest() for name, one in self._histories.items() if name.partition("/")[0] == "lr"}
         if not (dist.is_available() and dist.is_initialized()):
             return keys
-        digest = torch.tensor([crc32(repr(keys).encode())], device=next(iter(parts.values())).device)
+        shown = [f"{name} {rate:.6g}" for name, rate in rates.items()]  # computed on several machines: not all bits
+        digest = torch.tensor([crc32(repr((keys, shown)).encode())], device=next(iter(parts.values())).device)
         digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
         dist.all_gather(digests, digest)
         if len(set(torch.cat(digests).tolist())) == 1:
             return keys
-        ranks: list[Any] = [None] * len(digests)
-        dist.all_gather_object(ranks, keys)
+        gathered: list[Any] = [None] * len(digests)
+        dist.all_gather_object(gathered, (keys, rates))
+        _check_rates([rates_of_rank for _, rates_of_rank in gathered])
+        ranks = [keys_of_rank for keys_of_rank, _ in gathered]
         common = set(keys).intersection(*ranks)
-        if not self._is_difference_logged:
+        names = sorted({name for rank in ranks for name, *_ in set(rank) - common})
+        if names and not self._is_difference_logged:
             self._is_difference_logged = True
-            names = sorted({name for rank in ranks for name, *_ in set(rank) - common})
             logger.warning(
                 "Metrics that only some processes put: %s. Their values are those of this process, not means over all.",
                 ", ".join(names),

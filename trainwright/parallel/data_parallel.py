@@ -161,7 +161,8 @@ def setup_dist_util(
 
 
 def _warn_of_one_process(sizes: Mapping[str, Any], name: Callable[[str], str]) -> None:
-    asked = [key for key in ("tensor_parallel_size", "pipeline_parallel_size") if (sizes.get(key) or 1) > 1]
+    least = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "zero_stage": 1}
+    asked = [key for key, number in least.items() if (sizes.get(key) or 0) >= number]
     if asked:
         text = ", ".join(f"{name(key)}={sizes[key]}" for key in asked)
         logger.warning("%s has no effect: there is only one process. torchrun starts several.", text)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from trainwright.config.errors import UserError
 from trainwright.stacks import stack_of
 
 # In the errors of torch's backends: another process closed its connection, or did not answer in time.
@@ -67,7 +68,8 @@ class FaultWatch:
     def line_for(self, error: BaseException) -> str | None:
         """What to print instead of the traceback of an error that follows from the failure of another process.
 
-        None: it is an error of this process. Waits until the other process has printed its traceback.
+        None: it is an error of this process. Empty: all processes refuse to train for the same reason, which the other
+        one has printed. Waits until the other process has printed its traceback.
         """
         self.announce(error)
         is_lost = is_of_connections(error)
@@ -80,7 +82,8 @@ class FaultWatch:
         if fault is None or fault["rank"] == self._rank or not (is_lost or fault["error"] == _text(error)):
             return None
         self._read("reported", _REPORT_S)
-        return self._line_of(fault)
+        is_refusal = isinstance(error, UserError) and not (is_lost or self._where() or fault["where"])
+        return "" if is_refusal else self._line_of(fault)
 
     def mark_reported(self) -> None:
         """The traceback of this process is printed."""
@@ -251,7 +254,7 @@ def names_connection(error: BaseException) -> bool:
 def _print_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     line = line_for(error) if issubclass(kind, Exception) else None
     if line is not None:
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(line + "\n" if line else "")
         return
     _print_once.other(kind, error, trace)  # type: ignore[attr-defined]
     sys.stderr.flush()

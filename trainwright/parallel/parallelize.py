@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
-from trainwright.parallel.pipeline import Pipeline
+from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.plan import check_plan, tensor_plan
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import recompute_blocks
-from trainwright.parallel.sharding import check_shardable, shard_data
+from trainwright.parallel.sharding import check_dense, check_shardable, shard_data
 
 
 def parallelize(
@@ -43,14 +44,21 @@ def parallelize(
     Raises:
         ConfigError: a process has another model, or it cannot be spread as the layout requires. Raised on all of them.
     """
+    if pipeline_of(model) is not None or any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        raise ConfigError(
+            "The model is divided between the processes already, by an earlier trainer. Build it"
+            " again, or continue with that trainer."
+        )
     check_same_model(model)
     mesh = current_mesh()
     words = {} if mesh is None else _tensor_words(model, mesh)
     for parameter in () if mesh is None else model.parameters():  # a DTensor's state would have other strides
         if not parameter.is_contiguous():
             parameter.data = parameter.data.contiguous()
+    if mesh is not None and (mesh.layout.data > 1 or words):
+        check_dense(model)
     if mesh is not None and mesh.layout.data > 1:
-        check_shardable(model)
+        check_shardable(model, is_one_unit=find_unused_parameters)
     is_cut = mesh is not None and mesh.layout.pipeline > 1
     if not is_cut:
         model.to(device)

@@ -44,15 +44,18 @@ def check_same_settings(settings: Mapping[Any, Any]) -> None:
                 )
 
 
-def data_size(data: Any) -> Any:
-    """What :func:`check_same_settings` compares of data: the samples, by name where there are several data sets."""
+def data_size(data: Any, *, is_whole: bool = False) -> Any:
+    """What :func:`check_same_settings` compares of data: the samples, by name where there are several data sets.
+
+    ``is_whole``: every process has a loader of all batches, of which it takes its share.
+    """
     if isinstance(data, Mapping):
-        return {name: data_size(part) for name, part in data.items()}
+        return {name: data_size(part, is_whole=is_whole) for name, part in data.items()}
     if data is None:
         return None
-    if isinstance(data, DataLoader):
-        return "given"  # a process may have a loader of its share
     try:
+        if isinstance(data, DataLoader):  # a process may have a loader of its share
+            return f"{len(data)} batches" if is_whole else "given"
         return f"{len(data)} samples"
     except (TypeError, NotImplementedError):  # a stream
         return "given"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 _FULL_UNIT = 1_000_000  # parameters that are worth an exchange of their own
+_NEED_WHOLE_PARAMETERS = (torch.optim.Adafactor, torch.optim.Rprop)
 
 
 def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> None:
@@ -53,15 +54,54 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
         fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
 
 
-def check_shardable(model: nn.Module) -> None:
+def check_dense(model: nn.Module) -> None:
+    """Raise if a module has sparse gradients, which torch's layouts cannot divide."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ConfigError(
+                f"{name or type(model).__name__} ({type(module).__name__}) has sparse=True; ZeRO and tensor parallelism"
+                " need dense gradients. Build it with sparse=False."
+            )
+
+
+def check_steps_of_parts(optimizer: Any) -> None:
+    """Raise if the steps of an optimizer of torch cannot update parameters that are divided between processes."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    if isinstance(optimizer, _NEED_WHOLE_PARAMETERS) and any(hasattr(one, "full_tensor") for one in parameters):
+        raise ConfigError(
+            f"{type(optimizer).__name__}: torch's version cannot step parameters that ZeRO or tensor parallelism has"
+            " divided. Use another optimizer, such as AdamW, or plain data parallelism."
+        )
+
+
+def check_shardable(model: nn.Module, *, is_one_unit: bool = False) -> None:
     """Raise if :func:`shard_data` cannot share ``model``."""
     _roots(model)
+    _check_types(model, () if is_one_unit else sharded_units(model))
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     if scalars:
         raise ConfigError(
             f"ZeRO: {', '.join(scalars[:3])}{' …' if len(scalars) > 3 else ''} of {type(model).__name__} has no"
             " dimension to divide. Make it a tensor of shape (1,)."
         )
+
+
+def _check_types(model: nn.Module, units: Iterable[nn.Module]) -> None:
+    """Raise if trained parameters that are gathered together have different types."""
+    unit_of = {id(parameter): place for place, unit in enumerate(units) for parameter in unit.parameters()}
+    firsts: dict[int | None, tuple[str, torch.dtype]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            first, dtype = firsts.setdefault(unit_of.get(id(parameter)), (name, parameter.dtype))
+            if dtype != parameter.dtype:
+                raise ConfigError(
+                    f"ZeRO: {first} ({_plain(dtype)}) and {name} ({_plain(parameter.dtype)}) of {type(model).__name__}"
+                    " are divided together, and so need one type. Give them the same type, or freeze one of them."
+                )
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def sharded_units(model: nn.Module) -> list[nn.Module]:

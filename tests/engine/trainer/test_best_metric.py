@@ -161,3 +161,22 @@ def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path
     with pytest.raises(ConfigError, match=r"eval_metric: got 'Acc@2'.*does not compute.*Acc@"):
         DefaultTrainer(file_config(tmp_path, eval_metric="Acc@2"))
     DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
+
+
+@pytest.mark.parametrize(
+    ("monitor", "is_known"),
+    [("val_acc", False), ("eval_acuracy", False), ("eval_accuracy", True), ("loss", True), ("eval_epoch_metric", True)],
+)
+def test_an_unknown_monitor_is_named_before_the_first_step(
+    monitor: str, is_known: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stopping = {"monitor": monitor, "mode": "max", "patience": 1}
+    trainer = run(tmp_path, None, metrics=["Accuracy"], metric_for_best_model="loss", early_stopping=stopping)
+    if is_known:
+        trainer.train()
+    else:
+        with pytest.raises(ConfigError, match="there is no metric"):
+            trainer.train()
+    warned = [record for record in caplog.records if "which neither the evaluation nor" in record.getMessage()]
+    assert len(warned) == (not is_known)
+    assert all("Did you mean 'eval_accuracy'?" in record.getMessage() for record in warned)

@@ -383,3 +383,25 @@ def test_the_loss_of_a_model_that_generates_counts_its_labels_too(size: int, tmp
     logits = trainer.model.layer(torch.stack([row["x"] for row in rows]))
     labels = torch.stack([row["labels"] for row in rows])
     assert trainer.evaluate()["loss"] == pytest.approx(trainer.model.compute_loss(logits, labels).item(), rel=1e-6)
+
+
+def test_arrays_are_no_data_set(tmp_path: Path) -> None:
+    for arrays in ((INPUTS, LABELS), (INPUTS.numpy(), LABELS.numpy())):
+        with pytest.raises(ConfigTypeError, match=r"shapes \(20, 4\) and \(20,\), .*TensorDataset\(inputs, labels\)"):
+            Trainer(make(), config(tmp_path), arrays)
+
+
+@pytest.mark.parametrize("kind", ["pairs", "fields"])
+def test_evaluation_data_without_targets_are_named(kind: str, tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    train, without = DATA, TensorDataset(INPUTS)
+    if kind == "fields":
+        train = [{"x": x, "labels": label} for x, label in zip(INPUTS, LABELS, strict=True)]
+        without = [{"x": x} for x in INPUTS]
+    with pytest.raises(
+        ConfigError, match=r"Trainer.eval_dataset: its samples have no target for the loss CrossEntropy"
+    ):
+        Trainer(Net(4, 2), config(tmp_path, num_epochs=1), train, without).train()

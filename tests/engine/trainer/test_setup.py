@@ -10,6 +10,7 @@ import torch
 from tests.engine.trainer import contracts
 from tests.engine.trainer.conftest import PAIRS, Scripted, config, make
 from trainwright import Trainer
+from trainwright.config.errors import ConfigError
 from trainwright.hooks import Callback
 
 
@@ -109,3 +110,21 @@ def test_what_is_set_between_two_trainings_counts_for_the_second(
     trainer.train()
     assert list(tmp_path.glob("events.out.tfevents.*")) == events
     assert capsys.readouterr().out.startswith("epoch=2/2, global_step=14, ")
+
+
+def one_cycle(folder: Path, total_steps: int, **settings: Any) -> Trainer:
+    schedule = {"name_": "one_cycle", "max_lr": 0.1, "total_steps": total_steps}
+    return Trainer(make(), config(folder, num_epochs=3, lr_scheduler=schedule, **settings), PAIRS)
+
+
+def test_a_one_cycle_schedule_has_the_length_of_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ConfigError, match=r"total_steps=2, but this run steps it 3 times .* Set total_steps=3, or lr_"):
+        one_cycle(tmp_path, 2).train()
+    with pytest.raises(ConfigError, match=r"total_steps=14, but this run steps it 15 times .* Set total_steps=15\.$"):
+        one_cycle(tmp_path, 14, lr_scheduling_steps=1).train()
+    assert not (tmp_path / "metrics.json").exists()
+    one_cycle(tmp_path, 3).train()
+    one_cycle(tmp_path, 15, lr_scheduling_steps=1).train()
+    assert "does not complete its cycle" not in caplog.text
+    one_cycle(tmp_path, 15).train()
+    assert "total_steps=15, but this run steps it only 3 times (every 5 steps)" in caplog.text

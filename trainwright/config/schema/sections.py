@@ -114,9 +114,10 @@ def milestone_fault(milestones: Any) -> str | None:
 
 def _divide(total: int, divisor: int, named: str, given: str) -> int:
     if total % divisor:
+        below, above = total // divisor * divisor, (total // divisor + 1) * divisor
+        nearest = f"The nearest that fit are {below} and {above}." if below else f"The smallest that fits is {above}."
         raise ConfigError(
-            f"train.global_batch_size: {total} must be divisible by {named}, which is {divisor} ({given}). "
-            f"The nearest that fit are {total // divisor * divisor or divisor} and {(total // divisor + 1) * divisor}."
+            f"train.global_batch_size: {total} must be divisible by {named}, which is {divisor} ({given}). {nearest}"
         )
     return total // divisor
 

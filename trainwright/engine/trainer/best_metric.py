@@ -1,5 +1,6 @@
 """The metric that selects the best checkpoint: its key in the storage and its mode. Early stopping uses it too."""
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from trainwright.hooks.method_overrides import is_overridden
 
 if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
+
+logger = logging.getLogger("trainwright.engine")
 
 _OBJECTIVES = {"max": "maximize", "min": "minimize"}
 _MODES = {objective: mode for mode, objective in _OBJECTIVES.items()}
@@ -72,6 +75,24 @@ def check_best_metric(config: "TrainingConfig", trainer: Any) -> None:
             f" compute; its results are {', '.join(results)}. {did_you_mean(config.metric_for_best_model, results)}"
             " Add it to metrics, or pass a metrics_handler."
         )
+
+
+def warn_of_unknown_monitor(monitor: str, trainer: Any) -> None:
+    """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
+
+    It is no error yet: the model, or a callback, may put the value.
+    """
+    known = getattr(trainer.metrics_handler, "known_results", lambda: None)()
+    is_of_user = any(is_overridden(trainer, name) for name in ("evaluate", "evaluate_step", "compute_metric"))
+    if known is None or is_of_user or isinstance(trainer.eval_dataloader, Mapping):
+        return
+    name = re.sub(r"_\d+$", "", monitor.removeprefix("eval_").removeprefix("epoch_").removeprefix("step_"))
+    if name not in {"loss", "metric", "lr", *known} and monitor not in known:
+        logger.warning(
+            "TrainingConfig.early_stopping: got monitor=%r, which neither the evaluation nor the metrics of this run"
+            " have. %s Unless the model or a callback puts it, the run ends with an error after its first epoch.",
+            monitor, did_you_mean(monitor, ["eval_loss", *(f"eval_{one}" for one in known)]),
+        )  # fmt: skip
 
 
 def raise_missing(key: str, trainer: Any) -> None:

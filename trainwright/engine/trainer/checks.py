@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
@@ -79,6 +80,12 @@ def check_data(train_dataset: Any, train_dataloader: Any, eval_dataset: Any, eva
             faults.append(
                 f"Trainer.{name}_dataset: got a {type(dataset).__name__} of data sets, which would be read as samples;"
                 f" pass {fix if name == 'train' else '{name: data set, ...}'}."
+            )
+        if isinstance(dataset, tuple) and len(dataset) > 1 and all(isinstance(x, Tensor | np.ndarray) for x in dataset):
+            shapes = " and ".join(str(tuple(column.shape)) for column in dataset)
+            faults.append(
+                f"Trainer.{name}_dataset: got a tuple of arrays of the shapes {shapes}, whose items would be read as"
+                " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
             )
         several = {"eval_dataset": dataset, "eval_dataloader": loader} if name == "eval" else {}
         for argument, given in several.items():

@@ -249,6 +249,9 @@ class EvaluatingTrainer(TrainerShared):
         hook = self.model.register_forward_hook(lambda module, arguments, outputs: seen.append(outputs))
         try:
             loss = self.compute_loss(self.model, batch)
+        except (IndexError, TypeError) as error:
+            self._explain_missing_target(error, batch)
+            raise
         finally:
             hook.remove()
         last = seen[-1] if seen else None
@@ -272,6 +275,16 @@ class EvaluatingTrainer(TrainerShared):
             outputs["logits"] = _generated(self.model, batch)
         outputs.pop("loss", None)
         return outputs if loss is None else {**outputs, "loss": loss.detach() if isinstance(loss, Tensor) else loss}
+
+    def _explain_missing_target(self, error: Exception, batch: Any) -> None:
+        is_own_code = hasattr(self.model, "compute_loss") or is_overridden(self, "compute_loss")
+        if is_own_code or self.loss is None or target_of(batch) is not None:
+            return
+        raise ConfigError(
+            f"Trainer.eval_dataset: its samples have no target for the loss {type(self.loss).__name__}, as those of the"
+            " training data have. Give pairs (input, target), or the fields of the training data; predict() takes"
+            " samples without targets."
+        ) from error
 
     def compute_metric(self, model: Any, inputs: Any) -> float:
         """The first metric over the batches passed so far and this one: a forward pass in evaluation mode.

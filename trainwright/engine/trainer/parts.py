@@ -17,7 +17,12 @@ from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_c
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.engine.run_directory import CSV_NAME
-from trainwright.engine.trainer.best_metric import key_of_monitor, metric_for_best, mode_of_monitor
+from trainwright.engine.trainer.best_metric import (
+    key_of_monitor,
+    metric_for_best,
+    mode_of_monitor,
+    warn_of_unknown_monitor,
+)
 from trainwright.events.writers import EventWriter, default_writers
 from trainwright.hooks.callbacks import (
     Callback,
@@ -111,6 +116,7 @@ def _early_stopping(config: "TrainingConfig", trainer: Any) -> list[Callback]:
     settings: dict[str, Any] = dict(config.early_stopping or {})
     callback: EarlyStoppingCallback
     if "monitor" in given:
+        warn_of_unknown_monitor(settings["monitor"], trainer)
         if settings["mode"] == "auto":
             settings["mode"] = mode_of_monitor(settings["monitor"], config, trainer)
         if isinstance(trainer.eval_dataloader, Mapping) and not settings["monitor"].startswith(

@@ -79,7 +79,8 @@ def join(config: "TrainingConfig", accelerator: Any, given: Mapping[str, Any]) -
 
 
 def _check_same(config: "TrainingConfig", given: Mapping[str, Any]) -> None:
-    check_same_settings({"TrainingConfig": config.to_dict(), "Trainer": data_size(given)})
+    sizes = {name: data_size(data, is_whole=name == "eval_dataloader") for name, data in given.items()}
+    check_same_settings({"TrainingConfig": config.to_dict(), "Trainer": sizes})
 
 
 def check_launch(config: "TrainingConfig", accelerator: Any = None) -> None:

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from trainwright._torch_compat.optimizer_import import without_compiler
+from trainwright.config.errors import ConfigError
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
@@ -166,9 +167,39 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     def _schedule_is_due(self, schedule: LRScheduler | None = None) -> bool:
         """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
         is_by_updates = isinstance(schedule or self.lr_scheduler, FormulaLR)
-        own = steps_of(self.config.lr_scheduling_steps, self.total_steps)
-        every = own or (None if is_by_updates else self._plan.steps_per_epoch)
+        every = self._scheduling_steps(is_by_updates)
         return self.state.has_passed(every) if every else True
+
+    def _scheduling_steps(self, is_by_updates: bool) -> int | None:
+        """Steps between two steps of a schedule; None: it is stepped after each update."""
+        own = steps_of(self.config.lr_scheduling_steps, self.total_steps)
+        return own or (None if is_by_updates else self._plan.steps_per_epoch)
+
+    def _check_one_cycle(self) -> None:
+        """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run.
+
+        Raises:
+            ConfigError: the run is longer.
+        """
+        schedule = self.lr_scheduler
+        if not isinstance(schedule, OneCycleLR):
+            return
+        is_torchs, plan = bool(self.config.lr_scheduler or self._is_given_schedule), self._plan
+        every = self._scheduling_steps(is_by_updates=False) if is_torchs else None
+        planned = plan.total_steps // every if every else plan.num_updates
+        length, often = schedule.total_steps, f"every {every} steps" if every else "after each update"
+        fix = f"Set total_steps={planned}"
+        if every not in (None, 1):
+            fix += f", or lr_scheduling_steps=1 and total_steps={plan.total_steps}"
+        if length < planned:
+            raise ConfigError(
+                f"OneCycleLR: got total_steps={length}, but this run steps it {planned} times ({often}). {fix}."
+            )
+        if length > planned:
+            logger.warning(
+                "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does"
+                " not complete its cycle. %s.", length, planned, often, fix,
+            )  # fmt: skip
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, ``metrics.csv``, TensorBoard."""
@@ -188,6 +219,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             self._load_weights(self._last_trained)
             self._last_trained = None
         self._add_built_in_callbacks()
+        self._check_one_cycle()
         super().before_train()
 
     def after_train(self) -> None:
