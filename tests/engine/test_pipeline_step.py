@@ -36,6 +36,11 @@ class OwnLoss(Trainer):
         return loss * (float("nan") if self.iter == 2 else 1)
 
 
+class Penalty(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        return super().compute_loss(model, inputs) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+
 def train_by_objects(
     folder: Path, kind: type[Trainer] = Trainer, number: int = 22, layers: int = 4, **settings: Any
 ) -> dict[str, Any]:
@@ -294,3 +299,12 @@ def test_the_start_names_the_layout_the_model_and_the_stage(tmp_path: Path) -> N
     assert re.search(rf"Stage +{stage}", start), start
     assert re.search(r"Layout +4 processes: 2 data \(ZeRO 1\) x 2 pipeline\n", start)
     assert not [text for _, texts in ranks for text in texts if "view" in text]
+
+
+def train_with_a_penalty(folder: Path) -> None:
+    train_by_objects(folder, Penalty, pipeline_parallel_size=2)
+
+
+def test_a_loss_of_the_parameters_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ConfigError: compute_loss reads the model's parameters"):
+        on_ranks(train_with_a_penalty, tmp_path)

@@ -7,6 +7,7 @@ the outputs that the stages have computed. The logged values of a window are sen
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,7 @@ class PipelineStep(Step):
         self._update_weights = update_weights
         self._names: tuple[str, ...] | None = None
         self._is_by_tokens = False
+        self._has_finished = False  # a micro-batch of this run
 
     @property
     def _mean(self) -> "StageMean":
@@ -96,7 +98,9 @@ class PipelineStep(Step):
         update = self.update
         update.batch = batch
         self._pipeline.prepare(outputs, batch)
-        logs = self.train(self.model, batch)
+        with nullcontext() if self._has_finished else _parameters_refused(self.model):
+            logs = self.train(self.model, batch)
+        self._has_finished = True
         rows.append(dict(self._to_row(logs if self._keep is None else self._keep(logs))))
         if self.after_output is not None:
             self.after_output(logs, batch)
@@ -213,6 +217,23 @@ def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | No
         "differentiate": Captured(grad_scaler, pipeline.device),
         "mean_class": StageMean,
     }
+
+
+@contextmanager
+def _parameters_refused(model: Any) -> Iterator[None]:
+    """Raise if a loss reads the model's parameters: those of the other stages would be missing, without a message."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ConfigError(
+            "compute_loss reads the model's parameters: with pipeline_parallel_size > 1 it has those of the last stage"
+            " only, so the loss would be another one. A penalty on weights belongs into the optimizer (weight_decay)."
+        )
+
+    model.named_parameters = refuse  # parameters() calls it
+    try:
+        yield
+    finally:
+        del model.named_parameters
 
 
 def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]) -> None:

@@ -50,15 +50,15 @@ class _LocalMeans(NamedTuple):
     parts: list["Tensor | None"]  # numerator and denominator of each value; None: a value that is final
 
 
-def _check_rates(ranks: list[dict[str, float]]) -> None:
-    """Raise on every process if the processes train with different learning rates."""
+def _check_alike(ranks: list[dict[str, float]]) -> None:
+    """Raise on every process if one has another value."""
     for name in ranks[0]:
-        for rank, rates in enumerate(ranks):
-            here, there = ranks[0][name], rates.get(name, ranks[0][name])
+        for rank, values in enumerate(ranks):
+            here, there = ranks[0][name], values.get(name, ranks[0][name])
             if not math.isclose(here, there, rel_tol=1e-4):
                 raise ConfigError(
-                    f"{name}: {here:g} on rank 0, but {there:g} on rank {rank}. All processes need the same learning"
-                    " rate, or their copies of the model differ; code that changes it must run on every process."
+                    f"{name}: {here:g} on rank 0, but {there:g} on rank {rank}. All processes must have the same value,"
+                    " or their copies of the model differ; code that changes it must run on every process."
                 )
 
 
@@ -102,7 +102,8 @@ class EventStorage:
     ``iter`` is the iteration of the values that are put now; ``samples`` counts consumed training samples. The trainer
     sets both (in your own loop, call ``step``). ``written`` is the iteration of the last regular write of the writers,
     or None if it is unknown. A resumed run continues its files at ``first_unwritten``: this removes the extra row that
-    an interrupted run writes when it stops, so that the files equal those of an uninterrupted run.
+    an interrupted run writes when it stops, so that the files equal those of an uninterrupted run. ``alike`` has the
+    names of values that all processes must have alike, such as the learning rate: :meth:`reduce` compares the newest.
 
     >>> with EventStorage() as storage:
     ...     for _ in range(3):
@@ -131,6 +132,7 @@ class EventStorage:
         self._num_parts = 0
         self._local: dict[str, _LocalMeans] = {}
         self._is_difference_logged = False
+        self.alike: set[str] = set()
         self._media = MediaBuffer()
         self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # by window size: results since the last flush
 
@@ -216,6 +218,9 @@ class EventStorage:
 
         Every process must call it at the same place; does nothing without parts. A value that some processes have not
         put stays the mean of this process, with one warning.
+
+        Raises:
+            ConfigError: one of the values of ``alike`` differs between processes. Raised on all of them.
         """
         if not self._num_parts or self._all_reduce is None:
             return
@@ -243,18 +248,18 @@ class EventStorage:
     def _common(self, parts: Mapping[tuple[str, int, int], Tensor]) -> list[tuple[str, int, int]]:
         """The keys (metric, iteration, place) of the parts that every process has put, in one order."""
         keys = [*parts]
-        rates = {name: one.latest() for name, one in self._histories.items() if name.partition("/")[0] == "lr"}
         if not (dist.is_available() and dist.is_initialized()):
             return keys
-        shown = [f"{name} {rate:.6g}" for name, rate in rates.items()]  # computed on several machines: not all bits
+        alike = {name: self._histories[name].latest() for name in sorted(self.alike) if name in self._histories}
+        shown = [f"{name} {value:.6g}" for name, value in alike.items()]  # computed on several machines: not all bits
         digest = torch.tensor([crc32(repr((keys, shown)).encode())], device=next(iter(parts.values())).device)
         digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
         dist.all_gather(digests, digest)
         if len(set(torch.cat(digests).tolist())) == 1:
             return keys
         gathered: list[Any] = [None] * len(digests)
-        dist.all_gather_object(gathered, (keys, rates))
-        _check_rates([rates_of_rank for _, rates_of_rank in gathered])
+        dist.all_gather_object(gathered, (keys, alike))
+        _check_alike([alike_there for _, alike_there in gathered])
         ranks = [keys_of_rank for keys_of_rank, _ in gathered]
         common = set(keys).intersection(*ranks)
         names = sorted({name for rank in ranks for name, *_ in set(rank) - common})

@@ -12,6 +12,7 @@ from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.config.errors import ConfigError
 from trainwright.hooks.base import HookBase, Period, condition, has_failed
 from trainwright.optim.named import NamedOptimizers
+from trainwright.parallel.pipeline import pipeline_of
 
 
 class LRScheduler(HookBase):
@@ -90,6 +91,8 @@ class LRScheduler(HookBase):
         optimizer = self._optimizer or getattr(self.trainer, "optimizer", None)
         groups = getattr(optimizer, "param_groups", ())
         self._has_rate = len(groups) > 0 and all("lr" in group for group in groups)
+        if pipeline_of(getattr(self.trainer, "model", None)) is None:  # stages may have layers with other rates
+            self.trainer.storage.alike.add(self._key)
         if optimizer is not None and self._has_rate:
             self._group = _representative_group(optimizer)
             self._position = getattr(scheduler, "last_epoch", None)
