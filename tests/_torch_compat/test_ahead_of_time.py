@@ -16,6 +16,7 @@ def as_it_is(graph: Any, flat: Any, options: Any) -> Any:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ["aoti_compile_and_package", "aoti_load_package"])
+@pytest.mark.exhaustive(every=4)
 def test_compiling_ahead_of_time(
     name: str, change: str, monkeypatch: pytest.MonkeyPatch, lines_of_training: Trained, tmp_path: Any
 ) -> None:

@@ -75,6 +75,7 @@ def output_of(program: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.exhaustive
 def test_all_optimizers_do_the_same_without_the_compiler_as_with_it() -> None:
     before, without = output_of(OPTIMIZERS)
     after, with_it = output_of("import torch._dynamo\n" + OPTIMIZERS)
@@ -82,6 +83,7 @@ def test_all_optimizers_do_the_same_without_the_compiler_as_with_it() -> None:
     assert without == with_it
 
 
+@pytest.mark.exhaustive
 def test_what_is_compiled_later_is_what_it_would_have_been() -> None:
     program = """
 net, optimizer = None, None

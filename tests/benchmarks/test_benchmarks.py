@@ -44,6 +44,7 @@ EAGER = ("tiny", "batches", "tensors", "columns", "own_step", "accumulation", "b
     ("case", "peer"),
     [(case, peer) for case in EAGER for peer in ("plain", "objects", "config") if peer in CASES[case].peers],
 )
+@pytest.mark.exhaustive(every=11)
 def test_a_step_of_the_plain_loop_and_of_ours(case: str, peer: str) -> None:
     found = worker.measure(peer, CASES[case].job | {"steps": 4 if case == "gpt" else 12})
     assert found["us"] > 0
@@ -193,6 +194,7 @@ def test_fingerprints_of_two_runs_are_equal_and_a_changed_loss_is_reported(
     assert "Differing: config" in other.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_layout_against_one_process(tmp_path: Path) -> None:
     updates, name = 4, "2 data"
     found = on_ranks(layouts.train, layouts.LAYOUTS[name], updates, str(tmp_path / "run"))

@@ -16,12 +16,14 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", ["prefetch", "saves", "fp16", "layout"])
+@pytest.mark.slow
 def test_a_row_of_one_process(name: str, tmp_path: Path) -> None:
     found = getattr(gpu_rows, name)(Settings(device="cpu", tiny=True))
     assert found.passed, found
     assert found.result
 
 
+@pytest.mark.exhaustive
 def test_graph_mode_and_eager_steps_have_the_same_losses() -> None:
     found = gpu_rows.graph(Settings(device="cpu", tiny=True))
     assert found.passed, found

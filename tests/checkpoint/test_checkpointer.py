@@ -391,6 +391,7 @@ for value in range(400):
 
 
 @pytest.mark.parametrize("name", ["model_best", "epoch"])  # a link, and a folder that is exchanged
+@pytest.mark.exhaustive(every=2)
 def test_a_reader_of_a_name_that_is_saved_again_reads_one_checkpoint(tmp_path, name):
     writer = subprocess.Popen([python(), "-c", SAVES_AGAIN, tmp_path, name])
     try:

@@ -84,6 +84,7 @@ def test_a_checkpoint_of_a_run_has_every_kind_of_file(run: Path) -> None:
     assert {"lr_scheduler.json", "trainer.json", "trainer.safetensors"} <= names
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_in_every_file_and_the_file_is_named(run: Path) -> None:
     flips = 0
     for path in files(run):

@@ -83,10 +83,11 @@ SAVES = {
 }
 
 
-@pytest.mark.exhaustive(every=5)
+@pytest.mark.exhaustive(every=8)
 @pytest.mark.parametrize("saves", SAVES.values(), ids=SAVES)
 @pytest.mark.parametrize("asynchronous", [True, False], ids=["asynchronous", "synchronous"])
 @pytest.mark.parametrize(("code", "can_exchange"), [(code, True) for code in CODES] + [(errno.ENOSPC, False)], ids=str)
+@pytest.mark.slow
 def test_a_disk_error_at_any_operation_leaves_what_was_there(
     tmp_path, monkeypatch, saves, code, can_exchange, asynchronous
 ):

@@ -134,6 +134,7 @@ def bytes_in(tree: Any) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("api", ["objects_run", "config_run"])
+@pytest.mark.slow
 def test_nothing_that_a_run_writes_is_a_pickle(api: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(api)
     looked_at = set()

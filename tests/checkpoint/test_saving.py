@@ -317,6 +317,7 @@ def test_a_checkpointer_wants_a_model(tmp_path, model):
         Checkpointer(model, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_checkpointer_that_is_gone_leaves_no_thread_and_loses_no_save(tmp_path):
     threads = threading.active_count()
     for number in range(8):
@@ -352,6 +353,7 @@ def test_a_closed_checkpointer_has_no_copy_and_can_save_again(tmp_path):
     assert equal(loaded(tmp_path / "b"), training.state())
 
 
+@pytest.mark.slow
 def test_the_failure_of_a_checkpointer_that_is_gone_is_logged(tmp_path, caplog):
     checkpointer = Training().checkpointer(tmp_path)
 

@@ -131,6 +131,7 @@ def project(mnist_project: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.exhaustive(every=4)
 def test_a_fault_is_one_message_and_leaves_the_earlier_run_alone(
     name: str, project: Path, train: Callable, finished, contents: Callable, tmp_path: Path
 ) -> None:

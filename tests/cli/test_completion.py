@@ -41,6 +41,7 @@ def test_commands_options_files_and_settings(completions: Callable[[str], set[st
     assert "train.evaluation.eval_period=" in completions("train confidence.py train.evaluation.")
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_of_the_run(completions: Callable[[str], set[str]], finished) -> None:
     assert {"model_best", "model_final"} <= completions(f"eval {finished.folder} --checkpoint ")
 

@@ -34,6 +34,7 @@ def test_the_text_names_the_rank_and_the_layout(estimate: Any) -> None:
     ]
 
 
+@pytest.mark.exhaustive
 def test_layouts_that_fit(estimate: Any) -> None:
     lines = estimate("--memory", "80GiB").stdout.splitlines()
     assert lines[0] == "1 process with 80.0 GiB each, best layout first"
@@ -45,6 +46,7 @@ def test_layouts_that_fit(estimate: Any) -> None:
     ("arguments", "facts"),
     [
         (["--memory", "much"], ["--memory: got 'much'", "80GiB"]),
+        (["--memory", "80"], ["--memory: got '80', which is a number of bytes. Give a unit: 80GiB."]),
         (["--world", "0"], ["--world: got '0'", ">= 1"]),
         (["--world", "4", "--rank", "4"], ["--rank: got 4", "0 to 3"]),
         (["train.sed=1"], ["train.sed", "Did you mean 'seed'?"]),

@@ -61,6 +61,7 @@ def test_the_best_checkpoint_is_the_default_and_predictions_give_its_metric(
     assert len(json.loads(rows[0]["prediction_scores"])) == 10
 
 
+@pytest.mark.exhaustive
 def test_a_config_file_evaluates_its_folder_on_several_processes(finished: FinishedRun, run_python, tmp_path) -> None:
     arguments = [finished.config, f"train.output_dir={finished.folder}", "--checkpoint", "model_final"]
     launch = ["launch", "-n", "2", "eval", *arguments, "--predictions", "p.jsonl", "--metrics", "m.json"]
@@ -71,6 +72,7 @@ def test_a_config_file_evaluates_its_folder_on_several_processes(finished: Finis
     assert 100 * sum(row["prediction"] == row["labels"] for row in rows) / 360 == pytest.approx(accuracy)
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_the_python_api_with_averaged_weights(evaluate, run_python, tmp_path: Path) -> None:
     (tmp_path / "my_script.py").write_text(SCRIPT)
     trained = json.loads(run_python("my_script.py", cwd=tmp_path).stdout.splitlines()[-1])

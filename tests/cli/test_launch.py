@@ -53,6 +53,7 @@ def test_the_exit_code_is_that_of_the_process_that_failed(launch: Launch, config
     assert "exit code 2; its messages are above" in done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_training_that_may_restart_resumes(launch: Launch, config: Path, tmp_path: Path) -> None:
     arguments = (
         "train.train_epoch=0",

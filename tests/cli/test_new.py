@@ -10,6 +10,7 @@ from trainwright.cli.main import main
 
 
 @pytest.mark.parametrize("api", ["config", "python"])
+@pytest.mark.exhaustive
 def test_a_new_project_trains_and_is_evaluated_by_the_commands_of_its_readme(
     api: str, run_python, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

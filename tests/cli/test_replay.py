@@ -30,6 +30,7 @@ def test_an_update_of_a_finished_run(finished: Any, run_python: Any, mnist_proje
     assert files_of(mnist_project) == before
 
 
+@pytest.mark.exhaustive
 def test_break_stops_in_the_users_code(finished: Any, environment: dict[str, str], mnist_project: Path) -> None:
     command = [sys.executable, "-m", "trainwright.cli.main", "replay", str(finished.folder), "--step", "2", "--break"]
     done = subprocess.run(
@@ -50,6 +51,7 @@ def test_break_stops_in_the_users_code(finished: Any, environment: dict[str, str
     assert len(facts["samples"][0]) == 32
 
 
+@pytest.mark.exhaustive
 def test_leaving_the_debugger_ends_the_command(finished: Any, environment: dict[str, str], mnist_project: Path) -> None:
     command = [sys.executable, "-m", "trainwright.cli.main", "replay", str(finished.folder), "--step", "2", "--break"]
     done = subprocess.run(

@@ -56,6 +56,7 @@ def wait_for_handler(process: "subprocess.Popen[str]") -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
+@pytest.mark.exhaustive(every=3)
 def test_stopped_and_started_again_is_as_never_stopped(
     finished, short, sha, environment, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -100,6 +101,7 @@ def test_sigusr1_saves_and_the_run_goes_on(finished, short, sha, environment, tm
     assert rows(folder) == rows(finished.folder)
 
 
+@pytest.mark.exhaustive
 def test_sigusr1_before_the_first_step_does_not_end_the_run(finished, short, environment, tmp_path: Path) -> None:
     process = start([str(finished.config), *short], tmp_path / "output", environment)
     wait_for_handler(process)

@@ -82,6 +82,7 @@ def test_in_a_pipe_lines_are_plain(finished) -> None:
 
 
 @pytest.mark.parametrize("streams", ["| head -1", "<&- >&- 2>&-"])
+@pytest.mark.exhaustive(every=2)
 def test_where_nothing_reads_its_lines_a_run_is_as_ever(
     finished, environment, short, sha, read_rows, tmp_path: Path, streams: str
 ) -> None:
@@ -93,6 +94,7 @@ def test_where_nothing_reads_its_lines_a_run_is_as_ever(
     assert sha(tmp_path / "output" / "model_final") == sha(finished.folder / "model_final")
 
 
+@pytest.mark.exhaustive
 def test_on_a_terminal_a_bar_shows_the_progress(config: Path, environment, short, tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))  # rows and columns
@@ -127,6 +129,7 @@ def test_config_yaml_makes_the_same_run_bit_for_bit(finished, train, sha, read_r
     assert without_timings(read_rows(tmp_path / "again")) == without_timings(read_rows(finished.folder))
 
 
+@pytest.mark.exhaustive
 def test_tools_train_net_is_the_same_program(finished, run_python, short, sha, tmp_path: Path) -> None:
     script = REPOSITORY / "tools" / "train_net.py"
     run_python(script, "--config-file", finished.config, *short, "train.output_dir=output", cwd=tmp_path, fresh=True)
@@ -196,6 +199,7 @@ main({arguments!r})
 
 
 @pytest.mark.parametrize("iteration", [17, 44, 58])
+@pytest.mark.exhaustive(every=3)
 def test_killed_and_resumed_is_as_never_killed(
     finished, run_python, train, short, sha, read_rows, tmp_path: Path, iteration: int
 ) -> None:
@@ -310,6 +314,7 @@ def test_flags_may_stand_before_between_and_after_overrides(finished, train, tmp
 
 
 @pytest.mark.parametrize("name", [b"a\xff", b"a${x}"])
+@pytest.mark.exhaustive
 def test_a_folder_with_an_odd_name_and_a_deleted_working_folder(
     finished, environment, short, sha, read_rows, tmp_path: Path, name: bytes
 ) -> None:

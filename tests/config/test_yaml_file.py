@@ -83,6 +83,7 @@ REPEATED = {
 
 
 @pytest.mark.parametrize("kind", REPEATED)
+@pytest.mark.slow
 def test_interpolations_that_repeat_each_other_without_bounds_are_refused_at_once(tmp_path, kind):
     (tmp_path / "c.yaml").write_text("\n".join(REPEATED[kind]))
     with pytest.raises(ConfigError, match=r"c\.yaml: .*(more than 10,000 values|too many interpolations)"):

@@ -80,6 +80,7 @@ def test_a_killed_worker_is_heard_of_at_once():
     assert time.perf_counter() - start < 4
 
 
+@pytest.mark.slow
 def test_after_an_error_workers_end_with_their_loader():
     class Breaks(Slow):
         def __getitem__(self, index):
@@ -96,6 +97,7 @@ def test_after_an_error_workers_end_with_their_loader():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_is_busy_for_long_is_killed_in_the_end():
     class Stuck(Slow):
         def __getitem__(self, index):
@@ -183,6 +185,7 @@ def test_a_process_ends_at_once_with_its_workers(ending, code):
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks processes up in /proc")
+@pytest.mark.exhaustive
 def test_workers_end_when_the_process_that_trains_is_killed():
     program = start_program("run()\ntime.sleep(60)")
     pids = [int(pid) for pid in program.stdout.readline().split()]

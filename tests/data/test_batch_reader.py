@@ -91,11 +91,13 @@ def by_sample(batches):
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("collate_fn", [None, noisy], ids=["", "random collate"])
+@pytest.mark.exhaustive(every=4)
 def test_the_number_of_workers_changes_nothing(draw, collate_fn):
     batches = [take(train_loader(Augmented(draw=draw), num_workers=n, collate_fn=collate_fn), 8) for n in (0, 1, 2)]
     assert batches[0] == batches[1] == batches[2]
 
 
+@pytest.mark.slow
 def test_workers_may_be_started_afresh_instead_of_forked():
     batches = [
         take(build_image_test_loader(range(6), 2, num_workers=n, collate_fn=noisy, multiprocessing_context="spawn"), 3)

@@ -95,6 +95,7 @@ class StatefulStream(Stream):
 
 @pytest.mark.parametrize("kind", [Stream, StatefulStream])
 @pytest.mark.parametrize("settings", [{}, {"shuffle_buffer": 5, "data_parallel_rank": 1, "data_parallel_size": 2}])
+@pytest.mark.slow
 def test_streams_are_mixed_and_resume_exactly(kind: Any, settings: dict[str, Any]) -> None:
     def loader() -> StreamLoader:
         return StreamLoader(MixedStream([kind(0, 500), kind(1000, 7)], [3, 1], seed=5), 4, **settings)

@@ -74,6 +74,8 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS, ids=str)
+@pytest.mark.exhaustive(every=4)
+@pytest.mark.slow
 def test_every_position_resumes_exactly(kind: type, settings: dict[str, Any]) -> None:
     whole = batches(StreamLoader(kind(), 3, seed=7, **settings), 30)
     for stop in [1, 2, 7, 8, 15] if settings.get("num_workers") else range(1, 18):
@@ -102,6 +104,7 @@ def test_the_position_of_batches_read_ahead_is_known() -> None:
     ],
 )
 @pytest.mark.parametrize("shuffle_buffer", [None, 6])
+@pytest.mark.slow
 def test_no_sample_comes_twice(
     kind: type, settings: dict[str, Any], num_ranks: int, shuffle_buffer: int | None
 ) -> None:

@@ -76,6 +76,7 @@ def test_every_sample_is_a_position(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "num_ranks"), [({}, 2), ({}, 5), ({"num_workers": 2}, 2), ({"shuffle_buffer": 3}, 5)]
 )
+@pytest.mark.slow
 def test_ranks_and_workers_share_the_samples_and_resume(
     settings: dict[str, Any], num_ranks: int, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_of_accelerate_launch_come_to_the_numbers_of_one(tmp_path: Path) -> None:
     config = {**CONFIG, "gradient_accumulation_steps": 2}
     one = run(tmp_path / "one", config={**config, "batch_size": 8})
@@ -56,6 +57,7 @@ def trained(folder: Path, accelerator: Any = None, **settings: Any) -> Trainer:
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.usefixtures("fresh")
+@pytest.mark.slow
 def test_in_one_process_an_accelerator_changes_no_bit(tmp_path: Path, precision: str, accumulation: int) -> None:
     settings = {"mixed_precision": precision, "gradient_accumulation_steps": accumulation}
     plain = trained(tmp_path / "plain", **settings)

@@ -122,6 +122,7 @@ def test_each_rank_has_a_log_and_only_one_writes_the_rest(together: Run) -> None
     assert names.count("metrics.json") == 1
 
 
+@pytest.mark.exhaustive
 def test_accumulation_on_two_processes_takes_the_samples_of_a_bigger_update(base: Path) -> None:
     sizes = ("train.train_micro_batch_size=2", "train.num_accumulation_steps=2", "train.train_iter=4")
     two = train(base / "accumulate2", *sizes, processes=2)
@@ -132,6 +133,7 @@ def test_accumulation_on_two_processes_takes_the_samples_of_a_bigger_update(base
 
 
 @pytest.mark.parametrize("processes", [2, 1])
+@pytest.mark.exhaustive
 def test_a_run_of_two_processes_is_resumed_on_either_number(base: Path, together: Run, processes: int) -> None:
     folder = base / f"resumed-on-{processes}"
     first = train(folder, "train.train_iter=6", f"train.scheduler.max_iter={ITERATIONS}", processes=2)

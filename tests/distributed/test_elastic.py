@@ -76,6 +76,7 @@ def resume_by_objects(folder: Path, epochs: int) -> list[dict[str, Any]]:
     return train_by_objects(folder, epochs, 2, resume_from_checkpoint=True, elastic=True)
 
 
+@pytest.mark.exhaustive
 def test_objects_keep_the_samples_of_an_update(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "trainwright")
     whole = train_by_objects(tmp_path / "whole", 3, 4)
@@ -105,6 +106,7 @@ def launch(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 def test_a_killed_rank_is_restarted_and_the_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
     launch(tmp_path / "whole")
     output = launch(tmp_path / "run", "kill")

@@ -91,6 +91,7 @@ def test_a_rank_that_is_killed_ends_the_job(tmp_path: Path) -> None:
     assert "Connection closed by peer" not in output.partition("torch/distributed/elastic")[0]
 
 
+@pytest.mark.exhaustive
 def test_a_parameter_that_a_later_update_leaves_out_is_named_with_the_setting(tmp_path: Path) -> None:
     done = launch(tmp_path / "run", "unused", 2)
     assert done.returncode == 0, done.stdout

@@ -76,6 +76,7 @@ def resume_all(folder: Path, layout: dict[str, Any]) -> dict[str, list[float]]:
     return train_all(folder, layout, is_resume=True)
 
 
+@pytest.mark.exhaustive
 def test_runs_pass_from_stages_to_one_process_and_back(tmp_path: Path) -> None:
     first = train_all(tmp_path / "alone", {})
     on_stages = on_ranks(train_all, tmp_path / "stages", STAGES, timeout=120)

@@ -72,6 +72,7 @@ def train(folder: Path, *arguments: str) -> Run:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.exhaustive(every=2)
 def test_the_loss_is_one_mean_over_the_tokens_of_all_processes(
     tmp_path: Path, accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def _medians(values: list[float]) -> list[float]:
     ],
     ids=["in a period", "seen by one rank", "before a save", "in a window", "gradient"],
 )
+@pytest.mark.exhaustive(every=3)
 def test_what_one_rank_meets_ends_all_of_them(
     tmp_path: Path, spoils: str, at: int, arguments: tuple[str, ...], says: str, saved: int
 ) -> None:
@@ -147,6 +149,7 @@ def test_what_one_rank_meets_ends_all_of_them(
     assert all(value.isfinite().all() for value in weights.values())
 
 
+@pytest.mark.exhaustive
 def test_skip_is_agreed_on(tmp_path: Path) -> None:
     run = train(tmp_path / "run", "model.spoils=loss", "model.at=6", "train.non_finite=skip", "train.log_period=1")
     assert run.code == 0, run.output

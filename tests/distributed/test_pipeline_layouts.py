@@ -44,6 +44,7 @@ def assert_as_one_process(tmp_path: Path, runs: list[Run], world_size: int) -> N
             assert_equal_runs(rank[number], expected)
 
 
+@pytest.mark.exhaustive
 def test_four_processes(tmp_path: Path) -> None:
     runs = runs_of(3, zero3={"zero_stage": 3}, zero2={"zero_stage": 2, "pipeline_schedule": "ZBVZeroBubble"})
     assert_as_one_process(tmp_path, runs, 4)
@@ -98,6 +99,7 @@ def train_cropped(folder: Path, layouts: list[dict[str, Any]]) -> list[list[floa
     return found
 
 
+@pytest.mark.exhaustive
 def test_batches_of_different_lengths_on_several_data_ranks(tmp_path: Path) -> None:
     layouts = [{"pipeline_parallel_size": 2, "zero_stage": stage} for stage in (2, 3)]
     (expected, *_) = on_ranks(train_cropped, tmp_path / "whole", [{}], world_size=2)

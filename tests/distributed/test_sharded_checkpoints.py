@@ -68,6 +68,7 @@ def with_ties(values: Content, is_tied: bool) -> Content:
     return {**other, **values}
 
 
+@pytest.mark.exhaustive
 def test_every_layout_loads_every_other_one_and_continues_bitwise(saved: Saved) -> None:
     check_matrix(saved, SMALL)
 

@@ -76,7 +76,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the ranks by /proc")
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("to", ["rank 0", "rank 1", "launcher"])
 def test_all_ranks_stop_at_one_iteration_and_go_on_from_it(uninterrupted: Path, tmp_path: Path, to: str) -> None:
     folder = tmp_path / "run"

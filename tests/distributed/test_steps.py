@@ -30,6 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "case", ["config files 1", "config files 2", "python 1", "python 2", "graph mode", "average", "unfrozen"]
 )
+@pytest.mark.exhaustive(every=3)
 def test_uneven_batches_count_by_samples_and_unused_parameters_are_found(found: dict[str, Any], case: str) -> None:
     assert found[case]["equal_on_all"]
     assert found[case]["difference"] < 1e-6

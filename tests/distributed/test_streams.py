@@ -27,6 +27,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", ["python", "config files", "own loop"])
+@pytest.mark.exhaustive
 def test_killed_and_resumed_is_uninterrupted(found: dict[str, Any], case: str) -> None:
     assert found[case]["is_exact"]
     assert found[case]["is_equal_on_ranks"]

@@ -37,6 +37,7 @@ OF_FOUR: list[Run] = [
 
 
 @pytest.mark.parametrize(("world_size", "runs"), [(2, OF_TWO), (4, OF_FOUR)], ids=["2", "4"])
+@pytest.mark.exhaustive(every=2)
 def test_tensor_parallel_processes_train_as_one(tmp_path: Path, world_size: int, runs: list[Run]) -> None:
     runs = [
         (api, {"updates": 3, "accumulation": 2 if world_size > 2 else 1, **settings} | {"layout": layout_of(settings)})

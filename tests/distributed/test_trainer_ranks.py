@@ -80,6 +80,7 @@ def test_one_process_writes(uneven: tuple[Run, Run]) -> None:
         "tokens, an unused and a frozen layer",
     ],
 )
+@pytest.mark.exhaustive(every=3)
 def test_other_ways_to_make_an_update_come_to_the_same(
     tmp_path: Path, config: dict[str, Any], said: dict[str, Any]
 ) -> None:
@@ -88,6 +89,7 @@ def test_other_ways_to_make_an_update_come_to_the_same(
     assert {i: sorted(set(n)) for i, n in one.seen().items()} == {i: sorted(set(n)) for i, n in two.seen().items()}
 
 
+@pytest.mark.exhaustive
 def test_early_stopping_and_the_best_checkpoint_are_agreed_on(tmp_path: Path) -> None:
     stopping = {"monitor": "eval_epoch_loss", "patience": 1, "mode": "min"}
     config = {"num_epochs": 6, "early_stopping": stopping, "load_best_model_at_end": True, "print_steps": 2}
@@ -115,6 +117,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(base / "whole", launcher=TORCHRUN, config=RESUMABLE, model={"dropout": 0.3})
 
 
+@pytest.mark.exhaustive
 def test_max_time_stops_two_processes_at_the_same_iteration(tmp_path: Path, uneven: tuple[Run, Run]) -> None:
     config = {**CONFIG, "batch_size": 4, "resume_from_checkpoint": True}
     first = run(tmp_path / "run", launcher=TORCHRUN, config={**config, "max_time": 1e-6}, part="first")
@@ -146,6 +149,7 @@ def test_a_run_of_two_processes_that_is_killed_goes_on_bit_for_bit(tmp_path: Pat
     assert kept[0] == kept[1]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_then_one_then_two_take_the_same_samples(tmp_path: Path, whole: Run) -> None:
     seen: dict[int, list[int]] = {}
     for part, (launcher, batch_size, until) in enumerate([(TORCHRUN, 4, 7), (None, 8, 15), (TORCHRUN, 4, None)]):

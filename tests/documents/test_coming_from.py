@@ -93,6 +93,7 @@ def is_importable(name: str) -> bool:
     return hasattr(module, last) or importlib.util.find_spec(name) is not None
 
 
+@pytest.mark.slow
 def test_what_it_is_called_here_is_there(
     trainer: Trainer, saved_by_the_config_api: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

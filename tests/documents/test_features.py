@@ -65,6 +65,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("code", [code for code in CODE if code.startswith("TrainingConfig(")])
+@pytest.mark.exhaustive(every=4)
 def test_settings_train(code: str, tmp_path: Path) -> None:
     settings = eval(code.replace("TrainingConfig(", "dict(", 1))
     config = TrainingConfig(**{"output_dir": tmp_path, "num_epochs": 2, "tensorboard": None} | settings)

@@ -125,6 +125,7 @@ def measured(name: str, settings: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow
 def test_the_peak_is_within_ten_percent_of_the_measured_one(name: str) -> None:
     config, build = run_of(name)
     found = estimate(build, config).costs[0]
@@ -135,7 +136,7 @@ def test_the_peak_is_within_ten_percent_of_the_measured_one(name: str) -> None:
     assert found.optimizer == pytest.approx(2 * found.trainable, rel=0.01)  # AdamW
 
 
-@pytest.mark.exhaustive(every=4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "settings",
     [
@@ -146,6 +147,7 @@ def test_the_peak_is_within_ten_percent_of_the_measured_one(name: str) -> None:
     ],
     ids=lambda settings: "-".join(settings),
 )
+@pytest.mark.slow
 def test_settings_that_change_the_memory(settings: dict[str, Any]) -> None:
     for name in ("mlp", "gpt"):
         config, build = run_of(name, **settings)
@@ -176,6 +178,7 @@ def on_two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str,
     return on_ranks(counted_each, tmp_path_factory.mktemp("estimated"), world_size=2, timeout=180)
 
 
+@pytest.mark.slow
 def test_counted_tensors_are_those_of_the_allocator() -> None:
     assert counted("gpt", updates=3) == pytest.approx(measured("gpt", {}), rel=0.01)
 
@@ -191,6 +194,7 @@ def test_layouts_of_two_processes(layout: str, on_two_processes: list[dict[str, 
     assert found.peak == max(cost.peak for cost in found.costs.values())
 
 
+@pytest.mark.exhaustive
 def test_the_traffic_of_layouts() -> None:
     whole = estimate(*reversed(run_of("gpt"))).costs[0].trainable
     steps = {"gradient_accumulation_steps": 4}
@@ -238,6 +242,7 @@ class Classifier(MLP):
         return {"losses": nn.functional.cross_entropy(super().forward(images), labels)}
 
 
+@pytest.mark.slow
 def test_a_configuration_file_is_estimated_with_its_own_trainer(tmp_path: Path) -> None:
     found = estimate(DefaultTrainer, described(tmp_path))
     assert found.peak == pytest.approx(measured_peak(lambda: DefaultTrainer(described(tmp_path))), rel=0.1)

@@ -168,6 +168,7 @@ def test_two_epochs_extended_to_four_are_four_at_once(
 
 @pytest.mark.parametrize("setting", [1, 4])
 @RUNS
+@pytest.mark.exhaustive(every=4)
 def test_rows_stay_however_often_they_are_written(
     run: Callable[..., Any], setting: int, tmp_path: Path, read_rows: Any
 ) -> None:

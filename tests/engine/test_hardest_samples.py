@@ -126,6 +126,7 @@ def test_both_apis_have_the_exact_loss(folders: dict[str, Path]) -> None:
 
 
 @BOTH
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_resumed_has_the_same_file(
     api: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.exhaustive(every=4)
 def test_a_model_that_returns_its_loss_for_the_first_of_a_pair_is_trained_by_it(
     shape: str, graph: bool, tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def by_hand(accumulation: int) -> tuple[Tensor, list[float], list[float]]:
     ("kind", "accumulation", "graph"),
     [*((kind, number, False) for kind in RETURNED for number in (1, 2)), ("dataclass", 2, True)],
 )
+@pytest.mark.exhaustive(every=6)
 def test_losses_and_numbers_of_any_output_are_trained_on_and_logged(
     kind: str, graph: bool, accumulation: int, api: str, tmp_path: Path
 ) -> None:

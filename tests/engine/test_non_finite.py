@@ -131,6 +131,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @APIS
 @pytest.mark.parametrize("bad", [0, 6, 7, 11, 19], ids="update {}".format)
+@pytest.mark.slow
 def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path: Path, api: Run, bad: int) -> None:
     trainer = api(tmp_path, Model((bad,)))
     with pytest.raises(NonFiniteError, match=rf"Iteration {bad + 1}: .*loss is nan"):
@@ -166,6 +167,7 @@ def test_bad_gradients_show_in_their_norm_where_they_are_clipped(tmp_path: Path,
 
 @APIS
 @pytest.mark.parametrize("bad", [6, 7, 15, 19])
+@pytest.mark.slow
 def test_bad_gradients_without_clipping_are_found_before_a_save(tmp_path: Path, api: Run, bad: int) -> None:
     trainer = api(tmp_path, Model((bad,), "gradient"), clip=False)
     with pytest.raises(NonFiniteError, match=r"parameters \(.*\) are not finite"):
@@ -205,6 +207,7 @@ def test_warn_goes_on_to_the_end_and_saves(tmp_path: Path, api: Run, caplog: pyt
 @APIS
 @CLIPPED
 @pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.slow
 def test_skip_leaves_out_that_update_tells_it_and_saves(
     tmp_path: Path,
     api: Run,
@@ -301,6 +304,7 @@ class CountReads(TorchDispatchMode):
 
 @pytest.mark.parametrize("policy", ["stop", "warn"])
 @pytest.mark.parametrize("clip", [True, False], ids=["clipped", "unclipped"])
+@pytest.mark.slow
 def test_nothing_is_read_from_the_device_between_two_looks(tmp_path: Path, policy: str, clip: bool) -> None:
     for api in (config_files, python_api):
         # AdamW reads its own counters, which lie on the host.

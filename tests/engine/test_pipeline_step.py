@@ -241,6 +241,7 @@ def train_stages_by_config(folder: Path, schedule: str, fails_at: int | None = N
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.exhaustive(every=2)
 def test_config_files_train_and_evaluate_as_one_process(tmp_path: Path, schedule: str) -> None:
     alone = train_by_config(tmp_path / "alone")
     ranks = on_ranks(train_stages_by_config, tmp_path / "stages", schedule)
@@ -291,6 +292,7 @@ def start_of_four(folder: Path) -> tuple[str, list[str]]:
     return next((line for line in lines if line.startswith("Training\n")), ""), [str(each.message) for each in caught]
 
 
+@pytest.mark.exhaustive
 def test_the_start_names_the_layout_the_model_and_the_stage(tmp_path: Path) -> None:
     ranks = on_ranks(start_of_four, tmp_path, world_size=4)
     start = ranks[0][0]

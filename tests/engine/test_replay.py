@@ -217,6 +217,7 @@ def replay_on_this_rank(folder: Path, builds: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_ranks_replay_with_the_same_bits_and_the_samples_of_both(tmp_path: Path) -> None:
     """The norms are those of the gradients with which the optimizer steps."""
     ranks = on_ranks(replay_on_this_rank, tmp_path, {"objects": 0, "files": 0}, world_size=2)

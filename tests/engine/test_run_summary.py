@@ -221,6 +221,7 @@ def test_the_metric_of_a_training_has_a_phase_of_its_own(tmp_path: Path, caplog:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_the_setting_by_which_it_saves_is_named(settings: dict[str, Any], setting: str, tmp_path: Path) -> None:
     config = {"save_enabled": True, "num_epochs": 4, "batch_size": 16, **settings}
     facts = facts_of_objects(trained(tmp_path, **config))

@@ -152,6 +152,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.slow
 def test_a_resumed_run_continues_bitwise(settings: dict[str, Any], tmp_path: Path) -> None:
     straight = python(tmp_path / "straight", 4, **settings)
     python(tmp_path / "resumed", 2, **settings)
@@ -399,6 +400,7 @@ def test_one_gradient_scaler_scales_all_losses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"mixed_precision": "fp16", "gradient_accumulation_steps": 2}], ids=str)
+@pytest.mark.slow
 def test_a_gan_resumes_bitwise(settings: dict[str, Any], tmp_path: Path) -> None:
     straight = python_gan(tmp_path / "straight", 4, **settings)
     python_gan(tmp_path / "resumed", 2, **settings)

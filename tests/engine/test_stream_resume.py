@@ -121,6 +121,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.exhaustive(every=4)
 def test_the_python_api_resumes_exactly(kind: str, tmp_path: Path) -> None:
     stream, settings = KINDS[kind]
     data = {"train_dataset": stream()}
@@ -131,6 +132,8 @@ def test_the_python_api_resumes_exactly(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.exhaustive(every=2)
+@pytest.mark.slow
 def test_config_files_resume_exactly(num_workers: int, tmp_path: Path) -> None:
     def loader() -> Any:
         stream = LazyCall(StatefulPoints)()
@@ -155,7 +158,7 @@ def stateful_loader(num_workers: int = 0) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("api", [python_api, config_api])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, tmp_path: Path) -> None:
@@ -173,6 +176,7 @@ def test_a_stateful_data_loader_resumes_exactly(api: Any, num_workers: int, tmp_
 
 
 @pytest.mark.parametrize("api", [python_api, config_api])
+@pytest.mark.slow
 def test_a_loader_without_a_state_reads_its_batches_again(
     api: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

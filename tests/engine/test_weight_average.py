@@ -312,6 +312,7 @@ def test_graph_mode_averages_the_weights_of_its_programs(tmp_path: Path) -> None
 
 @APIS
 @pytest.mark.parametrize("ema", [{"start": 100}, {"every": 7}, {"start": 0.7, "every": 4}])
+@pytest.mark.slow
 def test_an_average_of_nothing_is_a_warning(
     api: Api, ema: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

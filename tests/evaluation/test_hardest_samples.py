@@ -159,3 +159,32 @@ def test_the_losses_of_all_batches_are_those_of_the_model(weights: tuple[float, 
     losses = nn.functional.cross_entropy(scores, labels, weight, reduction="none")
     assert [row["loss"] for row in reported] == pytest.approx(losses.sort(descending=True).values.tolist())
     assert [row["sample"] for row in reported] == losses.argsort(descending=True).tolist()
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layer(inputs)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_losses_of_classes_are_those_of_the_complete_data_in_any_batches() -> None:
+    draw, model = torch.Generator().manual_seed(1), Classifier()
+    inputs, labels = torch.randn(211, 5, generator=draw), torch.randint(3, (211,), generator=draw)
+    inputs[150:170], labels[150:170] = inputs[100:120], labels[100:120]  # equal losses: the first ones are kept
+    with torch.no_grad():
+        scores = model(inputs, labels)["logits"]
+    losses = nn.functional.cross_entropy(scores, labels, reduction="none")
+    order = losses.sort(descending=True, stable=True).indices[:40].tolist()
+    samples = [{"inputs": one, "labels": label} for one, label in zip(inputs, labels, strict=True)]
+    for batch_size in (1, 2, 8, 211):
+        rows = hardest(DataLoader(samples, batch_size), model, number=40)
+        assert [row["loss"] for row in rows] == pytest.approx(losses[order].tolist(), rel=1e-5)
+        assert {row["sample"] for row in rows[:35]} <= set(order)
+        for row in rows:
+            index = row["sample"]
+            assert (row["label"], row["prediction"]) == (int(labels[index]), int(scores[index].argmax()))

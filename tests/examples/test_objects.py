@@ -46,6 +46,7 @@ def test_a_callback_remembers_over_a_resume(run: Callable[[str], str], tmp_path:
     assert again == lines[-1:]
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_ends_as_one_that_was_not(run: Callable[[str], str]) -> None:
     lines = run("resume_after_kill.py").splitlines()
     began = [int(line.split()[4]) for line in lines if "starts after" in line]

@@ -86,6 +86,7 @@ def test_lora(train: Any) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.exhaustive
 def test_image_classifier(train: Any) -> None:
     pytest.importorskip("timm", reason="timm is not installed")
     its = recipe("image_classifier")

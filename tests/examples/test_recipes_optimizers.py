@@ -104,6 +104,7 @@ LOOPS: dict[str, Any] = {"gan": gan, "lbfgs": lbfgs, "wgan_gp": wgan_gp, "moco":
 
 
 @pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.slow
 def test_a_recipe_has_the_losses_of_a_plain_loop(name: str, tmp_path: Path) -> None:
     module = recipe(name)
     trainer = module.make(tmp_path / "ours", progress_bar=False)
@@ -121,6 +122,7 @@ def test_a_recipe_has_the_losses_of_a_plain_loop(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.slow
 def test_a_resumed_recipe_continues_bitwise(name: str, tmp_path: Path) -> None:
     module = recipe(name)
     straight = module.make(tmp_path / "straight", 2, progress_bar=False)

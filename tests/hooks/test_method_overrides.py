@@ -195,6 +195,7 @@ OF_THE_CLASS = [
     ("name", "way"),
     ways_of(DEFAULT_METHODS, ("resume_or_load", "build_hooks", "build_writers")),
 )
+@pytest.mark.slow
 def test_every_method_of_the_default_trainer(
     name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +209,7 @@ def test_every_method_of_the_default_trainer(
 
 
 @pytest.mark.parametrize("name", OF_THE_CLASS)
+@pytest.mark.slow
 def test_every_class_method_of_the_default_trainer(name: str, tmp_path: Path) -> None:
     log = Log()
     inner = getattr(DefaultTrainer, name)
@@ -239,6 +241,7 @@ def test_every_method_of_the_eager_trainer(name: str, way: Any, amp: bool, monke
 @pytest.mark.exhaustive(every=4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", ["before_train", "before_step", "after_step", "after_train"])
+@pytest.mark.slow
 def test_every_moment_of_a_hook(name: str, way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(HookBase):
         pass

@@ -299,6 +299,7 @@ def files_config(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("asked", "recorded"), [(True, [12, 13, 14]), ({"wait": 2, "active": 2}, [4, 5]), (None, None), (False, None)]
 )
+@pytest.mark.slow
 def test_the_setting_of_each_api(asked: Any, recorded: list[int] | None, tmp_path: Path) -> None:
     cfg = files_config(tmp_path / "files")
     cfg.train.profile = asked

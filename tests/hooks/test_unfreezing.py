@@ -104,6 +104,7 @@ def equal(left: nn.Module, right: nn.Module) -> bool:
     ],
     ids=["steps", "epochs"],
 )
+@pytest.mark.slow
 def test_layers_are_trained_from_their_step_on(api: Api, schedule: Any, stages: Any, tmp_path: Path) -> None:
     trainer = api(tmp_path, schedule)
     trainer.train()
@@ -112,6 +113,7 @@ def test_layers_are_trained_from_their_step_on(api: Api, schedule: Any, stages: 
 
 @APIS
 @pytest.mark.parametrize("stop", [2, 3])
+@pytest.mark.slow
 def test_interrupted_and_resumed_is_uninterrupted(api: Api, stop: int, tmp_path: Path) -> None:
     class StopError(Exception):
         pass

@@ -61,6 +61,8 @@ def longest_step(trainer: TrainerBase, train: Callable[[], object]) -> float:
     return max(after - before for before, after in itertools.pairwise(moments[1:]))
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_slow_writer_slows_no_step() -> None:
     trainer, asleep = Trainer(), Asleep()
     put = CallbackHook(after_step=lambda t: t.storage.put_scalar("loss", 1.0))
@@ -70,6 +72,8 @@ def test_a_slow_writer_slows_no_step() -> None:
     assert asleep.closed
 
 
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_slow_disk_slows_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow: list[str] = []
 
@@ -142,6 +146,7 @@ def test_a_checkpoint_is_not_there_before_the_rows_that_it_tells_of(
     assert all(rows > step for step, rows in committed)
 
 
+@pytest.mark.exhaustive
 def test_a_slow_writer_of_the_python_api_slows_no_step(tmp_path: Path) -> None:
     class Tracked(ObjectsTrainer):
         def build_writers(self) -> list[EventWriter]:

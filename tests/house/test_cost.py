@@ -239,6 +239,7 @@ class TestCompilations:
 
     WARM = 3  # steps
 
+    @pytest.mark.exhaustive
     def test_nothing_is_compiled_after_the_first_steps(self, tmp_path: Path) -> None:
         x, labels = tensors(length=5 * BATCH + 7)
         trainer = python_api(

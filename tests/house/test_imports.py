@@ -130,7 +130,7 @@ class TestBothAPIs:
 class TestWholeTrainings:
     """From the first step over a checkpoint to a resumed run."""
 
-    @pytest.mark.exhaustive(every=3)
+    @pytest.mark.exhaustive(every=2)
     @pytest.mark.parametrize("api", APIS)
     @pytest.mark.parametrize(("optimizer", "window"), [("Adam", 1), ("SGD", 2), ("RMSprop", 1)])
     def test_load_neither_the_compiler_nor_what_they_do_not_use(self, api: str, optimizer: str, window: int) -> None:
@@ -139,11 +139,13 @@ class TestWholeTrainings:
         assert OPTIONAL & loaded - loaded_after("import torch") == written  # torch itself imports tqdm where it is
         assert api == "config_files" or "omegaconf" not in loaded
 
+    @pytest.mark.exhaustive
     def test_a_compiled_model_does_load_it(self) -> None:
         program = BY_OBJECTS.format(optimizer="Adam", window=1)
         assert "torch._dynamo" in loaded_after(TINY + program.replace("Net()", "torch.compile(Net(), backend='eager')"))
 
 
+@pytest.mark.slow
 def test_no_file_imports_the_compiler_or_an_optional_package_at_its_top() -> None:
     for path in Path(trainwright.__file__).parent.rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

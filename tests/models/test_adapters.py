@@ -70,6 +70,7 @@ def last(trainer: Any) -> Path:
 
 @APIS
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
+@pytest.mark.slow
 def test_peft_loads_the_adapters_of_a_checkpoint(api: Any, ema: Any, tmp_path: Path) -> None:
     trainer = api(tmp_path, ema=ema)
     trainer.train()
@@ -80,6 +81,7 @@ def test_peft_loads_the_adapters_of_a_checkpoint(api: Any, ema: Any, tmp_path: P
 
 @APIS
 @pytest.mark.parametrize("ema", [None, {"decay": 0.5}], ids=["plain", "averaged"])
+@pytest.mark.slow
 def test_adapters_alone_are_saved_and_resumed_exactly(api: Any, ema: Any, tmp_path: Path) -> None:
     whole = api(tmp_path / "whole", ema=ema)
     whole.train()

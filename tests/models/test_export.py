@@ -69,6 +69,7 @@ def run(path: Path, inputs: Tensor) -> list[Tensor]:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.slow
 def test_an_exported_model_computes_the_same_for_any_number_of_samples(name: str, tmp_path: Path) -> None:
     if name.endswith("onnx"):
         pytest.importorskip("onnxruntime", reason="pip install 'trainwright[onnx]'")

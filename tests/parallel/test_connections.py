@@ -26,6 +26,7 @@ def wait_for_limit(connection: socket.socket, milliseconds: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_connections_of_now_and_later_are_limited_and_still_work() -> None:
     is_over, (one, other) = threading.Event(), socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server, one, other:

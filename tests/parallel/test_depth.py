@@ -82,6 +82,7 @@ def test_blocks_that_alternate() -> None:
     check_same(*both("alternating"))
 
 
+@pytest.mark.exhaustive
 def test_zero_3_with_recomputed_blocks() -> None:
     settings = {"zero_stage": 3, "gradient_checkpointing": True, "mixed_precision": "bf16"}
     check_same(*both("gpt", 64, **settings))
@@ -127,6 +128,7 @@ class Growing(nn.Module):
         return result
 
 
+@pytest.mark.slow
 def test_blocks_that_need_different_amounts_are_all_traced() -> None:
     config = TrainingConfig(output_dir=tempfile.mkdtemp(), device_str="cpu", batch_size=8, loss="CrossEntropyLoss")
     data = Pairs(256)

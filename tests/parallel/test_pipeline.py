@@ -126,6 +126,7 @@ def of_four(layout: Layout) -> Any:
     return train_stages(build_gpt(layers=8), layout, windows()), train_stages(build_gpt(layers=8), layout, windows())
 
 
+@pytest.mark.exhaustive
 def test_four_stages_and_the_same_run_twice() -> None:
     ranks = on_ranks(of_four, Layout(pipeline=4), world_size=4)
     for runs in zip(*ranks, strict=True):
@@ -172,6 +173,7 @@ def with_ragged_batches(norm_type: float) -> list[Any]:
 
 
 @pytest.mark.parametrize("norm_type", [1.0, float("inf")])
+@pytest.mark.exhaustive(every=2)
 def test_batches_of_changing_shapes(norm_type: float) -> None:
     """torch's schedules hang, or compute with the wrong values, if a shape changes."""
     for runs in zip(*on_ranks(with_ragged_batches, norm_type), strict=True):

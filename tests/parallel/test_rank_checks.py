@@ -112,6 +112,7 @@ def build(api: str, folder: Path) -> str:
         ("same", ""),
     ],
 )
+@pytest.mark.exhaustive(every=3)
 def test_a_trainer_refuses_them_before_its_first_step(api: str, expected: str, tmp_path: Path) -> None:
     for text in on_ranks(build, api, tmp_path):
         assert text[: len(expected)] == expected
@@ -174,6 +175,7 @@ def train_with(case: str, folder: Path) -> str:
         ("types", "ZeRO: scale (float64) and layer.weight (float32) of TwoTypes are divided together"),
     ],
 )
+@pytest.mark.exhaustive(every=4)
 def test_what_would_train_wrongly_or_fail_within_torch_is_refused(case: str, expected: str, tmp_path: Path) -> None:
     for text in on_ranks(train_with, case, tmp_path):
         assert text[: len(expected)] == expected

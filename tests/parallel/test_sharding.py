@@ -256,6 +256,7 @@ def train_cases(folder: Path) -> dict[str, dict[str, Tensor]]:
     return found
 
 
+@pytest.mark.exhaustive
 def test_parts_of_the_user_train_as_on_one_process(tmp_path: Path) -> None:
     expected = train_cases(tmp_path / "one")
     for found in on_ranks(train_cases, tmp_path / "two"):
@@ -490,6 +491,7 @@ def resume_cases(folder: Path) -> list[tuple[dict[str, Tensor], dict[str, Tensor
     return pairs
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     for found in on_ranks(resume_cases, tmp_path):
         for resumed, expected in found:

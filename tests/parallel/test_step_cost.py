@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,6 +21,7 @@ def counted_process(rank: int = 0, world_size: int = 1) -> Iterator[TensorBytes]
         yield counted
 
 
+@pytest.mark.exhaustive
 def test_tensors_count_until_they_are_freed() -> None:
     with counted_process() as counted:
         first = torch.zeros(MIB // 4)
@@ -58,6 +60,7 @@ def test_a_shared_parameter_counts_once() -> None:
     assert size_of([first.weight, second.weight, None]) == 256
 
 
+@pytest.mark.exhaustive
 def test_the_parts_of_the_peak() -> None:
     with counted_process() as counted:
         model = nn.Sequential(nn.Linear(512, 512, bias=False), nn.ReLU(), nn.Linear(512, 512, bias=False))

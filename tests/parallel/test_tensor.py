@@ -261,6 +261,7 @@ def replicas(steps: int) -> list[Tensor]:
     return [p.to_local().detach().clone() for p in model.parameters() if is_whole(p)]  # type: ignore[attr-defined]
 
 
+@pytest.mark.exhaustive
 def test_dropout_keeps_the_copies_of_a_parameter_equal() -> None:
     first, second = on_ranks(replicas, 5)
     assert len(first) > 5

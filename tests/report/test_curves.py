@@ -9,6 +9,7 @@ from trainwright.report.curves import charts_of, max_points, smoothed, thinned
 from trainwright.report.run_data import Curve, find_runs
 
 
+@pytest.mark.slow
 def test_a_million_points_keep_their_extremes_and_their_means() -> None:
     noise = np.random.default_rng(0).normal(size=1_000_000)
     noise[777_776], noise[12] = 9.25, -8.5

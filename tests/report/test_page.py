@@ -127,6 +127,7 @@ def test_a_browser_draws_the_page(both: str, tmp_path: Path, browse: Callable[..
     assert "model_best" in body
 
 
+@pytest.mark.exhaustive
 def test_a_million_points_open_in_a_browser_within_two_seconds(tmp_path: Path, browse: Callable[..., str]) -> None:
     noise = np.random.default_rng(0).random(1_000_000)
     noise[777_776] = 9.25

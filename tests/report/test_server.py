@@ -57,6 +57,7 @@ def test_only_this_machine_is_answered(served: ReportServer) -> None:
     assert get(served.url + "../../etc/passwd")[0] == 404
 
 
+@pytest.mark.exhaustive
 def test_a_browser_follows_the_run(served: ReportServer, browse: Callable[..., str]) -> None:
     drawn = browse(served.url, "--virtual-time-budget=5000")
     assert ">live<" in drawn

@@ -85,12 +85,14 @@ def _run(cfg: Any, args: argparse.Namespace) -> int:
 
 def num_bytes(text: str) -> int:
     """
-    >>> num_bytes("80GiB"), num_bytes("80 GB"), num_bytes("512M"), num_bytes("1000")
-    (85899345920, 80000000000, 536870912, 1000)
+    >>> num_bytes("80GiB"), num_bytes("80 GB"), num_bytes("512M"), num_bytes("80000000000")
+    (85899345920, 80000000000, 536870912, 80000000000)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip().lower())
     if match is None or not float(match[1]):
         raise ConfigError(f"--memory: got {text!r}; it must be a size such as 80GiB, 24GB or 512MiB.")
+    if not match[2] and not match[3] and float(match[1]) < 2**20:
+        raise ConfigError(f"--memory: got {text!r}, which is a number of bytes. Give a unit: {text}GiB.")
     base = 1000 if match[3] == "b" else 1024
     return int(float(match[1]) * base ** _UNITS[match[2]])
 

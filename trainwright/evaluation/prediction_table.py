@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainwright.checkpoint.files import atomic_write
-from trainwright.config.errors import ConfigError, did_you_mean, import_optional
+from trainwright.config.errors import ConfigError, import_optional, nearest_name
 from trainwright.data.collate import count_samples, is_label
 from trainwright.data.sample_names import index_of_place, sample_name
 from trainwright.evaluation.evaluator import DatasetEvaluator
@@ -143,7 +143,7 @@ class PredictionRecorder(DatasetEvaluator):
 def check_table_file(path: Path) -> None:
     """Raise if :func:`write_rows` cannot write this kind of file."""
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path}: the name must end in {', '.join(SUFFIXES)}. {did_you_mean(path.suffix, SUFFIXES)}")
+        raise ConfigError(f"{path}: the name must end in {', '.join(SUFFIXES)}.{nearest_name(path.suffix, SUFFIXES)}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {path.parent}.")
     if path.suffix == ".parquet":

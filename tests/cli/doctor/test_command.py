@@ -104,6 +104,7 @@ def test_this_machine(run_python: Callable, tmp_path: Path) -> None:
     assert "2 of" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.exhaustive
 def test_two_processes_take_less_than_20_s(run_python: Callable, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "output"
     done = run_python("-m", "trainwright", "launch", "-n", 2, "doctor", "--output-dir", folder, cwd=tmp_path)

@@ -119,6 +119,7 @@ def test_a_path_with_bytes_that_are_no_utf_8_needs_no_quotes(cfg, value):
 @pytest.mark.parametrize(
     "text", ["a" + ".a" * 5000 + "=1", "x=" + "[" * 5000 + "]" * 5000, "x=" + "{a:" * 150 + "1" + "}" * 150]
 )
+@pytest.mark.slow
 def test_an_override_that_nests_too_deeply_is_refused(cfg, text):
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)  # Python's default, which other libraries raise

@@ -55,6 +55,7 @@ def test_an_evaluation_that_is_not_neutral(kind: Any, model: Any, fact: str, tmp
     assert fact in finding.evidence
 
 
+@pytest.mark.slow
 def test_labels_of_noise_are_undecided_or_a_problem_of_the_data(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     data = TensorDataset(torch.rand(300, 64, generator=generator), torch.randint(2, (300,), generator=generator))

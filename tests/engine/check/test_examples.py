@@ -55,8 +55,9 @@ def run_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
-@pytest.mark.exhaustive(every=8)
+@pytest.mark.exhaustive(every=24)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_an_example(script: Path, run_checked: Callable[[Path], Report]) -> None:
     report = run_checked(script)
     assert not report.problems, str(report)

@@ -18,6 +18,8 @@ BOTH = pytest.mark.parametrize("build", [objects, config_files])
 
 @BOTH
 @pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.exhaustive(every=4)
+@pytest.mark.slow
 def test_a_seeded_bug_is_found(build: Any, bug: str, tmp_path: Path) -> None:
     found = build(tmp_path / "run", bug).check(only=[BUGS[bug]])
     assert [one.check for one in found.problems] == [BUGS[bug]]
@@ -25,6 +27,7 @@ def test_a_seeded_bug_is_found(build: Any, bug: str, tmp_path: Path) -> None:
 
 
 @BOTH
+@pytest.mark.slow
 def test_a_right_set_up_has_no_problem_and_is_not_changed(build: Any, tmp_path: Path) -> None:
     trainer = build(tmp_path / "run")
     weights = [one.detach().clone() for one in trainer.model.parameters()]
@@ -80,6 +83,7 @@ def test_an_unknown_check_names_the_nearest(tmp_path: Path) -> None:
         objects(tmp_path).check(only=["label"])
 
 
+@pytest.mark.exhaustive
 def test_the_imports_of_the_first_update_are_not_counted(tmp_path: Path) -> None:
     script = """
 import sys, time, torch

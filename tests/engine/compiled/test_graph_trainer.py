@@ -59,6 +59,7 @@ class Clipped:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.exhaustive
 def test_a_program_with_everything_in_it_gives_the_losses_of_eager_steps(
     backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,7 +75,7 @@ def test_a_program_with_everything_in_it_gives_the_losses_of_eager_steps(
     assert not refusals(caplog)
 
 
-@pytest.mark.exhaustive(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["samples", "tokens"])
 def test_windows_of_micro_batches(backend: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:

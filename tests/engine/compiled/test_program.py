@@ -172,6 +172,7 @@ def test_a_network_with_pooling_is_a_program_in_a_process_that_has_compiled_noth
 
 
 @needs_compiler
+@pytest.mark.exhaustive
 def test_a_resumed_program_of_inductor_goes_on_bit_for_bit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_losses_and_metrics_are_those_of_eager_steps(
     ],
     ids=lambda settings: next(iter(settings)),
 )
+@pytest.mark.exhaustive(every=6)
 def test_what_a_configuration_asks_of_a_step(
     tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

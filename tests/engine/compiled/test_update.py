@@ -203,6 +203,7 @@ def evaluation_mode(trainer: Any) -> None:
     ("event", "programs"),
     [(thaw, 2), (less_dropout, 2), (other_decay, 2), (reload, 1), (other_values, 1), (evaluation_mode, 2)],
 )
+@pytest.mark.exhaustive(every=6)
 def test_what_happens_to_the_model_between_steps_is_noticed(
     event: Callable[[Any], None], programs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,6 +222,7 @@ def test_what_has_been_is_no_reason_for_another_program(caplog: pytest.LogCaptur
     assert len(captures(caplog)) == 2
 
 
+@pytest.mark.exhaustive
 def test_settings_that_change_at_each_step_end_the_programs(caplog: pytest.LogCaptureFixture) -> None:
     class Cycle(HookBase):
         def after_step(self) -> None:

@@ -128,6 +128,7 @@ def test_every_build_method_may_be_overridden(tmp_path: Path) -> None:
     assert set(built) == set(static)
 
 
+@pytest.mark.slow
 def test_several_test_sets_are_named_by_class_and_number(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cfg = config(tmp_path)
     cfg.dataloader.test = [cfg.dataloader.test[0], cfg.dataloader.test[0]]
@@ -184,6 +185,7 @@ def test_a_loader_of_torch_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
+@pytest.mark.slow
 def test_a_periodic_checkpoint_resumes_exactly(tmp_path: Path, stop: int) -> None:
     """Weights, metrics and schedule are bit for bit those of an uninterrupted run."""
     DefaultTrainer(config(tmp_path / "whole")).train()

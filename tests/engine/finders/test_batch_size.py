@@ -32,6 +32,7 @@ def limited(folder: Path, **settings: Any) -> Trainer:
     return Trainer(Limited(4, 2), config, data)
 
 
+@pytest.mark.slow
 def test_sizes_are_doubled_and_then_halved_between(tmp_path: Path) -> None:
     found = limited(tmp_path).find_batch_size()
     assert (found.largest, found.limited_by) == (36, "memory")
@@ -50,6 +51,7 @@ def test_the_trainer_is_not_changed(tmp_path: Path) -> None:
 
 
 @BOTH
+@pytest.mark.slow
 def test_the_memory_of_another_device(build: Any, tmp_path: Path) -> None:
     trainer = build(tmp_path / "run")
     whole = trainer.find_batch_size(max_size=64)

@@ -17,6 +17,7 @@ from trainwright.report.picture import draw_curves
 
 
 @pytest.mark.parametrize("metric", ["loss", "evaluation.cer", "score", "evaluation.score", "eval_loss"])
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_and_loaded(metric: str, tmp_path: Path) -> None:
     settings = {"num_epochs": 4, "metric_for_best_model": metric, "load_best_model_at_end": True}
     settings |= {"greater_is_better": True} if "score" in metric else {}
@@ -155,6 +156,7 @@ def test_layers_may_be_frozen_between_two_parts_of_a_run(tmp_path: Path) -> None
     assert not torch.equal(model[4].weight, weights(tmp_path / "epoch_1")["4.weight"])
 
 
+@pytest.mark.slow
 def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
     settings = {"num_epochs": 4, "save_top_k": 2, "max_to_keep": 1}
     Scripted(make(), config(tmp_path, **settings), PAIRS, PAIRS).train()

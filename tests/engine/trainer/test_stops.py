@@ -78,6 +78,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @APIS
+@pytest.mark.slow
 def test_max_time_saves_stops_and_continues_exactly(build: Build, tmp_path: Path, read_rows: Any, caplog: Any) -> None:
     caplog.set_level("INFO", "trainwright")
     whole = build(tmp_path / "whole")
@@ -123,6 +124,7 @@ def test_lightnings_dict_is_a_time() -> None:
 
 
 @APIS
+@pytest.mark.slow
 def test_eval_on_start_adds_an_evaluation_and_changes_no_weight(build: Build, tmp_path: Path, read_rows: Any) -> None:
     plain = build(tmp_path / "plain")
     plain.train()
@@ -174,6 +176,7 @@ def by_hand(value: float, steps: int, batches: Any) -> tuple[list[Tensor], list[
 
 
 @pytest.mark.parametrize("settings", [{}, {"non_finite": "skip"}, {"graph": True}])
+@pytest.mark.exhaustive(every=3)
 def test_clipping_by_value_is_that_of_torch_and_its_norm_is_recorded(settings: dict[str, Any], tmp_path: Path) -> None:
     config = TrainingConfig(
         output_dir=tmp_path, num_epochs=1, batch_size=8, log_steps=1, optimizer="SGD", lr=0.1, lr_scheduler_type=None,

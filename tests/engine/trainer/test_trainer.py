@@ -190,6 +190,7 @@ def test_without_a_config_it_trains_in_a_folder_of_its_own(
 
 
 @pytest.mark.parametrize(("dtype", "device"), [(torch.float64, None), (torch.float32, "meta")])
+@pytest.mark.slow
 def test_the_users_default_dtype_and_device_change_no_training(
     tmp_path: Path, dtype: torch.dtype, device: str | None
 ) -> None:

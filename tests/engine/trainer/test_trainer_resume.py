@@ -391,6 +391,7 @@ def odd_entry(path: Path, kind: str) -> None:
 @pytest.mark.parametrize(
     "name", ["metrics.json", "log.txt", "training_config.yaml", "README.md", "logs/metrics.csv", "logs"]
 )
+@pytest.mark.exhaustive(every=6)
 def test_what_is_no_file_in_the_place_of_one_ends_no_run_and_stays(
     tmp_path: Path, name: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

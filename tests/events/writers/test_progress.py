@@ -207,6 +207,7 @@ def put(storage: EventStorage, iteration: int) -> None:
     storage.put_scalar("lr", 0.01, smoothing_hint=False)
 
 
+@pytest.mark.slow
 def test_the_bar_moves_by_time_and_not_by_writes(screen: Screen) -> None:
     storage = EventStorage(6)
     writer = ProgressWriter(10, file=screen)  # type: ignore[arg-type]
@@ -410,6 +411,7 @@ def in_terminal(action: str, columns: int = 80) -> tuple[Screen, int]:
     [("raises", 1, "ValueError: a fault of the model"), ("2", -2, "KeyboardInterrupt"), ("15", 143, "")],
     ids=["exception", "ctrl_c", "sigterm"],
 )
+@pytest.mark.exhaustive(every=3)
 def test_the_terminal_is_complete_after(action: str, status: int, last: str) -> None:
     screen, code = in_terminal(action)
     assert code in (status, 130 if status == -2 else status)

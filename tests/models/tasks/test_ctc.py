@@ -202,6 +202,7 @@ def pictures(texts: list[list[int]]) -> Tensor:
 TEXTS = [[1, 2, 3], [4, 4, 1], [3, 2, 0], [2, 2, 2]]
 
 
+@pytest.mark.slow
 def test_it_learns_to_read(model: CRNNImage2Text, learns: Callable[..., float]) -> None:
     batch = {"pixel_values": pictures(TEXTS), "labels": torch.tensor(TEXTS)}
     assert learns(model, batch, steps=250) < 0.05
@@ -341,6 +342,7 @@ def batch() -> dict[str, Tensor]:
     return {"input_features": features, "attention_mask": mask, "labels": LABELS}
 
 
+@pytest.mark.slow
 def test_it_learns_to_write_down_what_it_hears(speech: CTCSpeechRecognition, learns: Callable[..., float]) -> None:
     assert learns(speech, batch(), steps=120) < 0.1
     assert [out.text for out in speech.predict(batch())] == ["aba", "bb", "a"]
