@@ -27,7 +27,7 @@ def test_a_batch_size_within_a_memory(config: str, capsys: Any) -> None:
     assert 1 < found["largest"] < 128
     assert main(["find", "batch-size", config, "--max-size", "16"]) == 0
     assert "train.train_micro_batch_size=16" in capsys.readouterr().out.splitlines()[-1]
-    assert main(["find", "batch-size", config, "--memory", "1"]) == 1
+    assert main(["find", "batch-size", config, "--memory", "1B"]) == 1
     assert "Not even one sample fits" in capsys.readouterr().out
 
 

@@ -146,7 +146,7 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
     from trainwright.config.lazy.lazy_config import SECTIONS, get_config
     from trainwright.config.lazy.overrides import override_key
 
-    for text, following in zip(overrides, [*overrides[1:], "="], strict=True):
+    for text, following in zip(overrides, [*overrides, "="][1:], strict=True):
         if "=" not in text and not text.startswith("~"):
             example = "" if "=" in following or following.startswith("~") else f": {text}={following}"
             raise ConfigError(
