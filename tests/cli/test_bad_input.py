@@ -50,6 +50,7 @@ FAULTS = {
     "a wrong type on the command line": on_command_line(
         "train.log_period=often", "train.log_period", "'often'", "whole number >= 1", "command line"
     ),
+    "a value after a space": on_command_line("optim.lr 0.1", "override 'optim.lr': has no value", "optim.lr=0.1"),
     "a value out of range": on_command_line("train.warmup_ratio=1.5", "train.warmup_ratio", "1.5", "[0, 1)"),
     "an impossible combination of batch sizes": on_command_line(
         "train.global_batch_size=100",

@@ -34,7 +34,9 @@ def test_a_missing_accelerator_is_one_warning_and_the_cpu(caplog: pytest.LogCapt
 def test_a_layout_has_no_effect_in_one_process(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert setup_dist_util({"tensor_parallel_size": 2, "device_type": "cpu"}) == torch.device("cpu")
+        assert setup_dist_util({"zero_stage": 3, "device_type": "cpu"}) == torch.device("cpu")
     assert "train.dist.tensor_parallel_size=2 has no effect: there is only one process" in caplog.text
+    assert "=3 has no effect: there is only one process" in caplog.text
 
 
 def test_a_layout_that_does_not_fit_is_printed_by_one_process(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, ListConfig
@@ -78,9 +78,6 @@ from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
 from trainwright.parallel.rank_checks import check_same_settings, data_size
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("trainwright.engine")
 

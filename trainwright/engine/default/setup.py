@@ -193,6 +193,7 @@ def _scale_one(train: DictConfig, scheduler: DictConfig) -> None:
 
 
 def _scale_periods(train: DictConfig, iter_per_epoch: int) -> None:
+    """Write periods in epochs as whole iterations, for what is shown; the hooks count the epochs themselves."""
     if (epochs := try_get_key(train, "evaluation.eval_after_n_epoch")) is not None:
         train.evaluation.eval_period = epochs * iter_per_epoch
     if (epochs := try_get_key(train, "checkpointer.save_model_after_n_epoch")) is not None:
