@@ -63,8 +63,22 @@ def is_shared(stream: Any) -> bool:
     return bool(getattr(stream, "is_shared_by_workers", default))  # a mixture knows it
 
 
-def saved_position(loader: Any) -> dict[str, Any] | None:
-    """The position of a loader after the latest batch that was read; None if it has none to save."""
+def may_read_ahead(loader: Any) -> bool:
+    """Whether a batch may be read before the previous one was trained on.
+
+    Not if the loader's own state is what a checkpoint saves: it would count that batch as used.
+    """
+    return isinstance(loader, StreamLoader) or not has_state(loader)
+
+
+def saved_position(loader: Any, *, unused: int = 0) -> dict[str, Any] | None:
+    """The position of a loader after the latest batch that was trained on; None if it has none to save.
+
+    Args:
+        unused: batches that were read ahead of that one.
+    """
+    if isinstance(loader, StreamLoader):
+        return loader.state_dict(loader.batches - unused)
     return dict(loader.state_dict()) if has_state(loader) else None
 
 

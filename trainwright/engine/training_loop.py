@@ -12,7 +12,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.data.collate import to_batch
 from trainwright.data.loaders import set_position
 from trainwright.data.prefetch import ahead, can_prefetch, cycle
-from trainwright.data.streaming import StreamLoader, has_state, load_position, saved_position
+from trainwright.data.streaming import load_position, may_read_ahead, saved_position
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.run_summary import log_to_console
 from trainwright.engine.state import TrainingState
@@ -87,20 +87,16 @@ class TrainingLoop(TrainerBase):
         raise NotImplementedError("TrainingLoop: the body of the loop is the step: for batch in loop: ...")
 
     def loader_state(self) -> dict[str, Any] | None:
-        loader = self.data_loader
         if not self.iterations_done:
             return None
-        if isinstance(loader, StreamLoader):
-            return loader.state_dict(loader.batches - self._reads_ahead)
-        return saved_position(loader)
+        return saved_position(self.data_loader, unused=int(self._reads_ahead))
 
     def load_loader_state(self, state: dict[str, Any]) -> None:
         self._is_positioned = load_position(self.data_loader, state)
 
     @property
     def _reads_ahead(self) -> bool:
-        is_known = isinstance(self.data_loader, StreamLoader) or not has_state(self.data_loader)
-        return is_known and can_prefetch(self.device)
+        return may_read_ahead(self.data_loader) and can_prefetch(self.device)
 
     def _batches(self) -> Iterator[Any]:
         done, loader = self.start_iter, self.data_loader

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.data.collate import to_batch
 from trainwright.data.prefetch import ahead, can_prefetch, cycle
 from trainwright.data.sampler import CyclicSampler
-from trainwright.data.streaming import StreamLoader, has_state, load_position, saved_position
+from trainwright.data.streaming import load_position, may_read_ahead, saved_position
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
@@ -115,7 +115,7 @@ class EagerTrainer(TrainerBase):
     def _data_loader_iter(self) -> Iterator[Any]:
         # Created on first use: a resume sets the loader's position before.
         batches = cycle(self.data_loader, self.num_dropped, resumes=self.resumes_loader)
-        if self.reads_ahead and (isinstance(self.data_loader, StreamLoader) or not has_state(self.data_loader)):
+        if self.reads_ahead and may_read_ahead(self.data_loader):
             batches = ahead(batches, self._device)
         if self._replica is None:
             return batches
@@ -123,10 +123,7 @@ class EagerTrainer(TrainerBase):
         return self._replica.announced(batches, lambda: update.is_window_end)
 
     def loader_state(self) -> dict[str, Any] | None:
-        loader = self.data_loader
-        if isinstance(loader, StreamLoader):
-            return loader.state_dict(loader.batches - (self.reads_ahead and can_prefetch(self._device)))
-        return saved_position(loader)
+        return saved_position(self.data_loader, unused=int(self.reads_ahead and can_prefetch(self._device)))
 
     def load_loader_state(self, state: dict[str, Any]) -> None:
         if load_position(self.data_loader, state):

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.collate import add_batch_note, mixed
 from trainwright.data.prefetch import ahead
-from trainwright.data.streaming import StreamLoader, has_state, load_position
+from trainwright.data.streaming import StreamLoader, load_position, may_read_ahead
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
 from trainwright.engine.loss_fn import Contract, contract_for
@@ -118,7 +118,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
             batches: Iterator[Any] = iter(self.train_dataloader)
         else:
             batches = self._batches_of_given_loader(done)
-        reads_ahead = not has_state(loaders.source_of(self.train_dataloader)) or self._is_stream()
+        reads_ahead = may_read_ahead(loaders.source_of(self.train_dataloader))
         if reads_ahead and not is_overridden(self, "prepare_input_batch"):  # an override may draw random numbers
             batches = ahead(batches, self.device)
         prepared = map(self.prepare_input_batch, batches)
