@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -308,6 +309,35 @@ def test_settling_where_nothing_was_written_or_all_is_closed_returns(tmp_path: P
     put_steps(storage, dispatcher, 1)
     dispatcher.close()
     sync_files()
+
+
+def test_a_save_may_wait_for_rows_while_other_runs_begin(tmp_path: Path, storage: EventStorage) -> None:
+    dispatchers: list[WriterDispatcher] = []
+    is_over = threading.Event()
+    failures: list[BaseException] = []
+
+    def wait_in_the_background() -> None:
+        try:
+            while not is_over.is_set():
+                sync_files()
+        except BaseException as failure:
+            failures.append(failure)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=wait_in_the_background)
+    thread.start()
+    try:
+        for run in range(100):
+            dispatchers.append(WriterDispatcher([JSONWriter(tmp_path / f"{run}.json")]))
+            put_steps(storage, dispatchers[-1], 1)
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        for dispatcher in dispatchers:
+            dispatcher.close()
+    assert not failures
 
 
 def test_the_same_run_may_go_on_after_its_end(tmp_path: Path, storage: EventStorage) -> None:

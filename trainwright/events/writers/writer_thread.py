@@ -22,6 +22,7 @@ _QUIET_WAIT_S = 1.0  # at the end of a run: longer waits are logged
 _CLOSE_TIMEOUT_S = 20.0  # at the end of a run: for the queued rows, and again for a writer that does not return
 
 _file_threads: weakref.WeakSet["WriterThread"] = weakref.WeakSet()
+_file_threads_lock = threading.Lock()  # a save in the background reads the set while a run may add to it
 
 
 @atexit.register
@@ -30,12 +31,16 @@ def sync_files() -> None:
 
     A checkpoint records which rows are written, so these rows must be on disk before the checkpoint is committed.
     """
-    for thread in list(_file_threads):
+    with _file_threads_lock:
+        threads = list(_file_threads)
+    for thread in threads:
         thread.sync()
 
 
 def _forget_in_child() -> None:
     """A forked process has no writer threads; the parent process writes the rows."""
+    global _file_threads_lock
+    _file_threads_lock = threading.Lock()  # a thread of the parent process may hold it, and would never release it here
     _file_threads.clear()
     storages_of_threads.clear()
 
@@ -182,7 +187,8 @@ class WriterThread:
         # A daemon thread: a writer that never returns must not block the end of the process.
         self._thread = threading.Thread(target=self._work, name="trainwright-write", daemon=True)
         if self._are_files:
-            _file_threads.add(self)
+            with _file_threads_lock:
+                _file_threads.add(self)
         self._thread.start()
 
     def _work(self) -> None:
