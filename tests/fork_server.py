@@ -9,8 +9,8 @@ environment that changes what an import does, is given to a fresh interpreter.
 What such a program cannot show is what it imports and how long that takes: tests of imports, of a signal during the
 start and of the installed command use ``sys.executable``.
 
-With ``SHORT_EXIT=1``, as in ``make test``, a fork that has run all functions of ``atexit`` ends there. Python would then
-free what is imported, which takes 0.3 s of each program; in ``make test-all`` it does.
+With ``SHORT_EXIT=1``, as in ``make test``, a fork that has run all functions of ``atexit`` ends there. Python would
+then free what is imported, which takes 0.3 s of each program; in ``make test-all`` it does.
 """
 
 import atexit
