@@ -36,8 +36,12 @@ def wrap_data_parallel(model: nn.Module, device: torch.device, *, find_unused_pa
     """
     if get_world_size() == 1:
         return model
-    device_ids = None if device.type == "cpu" else [device]
-    wrapped = DistributedDataParallel(model, device_ids=device_ids, find_unused_parameters=find_unused_parameters)
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=None if device.type == "cpu" else [device],
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=True,  # gradients are not copied: faster, and one copy of them less in memory
+    )
     watch_wrapped(wrapped)
     return wrapped
 
