@@ -5,6 +5,7 @@ import os
 # Workers of pytest-xdist share the cores: more threads in each only wait for each other. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import json
 import logging
 import random
@@ -59,6 +60,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(folder) if folder in LONG else len(LONG)
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now, a million objects, is no garbage of a test: each collection would look at all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
