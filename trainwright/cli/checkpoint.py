@@ -177,10 +177,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(prog=f"trainwright checkpoint {command}", allow_abbrev=False)
+    parser = TrainingArgumentParser(prog=f"trainwright checkpoint {command}")
     what = "a checkpoint" if command == "show" else "the folder of a run, or one checkpoint"
     parser.add_argument("path", metavar="CHECKPOINT" if command == "show" else "PATH", help=what)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_common("json")
     if command == "list":
         parser.add_argument("--verify", action="store_true", help="read the files too, instead of only their sizes")
     if command == "export":

@@ -25,9 +25,7 @@ Needs argcomplete: pip install 'trainwright[completion]'
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright completion", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = TrainingArgumentParser(prog="trainwright completion", epilog=_EPILOG)
     parser.add_argument("shell", choices=SHELLS, help="the shell")
     return parser
 

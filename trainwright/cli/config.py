@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainwright.cli.run_folder import CONFIGS
 from trainwright.cli.text import shown, table
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
 
 if TYPE_CHECKING:
@@ -37,17 +37,16 @@ class Setting(NamedTuple):
 def parser() -> argparse.ArgumentParser:
     """All commands, for the help and shell completion."""
     parser = TrainingArgumentParser(
-        prog="trainwright config", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="trainwright config", epilog=_EPILOG, usage="trainwright config show|diff|schema ..."
     )
-    parser.usage = "trainwright config show|diff|schema ..."
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
     for name in _COMMANDS:
-        commands.add_parser(name, parents=[_parser(name)], add_help=False, allow_abbrev=False)
+        commands.add_parser(name, parents=[_parser(name)], add_help=False)
     return parser
 
 
 def _parser(command: str) -> TrainingArgumentParser:
-    parser = TrainingArgumentParser(prog=f"trainwright config {command}", allow_abbrev=False)
+    parser = TrainingArgumentParser(prog=f"trainwright config {command}")
     if command == "schema":
         parser.add_argument("api", nargs="?", default="config", choices=["config", "python"],
                             help="of config files (default), or of the settings of the Python API")  # fmt: skip
@@ -61,9 +60,7 @@ def _parser(command: str) -> TrainingArgumentParser:
     else:
         parser.add_argument("first", metavar="A", help="a config file, or a run's folder")
         parser.add_argument("second", metavar="B", help="another one")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
+    parser.add_common("json", "allow-module", "traceback")
     return parser
 
 
@@ -86,10 +83,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    at = next((at for at, text in enumerate(args.opts) if "=" not in text and not text.startswith("~")), None)
-    if at is None:
+    config, args.opts = split_config(args.opts)
+    if not config:
         raise ConfigError("config show: no configuration. For example: trainwright config show config.py optim.lr=1e-3")
-    file = _file(args.opts.pop(at))
+    file = _file(config)
     if args.yaml and not _is_python_api(file):
         from trainwright.config.lazy.serialization import to_yaml
 

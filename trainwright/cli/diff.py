@@ -27,12 +27,10 @@ def parser() -> argparse.ArgumentParser:
         prog="trainwright diff",
         description="What two runs differ in: losses, configuration, data, code, versions, machine.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("a", metavar="A", help="the output folder of a run")
     parser.add_argument("b", metavar="B", help="the output folder of another")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_common("json")
     return parser
 
 

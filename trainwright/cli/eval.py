@@ -8,9 +8,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.run_checkpoint import Target, add_common, find_checkpoint, find_target, load_trainer
+from trainwright.cli.run_checkpoint import Target, find_checkpoint, find_target, load_trainer
 from trainwright.cli.text import shown, table
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.config.arguments import TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError
 from trainwright.terminal import print_line
 
@@ -32,12 +32,7 @@ The run's folder is not changed. Log lines go to standard error.
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright eval",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright eval", epilog=_EPILOG)
     parser.usage = (
         "trainwright eval CONFIG|RUN [--checkpoint NAME] [--predictions FILE] [--metrics FILE] [key=value ...]"
     )
@@ -45,8 +40,12 @@ def parser() -> argparse.ArgumentParser:
                         " one of its checkpoints; overrides of the configuration")  # fmt: skip
     parser.add_argument("--predictions", metavar="FILE", type=Path, help="write them: .jsonl, .csv or .parquet")
     parser.add_argument("--metrics", metavar="FILE", type=Path, help="write the metrics as JSON")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    add_common(parser)
+    parser.add_argument("--checkpoint", metavar="NAME", help="of the run; default: model_best, else the last")
+    parser.add_argument(
+        "--trainer", metavar="FILE.py:NAME", help="Python API: a function that returns the Trainer (build_trainer)"
+    )
+    parser.add_common("json", "allow-module", "traceback")
+    parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False, resumes=False)
     return parser
 
 
@@ -70,10 +69,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _target(args: argparse.Namespace) -> Target:
-    at = next((at for at, text in enumerate(args.opts) if "=" not in text and not text.startswith("~")), None)
-    if at is None:
+    config, args.opts = split_config(args.opts)
+    if not config:
         raise ConfigError("eval: nothing to evaluate. For example: trainwright eval output/run")
-    target = find_target(args.opts.pop(at))
+    target = find_target(config)
     if target.config is not None:
         args.config_file = str(target.config)
         return target

@@ -78,8 +78,6 @@ def parser() -> TrainingArgumentParser:
         prog="trainwright launch",
         usage="trainwright launch [-n N] [--nnodes A:B] [--max-restarts N] [options] COMMAND|SCRIPT|-m MODULE ...",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         *_names("--nproc-per-node", "-n"),

@@ -31,12 +31,7 @@ _MAX_CELL = 60  # characters
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright predict",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright predict", epilog=_EPILOG)
     parser.add_argument("run", metavar="RUN|MODEL", help="a run's folder, one of its checkpoints, or a model's folder")
     parser.add_argument("files", nargs="+", metavar="FILE", help="images, recordings or text files; -: standard input")
     parser.add_argument("--checkpoint", metavar="NAME", help="of the run; default: model_best, else the last")

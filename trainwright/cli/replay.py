@@ -29,17 +29,11 @@ exit code: 0 as in the run, 1 the loss differs by bits or the step failed, 2 wro
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright replay",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright replay", epilog=_EPILOG)
     parser.add_argument("run", metavar="RUN", help="the output folder of a run of a config file")
     parser.add_argument("--step", type=whole_number(1), required=True, metavar="N", help="the update, counted from 1")
     parser.add_argument("--break", action="store_true", dest="stops", help="stop in your code, with Python's debugger")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_common("json", "allow-module")
     return parser
 
 

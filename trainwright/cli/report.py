@@ -22,8 +22,7 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = TrainingArgumentParser(
         prog="trainwright report",
-        allow_abbrev=False,
-        description="One HTML file with curves, settings, environment and checkpoints of runs. It opens offline.",
+        description="One HTML file with curves, settings, environment and checkpoints of runs.\nIt opens offline.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the output folder of a run, or a folder that has some")
     place = "default: report.html in the folder of the run, or here for several"

@@ -1,6 +1,5 @@
 """The run and the checkpoint that a command names: ``RUN``, ``RUN/model_best``, ``CONFIG --checkpoint NAME``."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,16 +85,3 @@ def load_trainer(text: str, option: str = "--trainer") -> Any:
     if not isinstance(trainer, Trainer):
         raise ConfigError(f"{option}: {path}:{name} returned a {type(trainer).__name__}; it must return a Trainer.")
     return trainer
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """The options of all commands that use a checkpoint of a run."""
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", help="a checkpoint of the run; default: model_best, else the last"
-    )
-    parser.add_argument(
-        "--trainer", metavar="FILE.py:NAME", help="Python API: a function that returns the Trainer (build_trainer)"
-    )
-    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
-    parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False, resumes=False)

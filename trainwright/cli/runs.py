@@ -29,12 +29,7 @@ states: running (a process holds the folder), finished, interrupted (by a signal
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright runs",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright runs", epilog=_EPILOG)
     parser.usage = "trainwright runs [FOLDER] [--sort KEY] [--state STATE] [--where KEY=VALUE] [--show KEY] [--json]"
     parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="default: the working folder")
     parser.add_argument("--sort", default="started", metavar="KEY", help=f"{', '.join(_KEYS)}; default: started")
@@ -45,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--show", action="append", default=[], metavar="KEY", help="add a column with a setting")
     parser.add_argument("--all", action="store_true", help="also earlier runs, which newer ones moved aside")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_common("json")
     return parser
 
 

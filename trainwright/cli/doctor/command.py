@@ -49,12 +49,7 @@ class Line:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright doctor",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright doctor", epilog=_EPILOG)
     parser.add_argument("--output-dir", default=".", metavar="FOLDER", help="output folder of the run (default: .)")
     parser.add_argument(
         "--port", type=whole_number(1, 65535), default=29500, help="port where hosts will meet (default: 29500)"
