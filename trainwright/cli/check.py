@@ -3,8 +3,7 @@
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config.arguments import TrainingArgumentParser, positive_number, split_config
@@ -37,29 +36,22 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from trainwright.engine.check.run import check_trainer
 
     only = args.only.split(",") if args.only else None
-    with _status() as show:
+    with Console(stderr=True).status("") as status:  # a line with the check that runs, on a terminal
+
+        def show(name: str) -> None:
+            status.update(f"check {name} …")
+
         report = check_trainer(trainer, max_seconds=args.max_seconds, only=only, output_dir=folder, on_start=show)
     if args.json:
         print(json.dumps(report.to_dict(), indent=1))
     else:
         report.print()
     return DONE if report else HAS_PROBLEM
-
-
-@contextmanager
-def _status() -> Iterator[Any]:
-    """On a terminal, a line with the check that runs."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with console.status("") as status:
-        yield lambda name: status.update(f"check {name} …")
 
 
 # Shared by the commands that try a configuration out.

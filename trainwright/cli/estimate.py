@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.check import config_parser
-from trainwright.cli.text import table
 from trainwright.config.arguments import split_config, whole_number
 from trainwright.config.errors import ConfigError
+from trainwright.report.text import table
 
 if TYPE_CHECKING:
     from trainwright.engine.estimation import Candidate, Estimate

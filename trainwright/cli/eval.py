@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.run_checkpoint import Target, find_checkpoint, find_target, load_trainer
-from trainwright.cli.text import shown, table
 from trainwright.config.arguments import TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError
+from trainwright.report.text import shown, table
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def _of_trainer(trainer: Any, target: Target, args: argparse.Namespace) -> Calla
 def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.Namespace) -> None:
     from trainwright.checkpoint.files import atomic_write
     from trainwright.checkpoint.verify import inspect_checkpoint
+    from trainwright.config.yaml_file import plain
     from trainwright.evaluation.prediction_table import write_rows
     from trainwright.parallel.dist import is_main_process
 
@@ -145,7 +146,7 @@ def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.
         return
     saved = inspect_checkpoint(checkpoint, contents=False).manifest
     iteration = None if saved is None or saved.iteration is None else saved.iteration + 1
-    facts = {"checkpoint": str(checkpoint), "iteration": iteration, "metrics": _plain(results)}
+    facts = {"checkpoint": str(checkpoint), "iteration": iteration, "metrics": plain(results)}
     text = json.dumps(facts, indent=1)
     if args.metrics is not None:
         atomic_write(args.metrics, text.encode() + b"\n")
@@ -154,13 +155,6 @@ def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.
     print_line(text if args.json else "\n".join(lines_of(facts)), file=args.stdout)
     if args.predictions is not None and not args.json:
         print_line(f"{len(rows or [])} predictions in {shown(args.predictions)}", file=args.stdout)
-
-
-def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _plain(value) if isinstance(value, Mapping) else value.item() if hasattr(value, "item") else value
-        for name, value in results.items()
-    }
 
 
 def lines_of(facts: Mapping[str, Any]) -> list[str]:

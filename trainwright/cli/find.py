@@ -62,7 +62,7 @@ def _find_lr(trainer: Any, args: argparse.Namespace) -> int:
 
 def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
     """Some points of the curve and the suggestion."""
-    from trainwright.cli.text import table
+    from trainwright.report.text import table
 
     step = max(1, len(curve.rates) // 12)
     places = range(0, len(curve.rates), step)
@@ -99,7 +99,7 @@ def _find_batch_size(trainer: Any, args: argparse.Namespace) -> int:
 def lines_of_sizes(found: "BatchSizes", config_file: str) -> list[str]:
     """The trials and the settings."""
     from trainwright.cli.estimate import in_units
-    from trainwright.cli.text import table
+    from trainwright.report.text import table
 
     rows = [["samples", "memory", ""]]
     for size, needed in found.trials.items():

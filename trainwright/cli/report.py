@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, import_optional
 
 DONE = 0
 _PORT = 6060
@@ -59,15 +59,10 @@ def _draw(paths: list[str]) -> int:
     from trainwright.report.picture import draw_curves
     from trainwright.report.run_data import find_runs
 
+    message = "matplotlib is not installed. Install it with `pip install 'trainwright[report]'`."
+    import_optional("matplotlib", f"trainwright report --png: {message}", ConfigError)
     for run in find_runs(paths):
-        try:
-            path = draw_curves(run.folder)
-        except ImportError as error:
-            raise ConfigError(
-                "trainwright report --png: matplotlib is not installed. Install it with"
-                " `pip install 'trainwright[report]'`."
-            ) from error
-        print(path or f"{run.folder}: no losses to draw.")
+        print(draw_curves(run.folder) or f"{run.folder}: no losses to draw.")
     return DONE
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.cli.run_folder import Run, read_run, run_folders, setting, setting_names
-from trainwright.cli.text import counted, local_time, shown, table
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
 from trainwright.report.run_state import STATES
+from trainwright.report.text import counted, local_time, shown, table
 from trainwright.terminal import is_terminal
 
 _EPILOG = """\
@@ -162,10 +162,6 @@ def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
         if width is None or max(map(len, lines)) <= width or len(columns) <= 4:
             return lines
         del columns[next(reversed(columns))]
-
-
-def _best(run: Run) -> str:
-    return "" if run.best is None else f"{shown(run.metric).removeprefix('evaluation/')} {run.best:.4g}"
 
 
 def _text(value: Any) -> str:

@@ -3,10 +3,10 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainwright.config.errors import did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.foreign_names import key_hint
 
 _EPILOG = """\
@@ -47,6 +47,25 @@ class TrainingArgumentParser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         nearest = key_hint(name) or did_you_mean(name, flags)
         self.error(f"unrecognized argument {argument!r}. {nearest}")
+
+
+class CommandsParser(TrainingArgumentParser):
+    """A command with subcommands, each with its own parser; ``args.command`` is the name of the one that is called."""
+
+    def __init__(self, parsers: Mapping[str, TrainingArgumentParser], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._parsers = parsers
+        commands = self.add_subparsers(title="commands", metavar="COMMAND", parser_class=TrainingArgumentParser)
+        for name, parser in parsers.items():
+            commands.add_parser(name, parents=[parser], add_help=False, help=parser.description)
+
+    def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+        name, *rest = args
+        if name not in self._parsers:
+            raise ConfigError(f"{self.prog.split()[-1]}: no command {name!r}. {did_you_mean(name, self._parsers)}")
+        known = self._parsers[name].parse_args(rest, namespace)
+        known.command = name
+        return known
 
 
 def split_config(opts: Sequence[str]) -> tuple[str, list[str]]:
