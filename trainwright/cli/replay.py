@@ -65,7 +65,7 @@ def _build(config: Path, args: argparse.Namespace) -> Any:
     logging.getLogger("trainwright").setLevel(logging.WARNING)  # how the run is built is in its log
     args.config_file, args.opts, args.fast_dev_run = str(config), [], False
     cfg = load(args)
-    cfg.train.update({"output_dir": args.run, "resume": False})
+    cfg.train.update({"output_dir": str(config.parent), "resume": False})
     return DefaultTrainer(cfg)
 
 
