@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -38,9 +37,6 @@ def main(argv: Sequence[str]) -> int:
         return _run(cfg, args)
     except caused_by_the_user() as error:
         return print_error(error, args)
-    except Exception:
-        traceback.print_exc()
-        return 1
 
 
 def parser() -> argparse.ArgumentParser:
