@@ -73,7 +73,9 @@ def test_images_are_passed_as_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     (row,) = predict(capsys, tmp_path / "model", tmp_path / "a.png", "--json").splitlines()
     expected = Model.load(tmp_path / "model").predict([str(tmp_path / "a.png")])[0]
     assert json.loads(row) == {"input": str(tmp_path / "a.png"), **expected}
-    assert "no such file. Did you mean 'a.png'?" in predict(capsys, tmp_path / "model", tmp_path / "b.png", code=2)
+    assert f"no such file. Did you mean '{tmp_path / 'a.png'}'?" in predict(
+        capsys, tmp_path / "model", tmp_path / "b.png", code=2
+    )
     assert "reads files, not text" in predict(capsys, tmp_path / "model", "-", code=2)
 
 
@@ -100,11 +102,11 @@ def test_a_model_of_the_users_own_is_imported(run: Path, tmp_path: Path, capsys:
     ("arguments", "fact"),
     [
         (["nowhere", "a.txt"], "no such run"),
-        (["{run}/model", "{run}/text.txt"], "Did you mean 'texts.txt'?"),
+        (["{run}/model", "{run}/text.txt"], "Did you mean '{run}/texts.txt'?"),
         (["{run}/model", "{run}/texts.txt", "--device", "cudaa"], "--device: got 'cudaa'"),
         (["{run}/run", "{run}/texts.txt", "--checkpoint", "epoc_1"], "Did you mean 'epoch_1'?"),
         (["{run}/model", "{run}/model/model.safetensors"], "is no text in UTF-8"),
     ],
 )
 def test_wrong_arguments(run: Path, arguments: list[str], fact: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fact in predict(capsys, *(text.format(run=run) for text in arguments), code=2)
+    assert fact.format(run=run) in predict(capsys, *(text.format(run=run) for text in arguments), code=2)

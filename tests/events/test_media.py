@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwright.config.errors import UserError
 from trainwright.events import EventStorage
-from trainwright.events.media import Image, MediaBuffer
+from trainwright.events.media import MediaBuffer
 
 
 def only_figure(storage):
@@ -21,7 +21,7 @@ def test_a_histogram_has_the_bins_of_numpy(seed):
     values = torch.randint(0, 512, (1000,), generator=torch.Generator().manual_seed(seed)) / 64
     storage = EventStorage()
     storage.put_histogram("weights", values, bins=16)
-    low, high, count, total, squares, *counts = only_figure(storage).summary.tolist()
+    low, high, count, total, squares, *counts = only_figure(storage).content.tolist()
     expected, edges = np.histogram(values.numpy().astype(np.float64), bins=16)
     assert counts == expected.tolist()
     assert (low, high, count) == (edges[0], edges[-1], 1000)
@@ -32,14 +32,14 @@ def test_a_histogram_has_the_bins_of_numpy(seed):
 def test_nan_and_inf_are_left_out_of_a_histogram():
     storage = EventStorage()
     storage.put_histogram("grads", torch.tensor([1.0, math.nan, 2.0, math.inf, -math.inf]), bins=2)
-    low, high, count, total, squares, *counts = only_figure(storage).summary.tolist()
+    low, high, count, total, squares, *counts = only_figure(storage).content.tolist()
     assert (low, high, count, total, squares, counts) == (1, 2, 2, 3, 5, [1, 1])
 
 
 def test_equal_values_fall_into_one_bin():
     storage = EventStorage()
     storage.put_histogram("zeros", torch.zeros(7), bins=3)
-    low, high, _, _, _, *counts = only_figure(storage).summary.tolist()
+    low, high, _, _, _, *counts = only_figure(storage).content.tolist()
     assert (low, high, counts) == (-0.5, 0.5, [0, 7, 0])
 
 
@@ -67,14 +67,14 @@ def test_a_picture_is_kept_as_it_was_when_put():
         pixels += 1
     item = only_figure(storage)
     assert (item.name, item.iteration) == ("batch/first", 4)
-    assert not item.pixels.requires_grad
-    assert item.pixels.sum() == 0
+    assert not item.content.requires_grad
+    assert item.content.sum() == 0
 
 
 def test_pictures_may_be_grey_or_numpy():
     storage = EventStorage()
     storage.put_image("grey", np.zeros((5, 4), dtype=np.uint8))
-    assert only_figure(storage).pixels.shape == (1, 5, 4)
+    assert only_figure(storage).content.shape == (1, 5, 4)
 
 
 @pytest.mark.parametrize("shape", [(8, 8, 3), (2, 3, 8, 8), (8,)])
@@ -96,7 +96,7 @@ def test_old_figures_make_room_for_new_ones():
     media.add_image("large", 5, torch.zeros(1, 50, 50))
     assert [item.name for item in media.after(0)] == ["large"]  # the newest stays, whatever its size
     assert media.after(6) == []
-    assert isinstance(media.after(5)[0], Image)
+    assert media.after(5)[0].kind == "image"
 
 
 def test_figures_until_now_leave_out_those_that_come_later_and_those_that_had_to_go():

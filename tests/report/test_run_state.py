@@ -105,11 +105,13 @@ def test_numbers_that_no_float_holds_are_not_finite(tmp_path: Path) -> None:
     assert (found["lr"].y.tolist(), found["lr"].num_bad) == ([0.5], 1)
 
 
-def test_one_run_with_damaged_settings_does_not_hide_the_others(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_with_damaged_settings_does_not_hide_the_others(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     shutil.copytree(run, run.parent / "damaged")
     (run.parent / "damaged" / "config.yaml").write_text("a: [")
     assert main(["runs", str(run.parent), "--show", "train.train_iter"]) == 0
     shown = capsys.readouterr()
     assert "24" in shown.out
     assert "2 runs" in shown.out
-    assert "damaged: its settings cannot be read" in shown.err
+    assert "damaged: its settings cannot be read" in caplog.text

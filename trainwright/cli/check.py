@@ -3,11 +3,10 @@
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainwright.config.arguments import TrainingArgumentParser, positive_number
+from trainwright.config.arguments import TrainingArgumentParser, positive_number, split_config
 
 if TYPE_CHECKING:
     from trainwright.engine.default.default_trainer import DefaultTrainer
@@ -22,7 +21,7 @@ Exit code 1: there is a problem; 2: the configuration is wrong.
 
 def main(argv: Sequence[str]) -> int:
     """Print the findings and return the exit code."""
-    args = with_config_file(parser().parse_args(argv))
+    args = parser().parse_args(argv)
     return with_trainer(args, lambda trainer, folder: _check(trainer, folder, args))
 
 
@@ -33,15 +32,20 @@ def parser() -> argparse.ArgumentParser:
         "--max-seconds", type=positive_number, default=60.0, metavar="S", help="time for all checks (default: 60)"
     )
     found.add_argument("--only", metavar="NAME,NAME", help="the checks to make (default: all)")
-    found.add_argument("--json", action="store_true", help="print JSON, for programs")
     return found
 
 
 def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from trainwright.engine.check.run import check_trainer
 
     only = args.only.split(",") if args.only else None
-    with _status() as show:
+    with Console(stderr=True).status("") as status:  # a line with the check that runs, on a terminal
+
+        def show(name: str) -> None:
+            status.update(f"check {name} …")
+
         report = check_trainer(trainer, max_seconds=args.max_seconds, only=only, output_dir=folder, on_start=show)
     if args.json:
         print(json.dumps(report.to_dict(), indent=1))
@@ -50,39 +54,15 @@ def _check(trainer: "DefaultTrainer", folder: str, args: argparse.Namespace) -> 
     return DONE if report else HAS_PROBLEM
 
 
-@contextmanager
-def _status() -> Iterator[Any]:
-    """On a terminal, a line with the check that runs."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with console.status("") as status:
-        yield lambda name: status.update(f"check {name} …")
-
-
 # Shared by the commands that try a configuration out.
 
 
-def config_parser(prog: str, usage: str, epilog: str) -> argparse.ArgumentParser:
+def config_parser(prog: str, usage: str, epilog: str) -> TrainingArgumentParser:
     """A parser of a configuration file and overrides."""
-    kind = argparse.RawDescriptionHelpFormatter
-    found = TrainingArgumentParser(prog=prog, epilog=epilog, formatter_class=kind, allow_abbrev=False)
-    found.usage = f"{prog} {usage}"
-    found.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
-    found.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
-    found.add_argument("opts", nargs="*", metavar="key=value", help="overrides of the configuration")
+    found = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", epilog=epilog)
+    found.add_common("json", "allow-module", "traceback", "opts")
     found.set_defaults(fast_dev_run=False)
     return found
-
-
-def with_config_file(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments with ``config_file``, which is in any position among the overrides."""
-    args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
-    args.opts = [text for text in args.opts if text != args.config_file]
-    return args
 
 
 def with_trainer(args: argparse.Namespace, use: Any) -> int:
@@ -90,6 +70,7 @@ def with_trainer(args: argparse.Namespace, use: Any) -> int:
     from trainwright.cli.train import caused_by_the_user, load, print_error
 
     try:
+        args.config_file, args.opts = split_config(args.opts)
         cfg = load(args)
         from trainwright.config.schema.sections import complete
         from trainwright.engine import DefaultTrainer

@@ -4,7 +4,6 @@ All but ``export`` are read-only; torch is used only for ``export`` and ``--deep
 """
 
 import argparse
-import difflib
 import json
 import os
 import sys
@@ -23,9 +22,9 @@ from trainwright.checkpoint.verify import (
     inspect_checkpoint,
     inspect_folders,
 )
-from trainwright.cli.text import counted, local_time, shown, size, table
-from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError, MissingFileError, did_you_mean
+from trainwright.config.arguments import CommandsParser, TrainingArgumentParser
+from trainwright.config.errors import ConfigError, missing_path
+from trainwright.report.text import counted, local_time, shown, size, table
 
 _EXTRA = "extra.json"
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)
@@ -39,9 +38,7 @@ def description(found: CheckpointReport) -> dict[str, Any]:
     index = _index(found, faults)
     sizes = _sizes(found)
     return {
-        "path": str(found.path),
-        "points_at": found.points_at,
-        **_origin(found),
+        **_facts(found),
         "is_whole": not faults,
         "faults": faults,
         "files": sizes,
@@ -55,10 +52,6 @@ def description(found: CheckpointReport) -> dict[str, Any]:
         "tied": index.tied,
         "num_parameters": sum(tensor.num_values for tensor in index.tensors.values()),
     }
-
-
-def _origin(found: CheckpointReport) -> dict[str, Any]:
-    return {name: getattr(found.manifest, name, None) for name in ("iteration", "saved_at", "world_size", "layout")}
 
 
 def show_lines(found: CheckpointReport, facts: dict[str, Any]) -> list[str]:
@@ -140,47 +133,27 @@ def _pair(name: str, value: Any) -> str:
 
 COMPLETE, FAULTY = 0, 1
 
-USAGE = """\
-usage: trainwright checkpoint COMMAND ...
-
-  trainwright checkpoint list FOLDER [--verify] [--json]
-        the checkpoints of a run, and the one that --resume uses
-  trainwright checkpoint show CHECKPOINT [--json]
-        the contents of one: files, states, weights
-  trainwright checkpoint verify PATH [--deep] [--json]
-        read one, or all of a run, and compare every byte with the checksums
-  trainwright checkpoint export PATH [--output FOLDER] [--json]
-        write the weights as one file: of a checkpoint, or of the one that --resume uses
-
-exit code: 0 all complete, 1 some incomplete or damaged, 2 wrong path or argument
-"""
+_EPILOG = "exit code: 0 all complete, 1 some incomplete or damaged, 2 wrong path or argument"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one of the commands and return its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
+        parser().print_help()
         return COMPLETE
-    if argv[0] not in _COMMANDS:
-        raise ConfigError(f"checkpoint: no command {argv[0]!r}. {did_you_mean(argv[0], _COMMANDS)}")
-    args = _parser(argv[0]).parse_args(argv[1:])
-    return _COMMANDS[argv[0]](_existing(args.path), args)
+    args = parser().parse_args(argv)
+    return _COMMANDS[args.command][0](_existing(args.path), args)
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands, for shell completion."""
-    parser = argparse.ArgumentParser(prog="trainwright checkpoint")
-    commands = parser.add_subparsers(dest="command")
-    for name in _COMMANDS:
-        commands.add_parser(name, parents=[_parser(name)], add_help=False)
-    return parser
+    return CommandsParser({name: _parser(name) for name in _COMMANDS}, prog="trainwright checkpoint", epilog=_EPILOG)
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(prog=f"trainwright checkpoint {command}", allow_abbrev=False)
+def _parser(command: str) -> TrainingArgumentParser:
+    parser = TrainingArgumentParser(prog=f"trainwright checkpoint {command}", description=_COMMANDS[command][1])
     what = "a checkpoint" if command == "show" else "the folder of a run, or one checkpoint"
     parser.add_argument("path", metavar="CHECKPOINT" if command == "show" else "PATH", help=what)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_common("json")
     if command == "list":
         parser.add_argument("--verify", action="store_true", help="read the files too, instead of only their sizes")
     if command == "export":
@@ -258,11 +231,11 @@ def _export(path: Path, args: argparse.Namespace) -> int:
     return COMPLETE
 
 
-_COMMANDS: dict[str, Callable[[Path, argparse.Namespace], int]] = {
-    "list": _list,
-    "show": _show,
-    "verify": _verify,
-    "export": _export,
+_COMMANDS: dict[str, tuple[Callable[[Path, argparse.Namespace], int], str]] = {
+    "list": (_list, "the checkpoints of a run, and the one that --resume uses"),
+    "show": (_show, "the contents of one: files, states, weights"),
+    "verify": (_verify, "read one, or all of a run, and compare every byte with the checksums"),
+    "export": (_export, "write the weights of one, or of the one that --resume uses, as one file"),
 }
 
 
@@ -273,13 +246,7 @@ def _existing(text: str) -> Path:
         return path
     if path.exists():
         raise ConfigError(f"{path}: is a file; pass the folder of the checkpoint, {path.parent}.")
-    missing = path
-    while not missing.parent.is_dir():
-        missing = missing.parent
-    names = [entry.name for entry in missing.parent.iterdir() if entry.is_dir() or entry.is_symlink()]
-    nearest = difflib.get_close_matches(missing.name, names, n=1)
-    hint = f" Did you mean {str(missing.with_name(nearest[0]))!r}?" if nearest else ""
-    raise MissingFileError(f"{missing}: no such folder.{hint}")
+    raise missing_path(path, "no such folder.")
 
 
 def _is_one(path: Path) -> bool:
@@ -328,7 +295,7 @@ def _facts(entry: CheckpointReport, *, with_files: bool = False) -> dict[str, An
         "name": entry.path.name,
         "path": str(entry.path),
         "points_at": entry.points_at,
-        **_origin(entry),
+        **{name: getattr(entry.manifest, name, None) for name in ("iteration", "saved_at", "world_size", "layout")},
         "size_bytes": entry.size_bytes,
         "is_whole": entry.is_complete,
         "faults": list(entry.faults),

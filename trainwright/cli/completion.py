@@ -10,7 +10,7 @@ from typing import Any
 
 from trainwright.cli.commands import COMMANDS
 from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, import_optional
 
 SHELLS = ("bash", "zsh", "fish")
 _EPILOG = """\
@@ -25,9 +25,7 @@ Needs argcomplete: pip install 'trainwright[completion]'
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright completion", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = TrainingArgumentParser(prog="trainwright completion", epilog=_EPILOG)
     parser.add_argument("shell", choices=SHELLS, help="the shell")
     return parser
 
@@ -45,11 +43,8 @@ def complete() -> None:
 
 
 def _argcomplete() -> Any:
-    try:
-        import argcomplete
-    except ImportError as error:
-        raise ConfigError("completion: needs argcomplete: pip install 'trainwright[completion]'") from error
-    return argcomplete
+    message = "completion: needs argcomplete: pip install 'trainwright[completion]'"
+    return import_optional("argcomplete", message, ConfigError)
 
 
 def _tree(line: str) -> argparse.ArgumentParser:

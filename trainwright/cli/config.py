@@ -2,27 +2,24 @@
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainwright.cli.run_folder import CONFIGS
-from trainwright.cli.text import shown, table
-from trainwright.config.arguments import TrainingArgumentParser
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+from trainwright.config.arguments import CommandsParser, TrainingArgumentParser, split_config
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, missing_path
+from trainwright.report.run_state import CONFIGS, flat
+from trainwright.report.text import shown, table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-_EPILOG = """\
-commands:
-  trainwright config show CONFIG|RUN [key=value ...]   every setting, and where it was set
-  trainwright config diff A B                          the settings that differ; A and B are configs or runs
-  trainwright config schema [python|config]            JSON schema of YAML files, for editors
-
-exit code: 0 done, 1 `diff` found differences, 2 wrong file or argument
-"""
-_COMMANDS = ("show", "diff", "schema")
+_EPILOG = "exit code: 0 done, 1 `diff` found differences, 2 wrong file or argument"
+_COMMANDS = {
+    "show": "every setting of a config or a run, and where it was set",
+    "diff": "the settings that differ between two configs or runs",
+    "schema": "JSON schema of YAML files, for editors",
+}
 _DEFAULT = "default"
 _MAX_SHOWN = 100  # characters of a value
 
@@ -35,19 +32,11 @@ class Setting(NamedTuple):
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands, for the help and shell completion."""
-    parser = TrainingArgumentParser(
-        prog="trainwright config", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.usage = "trainwright config show|diff|schema ..."
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help=argparse.SUPPRESS)
-    for name in _COMMANDS:
-        commands.add_parser(name, parents=[_parser(name)], add_help=False, allow_abbrev=False)
-    return parser
+    return CommandsParser({name: _parser(name) for name in _COMMANDS}, prog="trainwright config", epilog=_EPILOG)
 
 
 def _parser(command: str) -> TrainingArgumentParser:
-    parser = TrainingArgumentParser(prog=f"trainwright config {command}", allow_abbrev=False)
+    parser = TrainingArgumentParser(prog=f"trainwright config {command}", description=_COMMANDS[command])
     if command == "schema":
         parser.add_argument("api", nargs="?", default="config", choices=["config", "python"],
                             help="of config files (default), or of the settings of the Python API")  # fmt: skip
@@ -61,9 +50,7 @@ def _parser(command: str) -> TrainingArgumentParser:
     else:
         parser.add_argument("first", metavar="A", help="a config file, or a run's folder")
         parser.add_argument("second", metavar="B", help="another one")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
+    parser.add_common("json", "allow-module", "traceback")
     return parser
 
 
@@ -72,24 +59,22 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         parser().print_help()
         return 0
-    if argv[0] not in _COMMANDS:
-        raise ConfigError(f"config: no command {argv[0]!r}. {did_you_mean(argv[0], _COMMANDS)}")
-    args = _parser(argv[0]).parse_args(argv[1:])
-    if argv[0] == "schema":
+    args = parser().parse_args(argv)
+    if args.command == "schema":
         return _schema(args)
     from trainwright.cli.train import print_error
 
     try:
-        return _show(args) if argv[0] == "show" else _diff(args)
+        return _show(args) if args.command == "show" else _diff(args)
     except Exception as error:  # a configuration file is the user's program
         return print_error(error, args)
 
 
 def _show(args: argparse.Namespace) -> int:
-    at = next((at for at, text in enumerate(args.opts) if "=" not in text and not text.startswith("~")), None)
-    if at is None:
+    config, args.opts = split_config(args.opts)
+    if not config:
         raise ConfigError("config show: no configuration. For example: trainwright config show config.py optim.lr=1e-3")
-    file = _file(args.opts.pop(at))
+    file = _file(config)
     if args.yaml and not _is_python_api(file):
         from trainwright.config.lazy.serialization import to_yaml
 
@@ -132,9 +117,8 @@ def _file(text: str) -> Path:
         return path
     found = [path / name for name in CONFIGS if (path / name).is_file()]
     if not found:
-        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        hint = "" if path.exists() else nearest_name(path.name, names)
-        raise MissingFileError(f"{path}: no config file, and no folder of a run.{hint}")
+        text = "no config file, and no folder of a run."
+        raise MissingFileError(f"{path}: {text}") if path.exists() else missing_path(path, text)
     return found[0]
 
 
@@ -160,8 +144,8 @@ def _settings(file: Path, args: argparse.Namespace) -> dict[str, Setting]:
     from trainwright.config.secrets import without_secrets
 
     cfg = _loaded(file, args)
-    defaults = dict(_leaves(to_plain(get_config("common/defaults.py"))[0]))
-    values = dict(_leaves(without_secrets(to_plain(cfg)[0])[0]))
+    defaults = dict(flat(to_plain(get_config("common/defaults.py"))[0]))
+    values = dict(flat(without_secrets(to_plain(cfg)[0])[0]))
     return {key: Setting(value, _source(cfg, key, value, defaults, file)) for key, value in values.items()}
 
 
@@ -172,17 +156,6 @@ def _loaded(file: Path, args: argparse.Namespace) -> "DictConfig":
 
     args.config_file, args.fast_dev_run = str(file), False
     return complete(load(args))
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
-        for number, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}.{number}")
-    else:
-        yield path, value
 
 
 def _source(cfg: "DictConfig", key: str, value: Any, defaults: Mapping[str, Any], file: Path) -> str:

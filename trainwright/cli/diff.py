@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.text import shown
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError
+from trainwright.report.text import shown, table
 
 if TYPE_CHECKING:
     from trainwright.report.difference import Losses, Section
@@ -27,12 +27,10 @@ def parser() -> argparse.ArgumentParser:
         prog="trainwright diff",
         description="What two runs differ in: losses, configuration, data, code, versions, machine.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("a", metavar="A", help="the output folder of a run")
     parser.add_argument("b", metavar="B", help="the output folder of another")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_common("json")
     return parser
 
 
@@ -62,27 +60,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _lines(names: list[str], losses: "Losses", sections: "list[Section]") -> list[str]:
     lines = [f"Losses: {_about(losses)}"]
-    widest = max([0, *(len(shown(name)) for section in sections for name in section.differing)])
     for section in sections:
-        if not section.differing:
-            if section.num_equal:
-                lines.append(f"{section.title}: equal")
-            continue
-        lines += [
-            "",
-            f"{section.title}: {len(section.differing)} of {len(section.differing) + section.num_equal} differ",
-        ]
-        values = [[_text(value) for value in pair] for pair in section.differing.values()]
-        first = max(len(names[0]), *(len(pair[0]) for pair in values))
-        lines.append(f"  {'':<{widest}}  {shown(names[0]):<{first}}  {shown(names[1])}")
-        lines += [
-            f"  {shown(name):<{widest}}  {pair[0]:<{first}}  {pair[1]}"
-            for name, pair in zip(section.differing, values, strict=True)
-        ]
-        lines.append("")
-    while not lines[-1]:
-        lines.pop()
-    return [line for place, line in enumerate(lines) if line or lines[place - 1]]
+        differing = [[shown(name), *map(_text, pair)] for name, pair in section.differing.items()]
+        if differing:
+            title = f"{section.title}: {len(differing)} of {len(differing) + section.num_equal} differ"
+            lines += ["", title, *table([["", *map(shown, names)], *differing]), ""]
+        elif section.num_equal:
+            lines.append(f"{section.title}: equal")
+    return "\n".join(lines).replace("\n\n\n", "\n\n").rstrip().split("\n")
 
 
 def _about(losses: "Losses") -> str:

@@ -3,14 +3,14 @@
 import argparse
 import json
 import re
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.text import table
-from trainwright.config.arguments import TrainingArgumentParser, whole_number
+from trainwright.cli.check import config_parser
+from trainwright.config.arguments import split_config, whole_number
 from trainwright.config.errors import ConfigError
+from trainwright.report.text import table
 
 if TYPE_CHECKING:
     from trainwright.engine.estimation import Candidate, Estimate
@@ -29,8 +29,7 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 def main(argv: Sequence[str]) -> int:
     """Print the estimate and return the exit code."""
     args = parser().parse_args(argv)
-    args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
-    args.opts = [text for text in args.opts if text != args.config_file]
+    args.config_file, args.opts = split_config(args.opts)
     from trainwright.cli.train import caused_by_the_user, load, print_error
 
     try:
@@ -38,17 +37,11 @@ def main(argv: Sequence[str]) -> int:
         return _run(cfg, args)
     except caused_by_the_user() as error:
         return print_error(error, args)
-    except Exception:
-        traceback.print_exc()
-        return 1
 
 
 def parser() -> argparse.ArgumentParser:
-    prog = "trainwright estimate"
-    parser = TrainingArgumentParser(
-        prog=prog, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.usage = f"{prog} CONFIG [--world N] [--memory 80GiB] [--rank R] [--full] [--json] [key=value ...]"
+    usage = "CONFIG [--world N] [--memory 80GiB] [--rank R] [--full] [--json] [key=value ...]"
+    parser = config_parser("trainwright estimate", usage, _EPILOG)
     parser.add_argument(
         "--world", type=whole_number(1), default=1, metavar="N", help="number of processes (default: 1)"
     )
@@ -57,11 +50,6 @@ def parser() -> argparse.ArgumentParser:
         "--rank", type=whole_number(), metavar="R", help="the process; default: the first and last stage's"
     )
     parser.add_argument("--full", action="store_true", help="trace all blocks, not a few of those that are equal")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
-    parser.add_argument("opts", nargs="*", metavar="key=value", help="overrides of the configuration")
-    parser.set_defaults(fast_dev_run=False)
     return parser
 
 

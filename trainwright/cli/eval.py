@@ -8,10 +8,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.run_checkpoint import Target, add_common, find_checkpoint, find_target, load_trainer
-from trainwright.cli.text import shown, table
-from trainwright.config.arguments import TrainingArgumentParser
+from trainwright.cli.run_checkpoint import Target, find_checkpoint, find_target, load_trainer
+from trainwright.config.arguments import TrainingArgumentParser, split_config
 from trainwright.config.errors import ConfigError
+from trainwright.report.text import shown, table
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
@@ -32,12 +32,7 @@ The run's folder is not changed. Log lines go to standard error.
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright eval",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright eval", epilog=_EPILOG)
     parser.usage = (
         "trainwright eval CONFIG|RUN [--checkpoint NAME] [--predictions FILE] [--metrics FILE] [key=value ...]"
     )
@@ -45,8 +40,12 @@ def parser() -> argparse.ArgumentParser:
                         " one of its checkpoints; overrides of the configuration")  # fmt: skip
     parser.add_argument("--predictions", metavar="FILE", type=Path, help="write them: .jsonl, .csv or .parquet")
     parser.add_argument("--metrics", metavar="FILE", type=Path, help="write the metrics as JSON")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    add_common(parser)
+    parser.add_argument("--checkpoint", metavar="NAME", help="of the run; default: model_best, else the last")
+    parser.add_argument(
+        "--trainer", metavar="FILE.py:NAME", help="Python API: a function that returns the Trainer (build_trainer)"
+    )
+    parser.add_common("json", "allow-module", "traceback")
+    parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False, resumes=False)
     return parser
 
 
@@ -70,10 +69,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _target(args: argparse.Namespace) -> Target:
-    at = next((at for at, text in enumerate(args.opts) if "=" not in text and not text.startswith("~")), None)
-    if at is None:
+    config, args.opts = split_config(args.opts)
+    if not config:
         raise ConfigError("eval: nothing to evaluate. For example: trainwright eval output/run")
-    target = find_target(args.opts.pop(at))
+    target = find_target(config)
     if target.config is not None:
         args.config_file = str(target.config)
         return target
@@ -138,6 +137,7 @@ def _of_trainer(trainer: Any, target: Target, args: argparse.Namespace) -> Calla
 def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.Namespace) -> None:
     from trainwright.checkpoint.files import atomic_write
     from trainwright.checkpoint.verify import inspect_checkpoint
+    from trainwright.config.yaml_file import plain
     from trainwright.evaluation.prediction_table import write_rows
     from trainwright.parallel.dist import is_main_process
 
@@ -146,7 +146,7 @@ def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.
         return
     saved = inspect_checkpoint(checkpoint, contents=False).manifest
     iteration = None if saved is None or saved.iteration is None else saved.iteration + 1
-    facts = {"checkpoint": str(checkpoint), "iteration": iteration, "metrics": _plain(results)}
+    facts = {"checkpoint": str(checkpoint), "iteration": iteration, "metrics": plain(results)}
     text = json.dumps(facts, indent=1)
     if args.metrics is not None:
         atomic_write(args.metrics, text.encode() + b"\n")
@@ -155,13 +155,6 @@ def _evaluate(evaluate: Callable[[], Results], checkpoint: Path, args: argparse.
     print_line(text if args.json else "\n".join(lines_of(facts)), file=args.stdout)
     if args.predictions is not None and not args.json:
         print_line(f"{len(rows or [])} predictions in {shown(args.predictions)}", file=args.stdout)
-
-
-def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _plain(value) if isinstance(value, Mapping) else value.item() if hasattr(value, "item") else value
-        for name, value in results.items()
-    }
 
 
 def lines_of(facts: Mapping[str, Any]) -> list[str]:

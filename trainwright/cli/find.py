@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.check import config_parser, with_config_file, with_trainer
+from trainwright.cli.check import config_parser, with_trainer
 from trainwright.config.arguments import positive_number, whole_number
 from trainwright.config.errors import ConfigError, did_you_mean
 
@@ -31,14 +31,12 @@ def main(argv: Sequence[str]) -> int:
     kind, args.opts = (args.opts[0], args.opts[1:]) if args.opts else ("", [])
     if kind not in _KINDS:
         raise ConfigError(f"trainwright find: got {kind!r}. {did_you_mean(kind, _KINDS)}")
-    args = with_config_file(args)
     return with_trainer(args, lambda trainer, _: (_find_lr if kind == "lr" else _find_batch_size)(trainer, args))
 
 
 def parser() -> argparse.ArgumentParser:
     usage = "lr|batch-size CONFIG [options] [key=value ...]"
     found = config_parser("trainwright find", usage, _EPILOG)
-    found.add_argument("--json", action="store_true", help="print JSON, for programs")
     of_lr = found.add_argument_group("find lr")
     of_lr.add_argument("--plot", metavar="FILE", help="write a picture of the curve (needs matplotlib)")
     of_lr.add_argument(
@@ -64,7 +62,7 @@ def _find_lr(trainer: Any, args: argparse.Namespace) -> int:
 
 def lines_of_curve(curve: "RateCurve", args: argparse.Namespace) -> list[str]:
     """Some points of the curve and the suggestion."""
-    from trainwright.cli.text import table
+    from trainwright.report.text import table
 
     step = max(1, len(curve.rates) // 12)
     places = range(0, len(curve.rates), step)
@@ -101,7 +99,7 @@ def _find_batch_size(trainer: Any, args: argparse.Namespace) -> int:
 def lines_of_sizes(found: "BatchSizes", config_file: str) -> list[str]:
     """The trials and the settings."""
     from trainwright.cli.estimate import in_units
-    from trainwright.cli.text import table
+    from trainwright.report.text import table
 
     rows = [["samples", "memory", ""]]
     for size, needed in found.trials.items():

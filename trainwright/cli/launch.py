@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright.cli.commands import COMMANDS
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
@@ -78,8 +78,6 @@ def parser() -> TrainingArgumentParser:
         prog="trainwright launch",
         usage="trainwright launch [-n N] [--nnodes A:B] [--max-restarts N] [options] COMMAND|SCRIPT|-m MODULE ...",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         *_names("--nproc-per-node", "-n"),
@@ -200,14 +198,10 @@ def _write_job_file(args: argparse.Namespace) -> None:
     if given:
         raise ConfigError(f"launch: {given[0]}: the job file of --to {args.to} sets it; remove it.")
     options = ["--nproc-per-node", args.nproc_per_node]
-    options += [text for name in ("max_restarts", "rejoin") if getattr(args, name) for text in _pair(args, name)]
+    options += [text for name in ("--max-restarts", "--rejoin") if (n := _value(args, name)) for text in (name, str(n))]
     options += [*_passed_on(args), *(["-m"] if args.module else [])]
     is_command = not args.module and args.command[0] in COMMANDS
     write_job_file(args, options, _with_resume(args) if is_command else args.command)
-
-
-def _pair(args: argparse.Namespace, name: str) -> tuple[str, str]:
-    return "--" + name.replace("_", "-"), str(getattr(args, name))
 
 
 def _passed_on(args: argparse.Namespace) -> list[str]:
@@ -216,16 +210,16 @@ def _passed_on(args: argparse.Namespace) -> list[str]:
     return [text for name, value in values if value is not None for text in (name, value)]
 
 
-def _value(args: argparse.Namespace, name: str) -> str | None:
-    value: str | None = getattr(args, name[2:].replace("-", "_"))
-    return value
+def _value(args: argparse.Namespace, name: str) -> Any:
+    return getattr(args, name[2:].replace("-", "_"))
 
 
 def _torchrun_options(args: argparse.Namespace) -> list[str]:
     number = _num_processes(args.nproc_per_node)
     if number.isdecimal():  # torchrun sets 1, and warns
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(number))))
-    options = ["--nproc-per-node", number, "--nnodes", args.nnodes, *_pair(args, "max_restarts"), *_passed_on(args)]
+    options = ["--nproc-per-node", number, "--nnodes", args.nnodes, "--max-restarts", str(args.max_restarts)]
+    options += _passed_on(args)
     if args.command[0] == "doctor" and not args.rdzv_conf:
         options += ["--rdzv-conf", f"join_timeout={_JOIN_TIMEOUT_S}"]
     if args.rdzv_endpoint:

@@ -22,12 +22,7 @@ The project trains at once, on points that it draws. An existing folder is never
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright new",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright new", epilog=_EPILOG)
     parser.add_argument("project", metavar="PROJECT", help="a new folder; its name is that of the project")
     parser.add_argument(
         "--api", choices=["config", "python"], default="config", help="config files (default) or the Python API"

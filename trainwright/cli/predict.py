@@ -9,9 +9,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.text import shown, table
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
-from trainwright.config.errors import ConfigError, MissingFileError, nearest_name
+from trainwright.config.errors import ConfigError, MissingFileError, missing_path
+from trainwright.report.text import shown, table
 from trainwright.terminal import print_line
 
 if TYPE_CHECKING:
@@ -31,12 +31,7 @@ _MAX_CELL = 60  # characters
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright predict",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright predict", epilog=_EPILOG)
     parser.add_argument("run", metavar="RUN|MODEL", help="a run's folder, one of its checkpoints, or a model's folder")
     parser.add_argument("files", nargs="+", metavar="FILE", help="images, recordings or text files; -: standard input")
     parser.add_argument("--checkpoint", metavar="NAME", help="of the run; default: model_best, else the last")
@@ -55,8 +50,7 @@ def main(argv: Sequence[str]) -> int:
     folder = model_folder(Path(args.run).expanduser(), args.checkpoint)
     for file in args.files:
         if file != "-" and not Path(file).is_file():
-            names = [entry.name for entry in Path(file).parent.iterdir()] if Path(file).parent.is_dir() else []
-            raise MissingFileError(f"{file}: no such file.{nearest_name(Path(file).name, names)}")
+            raise missing_path(Path(file), "no such file.")
     from trainwright.evaluation.prediction_table import check_table_file, write_rows
 
     if args.output is not None:
@@ -122,12 +116,15 @@ def _model(folder: Path, args: argparse.Namespace) -> "Model":
 
 def _rows(model: "Model", args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each input: its file, and line if it is a text, and the fields of the model's output."""
+    from trainwright.config.yaml_file import plain
+
     inputs = list(_inputs(args.files, is_text=_reads_text(model)))
     for first in range(0, len(inputs), args.batch_size):
         batch = inputs[first : first + args.batch_size]
         outputs = model.predict([value for _, value in batch])
         for (name, _), output in zip(batch, outputs, strict=True):
-            yield {"input": name, **(_plain(output) if isinstance(output, dict) else {"output": _plain(output)})}
+            fields = output if isinstance(output, dict) else {"output": output}
+            yield {"input": name, **plain(fields, others_as_text=True)}
 
 
 def _reads_text(model: "Model") -> bool:
@@ -149,16 +146,6 @@ def _inputs(files: Sequence[str], *, is_text: bool) -> Iterator[tuple[str, str]]
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}: is no text in UTF-8; this model reads a text in each line.") from error
         yield from ((f"{file}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # tensors, numbers of numpy
-        return value.tolist()
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _cell(value: Any) -> str:

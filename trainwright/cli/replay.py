@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.cli.text import shown, table
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
 from trainwright.config.errors import ConfigError
+from trainwright.report.text import shown, table
 
 if TYPE_CHECKING:
     from trainwright.engine.replay import Replay
@@ -29,17 +29,11 @@ exit code: 0 as in the run, 1 the loss differs by bits or the step failed, 2 wro
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright replay",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright replay", epilog=_EPILOG)
     parser.add_argument("run", metavar="RUN", help="the output folder of a run of a config file")
     parser.add_argument("--step", type=whole_number(1), required=True, metavar="N", help="the update, counted from 1")
     parser.add_argument("--break", action="store_true", dest="stops", help="stop in your code, with Python's debugger")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
+    parser.add_common("json", "allow-module")
     return parser
 
 
@@ -57,26 +51,21 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"{folder}: no config.yaml; pass the output folder of a run.")
     from trainwright.parallel.dist import is_main_process
 
-    trainer = _build(config, folder, args.allow_module)
+    trainer = _build(config, args)
     found = trainer.replay(args.step, stops=args.stops)
     if is_main_process():
         print(json.dumps(asdict(found), indent=1) if args.json else "\n".join(lines_of(found)))
     return DIFFERENT if found.error or found.is_equal is False else EQUAL
 
 
-def _build(config: Path, folder: Path, allowed: Sequence[str]) -> Any:
-    from trainwright.config.lazy.allowlist import allow_module, use_project
-    from trainwright.config.lazy.lazy_config import LazyConfig
+def _build(config: Path, args: argparse.Namespace) -> Any:
+    from trainwright.cli.train import load
     from trainwright.engine import DefaultTrainer
 
     logging.getLogger("trainwright").setLevel(logging.WARNING)  # how the run is built is in its log
-    for name in allowed:
-        allow_module(name)
-    use_project(str(config))
-    cfg = LazyConfig.load(str(config))
-    use_project(str(config), cfg)
-    cfg.train.output_dir = str(folder)
-    cfg.train.resume = False
+    args.config_file, args.opts, args.fast_dev_run = str(config), [], False
+    cfg = load(args)
+    cfg.train.update({"output_dir": str(config.parent), "resume": False})
     return DefaultTrainer(cfg)
 
 

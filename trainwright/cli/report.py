@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, import_optional
 
 DONE = 0
 _PORT = 6060
@@ -22,8 +22,7 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = TrainingArgumentParser(
         prog="trainwright report",
-        allow_abbrev=False,
-        description="One HTML file with curves, settings, environment and checkpoints of runs. It opens offline.",
+        description="One HTML file with curves, settings, environment and checkpoints of runs.\nIt opens offline.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the output folder of a run, or a folder that has some")
     place = "default: report.html in the folder of the run, or here for several"
@@ -60,15 +59,10 @@ def _draw(paths: list[str]) -> int:
     from trainwright.report.picture import draw_curves
     from trainwright.report.run_data import find_runs
 
+    message = "matplotlib is not installed. Install it with `pip install 'trainwright[report]'`."
+    import_optional("matplotlib", f"trainwright report --png: {message}", ConfigError)
     for run in find_runs(paths):
-        try:
-            path = draw_curves(run.folder)
-        except ImportError as error:
-            raise ConfigError(
-                "trainwright report --png: matplotlib is not installed. Install it with"
-                " `pip install 'trainwright[report]'`."
-            ) from error
-        print(path or f"{run.folder}: no losses to draw.")
+        print(draw_curves(run.folder) or f"{run.folder}: no losses to draw.")
     return DONE
 
 

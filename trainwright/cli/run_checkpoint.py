@@ -1,6 +1,5 @@
 """The run and the checkpoint that a command names: ``RUN``, ``RUN/model_best``, ``CONFIG --checkpoint NAME``."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,8 @@ from typing import Any
 
 from trainwright.checkpoint.folder import is_checkpoint
 from trainwright.checkpoint.verify import checkpoint_paths, inspect_folders
-from trainwright.cli.run_folder import CONFIGS
-from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, missing_path
+from trainwright.report.run_state import CONFIGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,7 @@ def find_target(text: str) -> Target:
         is_saved = path.name == CONFIGS[0] and (path.parent / "metrics.json").is_file()
         return Target(path, path.parent if is_saved else None)
     if not path.is_dir():
-        names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise MissingFileError(f"{path}: no such run or config file.{nearest_name(path.name, names)}")
+        raise missing_path(path, "no such run or config file.")
     above = [path, path.parent, path.parent.parent] if is_checkpoint(path) else [path]
     for folder in above:
         for name in CONFIGS:
@@ -61,7 +59,7 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
     return last[0]
 
 
-def load_trainer(text: str, option: str = "--trainer") -> Any:
+def load_trainer(text: str) -> Any:
     """The Trainer that a function of a script returns: ``FILE.py:NAME``, by default ``build_trainer``."""
     import importlib.util
     import sys
@@ -69,7 +67,7 @@ def load_trainer(text: str, option: str = "--trainer") -> Any:
     file, _, name = text.rpartition(":") if not text.endswith(".py") else (text, "", "build_trainer")
     path = Path(file).expanduser()
     if not path.is_file() or path.suffix != ".py":
-        raise MissingFileError(f"{option}: {file or text}: no such Python file; for example train.py:build_trainer.")
+        raise MissingFileError(f"--trainer: {file or text}: no such Python file; for example train.py:build_trainer.")
     sys.path.insert(0, str(path.parent.resolve()))  # as Python does for a script
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -79,23 +77,10 @@ def load_trainer(text: str, option: str = "--trainer") -> Any:
     build: Callable[[], Any] | None = getattr(module, name, None)
     if not callable(build):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigKeyError(f"{option}: {path} has no function {name!r}. {did_you_mean(name, names)}")
+        raise ConfigKeyError(f"--trainer: {path} has no function {name!r}. {did_you_mean(name, names)}")
     from trainwright import Trainer
 
     trainer = build()
     if not isinstance(trainer, Trainer):
-        raise ConfigError(f"{option}: {path}:{name} returned a {type(trainer).__name__}; it must return a Trainer.")
+        raise ConfigError(f"--trainer: {path}:{name} returned a {type(trainer).__name__}; it must return a Trainer.")
     return trainer
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """The options of all commands that use a checkpoint of a run."""
-    parser.add_argument(
-        "--checkpoint", metavar="NAME", help="a checkpoint of the run; default: model_best, else the last"
-    )
-    parser.add_argument(
-        "--trainer", metavar="FILE.py:NAME", help="Python API: a function that returns the Trainer (build_trainer)"
-    )
-    parser.add_argument("--allow-module", action="append", default=[], metavar="NAME", help=argparse.SUPPRESS)
-    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
-    parser.set_defaults(fast_dev_run=False, eval_only=True, resume=False, resumes=False)

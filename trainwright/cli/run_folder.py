@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import re
-import sys
+from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.report.run_state import (
+    CONFIGS,
     RECORD_NAME,
+    flat,
     is_count,
     is_number,
     last_written,
+    read_config,
     read_starts,
     read_tail,
     state_of,
 )
-from trainwright.terminal import print_line
 
-CONFIGS = ("config.yaml", "training_config.yaml")  # of config files, of the Python API
 _NOT_RUNS = ("checkpoints", "profile", "__pycache__")
 
 
@@ -101,40 +102,15 @@ def setting(path: str | Path, key: str) -> Any:
 
 def setting_names(path: str | Path) -> list[str]:
     """The dotted names of all settings of a run."""
-
-    def names(value: Any, above: str) -> Iterator[str]:
-        if above:
-            yield above.removesuffix(".")
-        if isinstance(value, dict | list):
-            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from names(inner, f"{above}{key}.")
-
-    return list(names(_settings(Path(path)), ""))
-
-
-def _settings(path: Path) -> Any:
-    file = path / CONFIGS[0] if (path / CONFIGS[0]).is_file() else path / CONFIGS[1]
-    return _read_settings(file, file.stat().st_mtime_ns) if file.is_file() else {}
+    return [name for name, _ in flat(_settings(Path(path)))]
 
 
 @functools.lru_cache(maxsize=1000)  # each column and each condition reads the settings
-def _read_settings(file: Path, changed: int) -> Any:
-    """The settings without secrets; none, with a warning, if they cannot be read: the other runs are still shown."""
-    from trainwright.config.errors import ConfigError
-    from trainwright.config.secrets import without_secrets
-    from trainwright.config.yaml_file import read_mapping
-
-    try:
-        sections = without_secrets(read_mapping(file))[0]
-    except ConfigError as error:
-        print_line(f"{file.parent}: its settings cannot be read: {error}", file=sys.stderr)
-        return {}
-    if file.name == CONFIGS[0]:
-        return sections
-    plain = {
-        name: value for section in sections.values() if isinstance(section, dict) for name, value in section.items()
-    }
-    return {**sections, **plain}
+def _settings(folder: Path) -> Any:
+    """The settings; those of the Python API also without their categories."""
+    config = read_config(folder)
+    sections = [] if (folder / CONFIGS[0]).is_file() else config.values()
+    return dict(ChainMap(*(section for section in sections if isinstance(section, dict)), config))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

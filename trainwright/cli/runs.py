@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.cli.run_folder import Run, read_run, run_folders, setting, setting_names
-from trainwright.cli.text import counted, local_time, shown, table
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
 from trainwright.report.run_state import STATES
+from trainwright.report.text import counted, local_time, shown, table
 from trainwright.terminal import is_terminal
 
 _EPILOG = """\
@@ -29,12 +29,7 @@ states: running (a process holds the folder), finished, interrupted (by a signal
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright runs",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright runs", epilog=_EPILOG)
     parser.usage = "trainwright runs [FOLDER] [--sort KEY] [--state STATE] [--where KEY=VALUE] [--show KEY] [--json]"
     parser.add_argument("folder", nargs="?", default=".", metavar="FOLDER", help="default: the working folder")
     parser.add_argument("--sort", default="started", metavar="KEY", help=f"{', '.join(_KEYS)}; default: started")
@@ -45,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--show", action="append", default=[], metavar="KEY", help="add a column with a setting")
     parser.add_argument("--all", action="store_true", help="also earlier runs, which newer ones moved aside")
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_common("json")
     return parser
 
 
@@ -167,10 +162,6 @@ def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
         if width is None or max(map(len, lines)) <= width or len(columns) <= 4:
             return lines
         del columns[next(reversed(columns))]
-
-
-def _best(run: Run) -> str:
-    return "" if run.best is None else f"{shown(run.metric).removeprefix('evaluation/')} {run.best:.4g}"
 
 
 def _text(value: Any) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainwright.config.arguments import default_argument_parser
+from trainwright.config.arguments import default_argument_parser, split_config
 from trainwright.config.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
 from trainwright.config.secrets import redact
 from trainwright.terminal import guarded, open_standard_streams, print_line
@@ -56,8 +56,7 @@ def main(
     """
     args = parser(prog).parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
-        args.config_file = next((text for text in args.opts if "=" not in text and not text.startswith("~")), "")
-        args.opts = [text for text in args.opts if text != args.config_file]
+        args.config_file, args.opts = split_config(args.opts)
     args.resumes = not args.eval_only
     return run(args, lambda: load(args), lambda cfg: _prepare(cfg, args, trainer_class))
 

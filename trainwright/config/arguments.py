@@ -3,10 +3,10 @@
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from trainwright.config.errors import did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.foreign_names import key_hint
 
 _EPILOG = """\
@@ -14,9 +14,25 @@ overrides are key=value pairs in any position:
   optim.lr=1e-3  train.train_iter=100  model.layers=[1,2]  '~train.scheduler.alpha'  dataloader.test.0.num_workers=0
 """
 
+_COMMON: dict[str, dict[str, Any]] = {
+    "json": {"action": "store_true", "help": "print JSON, for programs"},
+    "allow-module": {"action": "append", "default": [], "metavar": "NAME", "help": argparse.SUPPRESS},
+    "traceback": {"action": "store_true", "help": "show the complete traceback of an error"},
+    "opts": {"nargs": "*", "metavar": "key=value", "help": "overrides of the configuration"},
+}
+
 
 class TrainingArgumentParser(argparse.ArgumentParser):
     """Accepts flags before, between and after the overrides; suggests the nearest flag for an unknown one."""
+
+    def __init__(self, **settings: Any) -> None:
+        kind = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"formatter_class": kind, "allow_abbrev": False, **settings})
+
+    def add_common(self, *names: str) -> None:
+        """Add arguments that several commands have: "json", "allow-module", "traceback", "opts"."""
+        for name in names:
+            self.add_argument(name if name == "opts" else f"--{name}", **_COMMON[name])
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         given = list(sys.argv[1:] if args is None else args)
@@ -31,6 +47,35 @@ class TrainingArgumentParser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         nearest = key_hint(name) or did_you_mean(name, flags)
         self.error(f"unrecognized argument {argument!r}. {nearest}")
+
+
+class CommandsParser(TrainingArgumentParser):
+    """A command with subcommands, each with its own parser; ``args.command`` is the name of the one that is called."""
+
+    def __init__(self, parsers: Mapping[str, TrainingArgumentParser], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._parsers = parsers
+        commands = self.add_subparsers(title="commands", metavar="COMMAND", parser_class=TrainingArgumentParser)
+        for name, parser in parsers.items():
+            commands.add_parser(name, parents=[parser], add_help=False, help=parser.description)
+
+    def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
+        name, *rest = args
+        if name not in self._parsers:
+            raise ConfigError(f"{self.prog.split()[-1]}: no command {name!r}. {did_you_mean(name, self._parsers)}")
+        known = self._parsers[name].parse_args(rest, namespace)
+        known.command = name
+        return known
+
+
+def split_config(opts: Sequence[str]) -> tuple[str, list[str]]:
+    """The configuration among overrides, in any position ("" if there is none), and the overrides.
+
+    >>> split_config(["seed=1", "config.py", "~optim"])
+    ('config.py', ['seed=1', '~optim'])
+    """
+    config = next((text for text in opts if "=" not in text and not text.startswith("~")), "")
+    return config, [text for text in opts if text != config]
 
 
 def whole_number(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:
@@ -70,12 +115,7 @@ def default_argument_parser(epilog: str | None = None, *, prog: str | None = Non
     Its namespace has ``config_file, resume, eval_only, fast_dev_run, allow_module`` (a list), ``traceback`` and
     ``opts``, the overrides.
     """
-    parser = TrainingArgumentParser(
-        prog=prog,
-        epilog=_EPILOG if epilog is None else epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog=prog, epilog=_EPILOG if epilog is None else epilog)
     parser.add_argument(
         "--config-file", default="", metavar="FILE", help="configuration file (.py, or .yaml of an earlier run)"
     )
@@ -89,6 +129,5 @@ def default_argument_parser(epilog: str | None = None, *, prog: str | None = Non
         metavar="NAME",
         help="let YAML files and overrides name targets of this module; may be given several times",
     )
-    parser.add_argument("--traceback", action="store_true", help="show the complete traceback of an error")
-    parser.add_argument("opts", nargs="*", metavar="key=value", help="overrides of the configuration")
+    parser.add_common("traceback", "opts")
     return parser

@@ -4,6 +4,7 @@ import difflib
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainwright.terminal import printable
@@ -93,3 +94,13 @@ def nearest_name(name: str, allowed: Iterable[str]) -> str:
     """The nearest allowed name as the next sentence of a message, with a space before it; "" if none is near."""
     nearest = difflib.get_close_matches(name, sorted(allowed), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def missing_path(path: Path, text: str) -> MissingFileError:
+    """The error about a path that does not exist, or its first part that does not, with the nearest name there is."""
+    while not path.parent.is_dir() and path != path.parent:
+        path = path.parent
+    entries = path.parent.iterdir() if path.parent.is_dir() else ()
+    names = [entry.name for entry in entries if entry.name != path.name]  # there may be a file in place of a folder
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return MissingFileError(f"{path}: {text}" + (f" Did you mean {str(path.with_name(near[0]))!r}?" if near else ""))

@@ -342,10 +342,10 @@ class Ema(TypedDict, total=False):
     buffers: YesNo
 
 
-def ema_fault(ema: Mapping[str, Any] | None) -> str | None:
+def ema_fault(ema: Mapping[str, Any] | bool | None) -> str | None:
     """The text of the error if settings of an average contradict each other."""
     for name in ("decay", "buffers"):
-        if ema and ema.get("average") == "equal" and ema.get(name):
+        if isinstance(ema, Mapping) and ema.get("average") == "equal" and ema.get(name):
             why = "an equal average has no decay" if name == "decay" else "the statistics are computed at the end"
             return f"got average='equal' with {name}={ema[name]!r}, but {why}. Give one of them."
     return None
@@ -366,6 +366,21 @@ def unfreeze_fault(stages: Sequence[Mapping[str, Any]] | None) -> str | None:
             return f"got {dict(stage)!r} as item {number}; give each one either a step or an epoch."
     return None
 
+
+def overfit_fault(overfit: int | None, train: float | None, evaluation: float | None) -> str | None:
+    """The text of the error if the batches of a training are limited in two ways."""
+    for name, limit in (("limit_train_batches", train), ("limit_eval_batches", evaluation)):
+        if overfit is not None and limit is not None:
+            return f"got {overfit} with {name}={limit}; it limits training and evaluation. Give one of them."
+    return None
+
+
+# Settings of both APIs that may contradict each other. A message names the first one.
+CONTRADICTIONS: tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...] = (
+    (("ema",), ema_fault),
+    (("unfreeze",), unfreeze_fault),
+    (("overfit_batches", "limit_train_batches", "limit_eval_batches"), overfit_fault),
+)
 
 _KEYS = "a dict with some of the keys {}, or None"
 EarlyStoppingOrNone = Annotated[

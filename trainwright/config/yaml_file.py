@@ -4,6 +4,7 @@ Interpolations may read other keys, but build no nodes.
 """
 
 import enum
+import functools
 import numbers
 import os
 import re
@@ -27,6 +28,7 @@ _FLOAT = re.compile(
 )
 _INT = re.compile(r"^(?:[-+]?0b[0-1_]+|[-+]?0x[0-9a-fA-F_]+|[-+]?(?:0|[1-9][0-9_]*))$")
 MAX_DEPTH = 50  # levels of nesting; the functions that walk a configuration recurse
+_TOO_DEEP = f"more than {MAX_DEPTH} levels of nesting"
 MAX_REPEATED = 10_000  # values that aliases repeat; ten lines of ten aliases each stand for 10**10 values
 _REPLACED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 
@@ -34,39 +36,18 @@ _REPLACED = ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2
 class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
     """Safe loader with the resolvers of this module and limits on nesting and aliases."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth = 0
-        # For each complete node its number of values and levels. Aliases refer to nodes, so each is measured once.
-        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
-        self._num_repeated = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
-        self._depth += 1
-        levels = self._depth
-        if levels <= MAX_DEPTH:
-            node = super().compose_node(parent, index)
-            if is_alias and node not in self._sizes:
-                raise yaml.composer.ComposerError(None, None, "an alias is inside the node that it repeats", mark)
-            if not is_alias:
-                self._sizes[node] = self._measure(node)
-            num_values, height = self._sizes[node]
-            levels += height - 1
-            self._num_repeated += num_values if is_alias else 0
+    def get_single_node(self) -> yaml.Node | None:
+        try:
+            node = super().get_single_node()
+        except RecursionError:
+            raise yaml.composer.ComposerError(None, None, _TOO_DEEP) from None
+        sizes: dict[yaml.Node, tuple[int, int] | None] = {}
+        num_values, levels = (0, 0) if node is None else _measured(node, sizes)
         if levels > MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"more than {MAX_DEPTH} levels of nesting", mark)
-        if self._num_repeated > MAX_REPEATED:
-            raise yaml.composer.ComposerError(None, None, f"aliases repeat more than {MAX_REPEATED} values", mark)
-        self._depth -= 1
+            raise yaml.composer.ComposerError(None, None, _TOO_DEEP)
+        if num_values - len(sizes) > MAX_REPEATED:
+            raise yaml.composer.ComposerError(None, None, f"aliases repeat more than {MAX_REPEATED} values")
         return node
-
-    def _measure(self, node: yaml.Node) -> tuple[int, int]:
-        if isinstance(node, yaml.ScalarNode):
-            return 1, 1
-        below = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
-        sizes = [self._sizes[part] for part in below]
-        return 1 + sum(num for num, _ in sizes), 1 + max((height for _, height in sizes), default=0)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -79,6 +60,21 @@ class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML ships no types
                 seen.add(key_node.value)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
+
+
+def _measured(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int] | None]) -> tuple[int, int]:
+    """The numbers of values and of levels of a node. Aliases refer to nodes, so each is measured once."""
+    if node in sizes:
+        if (known := sizes[node]) is None:
+            text = "an alias is inside the node that it repeats"
+            raise yaml.composer.ComposerError(None, None, text, node.start_mark)
+        return known
+    sizes[node] = None
+    items = [] if isinstance(node, yaml.ScalarNode) else node.value
+    below = [_measured(part, sizes) for item in items for part in (item if isinstance(item, tuple) else (item,))]
+    size = 1 + sum(num for num, _ in below), 1 + max((levels for _, levels in below), default=0)
+    sizes[node] = size
+    return size
 
 
 class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML ships no types
@@ -109,31 +105,34 @@ def check_values(owner: str, values: Mapping[str, Any], *, or_else: str = "") ->
             ) from error
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, *, others_as_text: bool = False) -> Any:
     """``value`` in the types of YAML and JSON, if possible, with new dicts and lists.
 
     Enum members become their values, paths and devices text, tuples, tensors and arrays lists, numbers of numpy those
-    of Python, and objects with a ``to_dict`` its result. Other values are unchanged.
+    of Python, and objects with a ``to_dict`` its result. Other values are unchanged, or text.
     """
+    inner = functools.partial(plain, others_as_text=others_as_text)
     if isinstance(value, enum.Enum):
-        return plain(value.value)
+        return inner(value.value)
     if value is None or type(value) in (bool, int, float, str, GivenName):
         return value
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return {inner(key): inner(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) or (others_as_text and isinstance(value, set)):
+        return [inner(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "to_dict") and not isinstance(value, type):
-        return plain(value.to_dict())
+        return inner(value.to_dict())
     if hasattr(value, "tolist") and not isinstance(value, numbers.Number):  # a tensor or an array
-        return plain(value.tolist())
+        return inner(value.tolist())
     if isinstance(value, str) or type(value).__name__ == "device":  # a torch.device; torch need not be imported here
         return str(value)
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
-    return float(value) if isinstance(value, numbers.Real) else value
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return str(value) if others_as_text else value
 
 
 def to_text(content: Any) -> str:
@@ -200,35 +199,24 @@ _LITERALS = ("DictContainerContext", "ListContainerContext")
 
 def check_interpolations(value: Any, where: str) -> None:
     """Raise ConfigError if an interpolation in ``value`` (text, lists and dicts) does more than read other keys."""
-    if isinstance(value, dict):
-        for key, child in value.items():
-            check_interpolations(key, where)
-            check_interpolations(child, where)
-    elif isinstance(value, list | tuple):
-        for child in value:
-            check_interpolations(child, where)
-    elif isinstance(value, str) and "${" in value:
-        _check_interpolation(value, where)
+    for _, text in _texts(value, ()):
+        from omegaconf.errors import GrammarParseError  # here: most files have no interpolation
+        from omegaconf.grammar_parser import parse
 
-
-def _check_interpolation(text: str, where: str) -> None:
-    from omegaconf.errors import GrammarParseError
-    from omegaconf.grammar_parser import parse
-
-    try:
-        tree = parse(text)
-    except GrammarParseError as error:
-        raise ConfigError(f"{where}: {text!r} is not a valid interpolation: {error}") from error
-    for part in _parts(tree):
-        if type(part).__name__ in _LITERALS:
-            raise ConfigError(
-                f"{where}: {text!r} is refused: a dict or list inside ${{...}} could be a node. {_SUGGESTION}"
-            )
-        if hasattr(part, "resolverName") and (name := part.resolverName().getText()) not in _ALLOWED:
-            raise ConfigError(
-                f"{where}: {text!r} is refused: the resolver {name!r} may not be used here, only"
-                f" {', '.join(_ALLOWED)}. {_SUGGESTION}"
-            )
+        try:
+            tree = parse(text)
+        except GrammarParseError as error:
+            raise ConfigError(f"{where}: {text!r} is not a valid interpolation: {error}") from error
+        for part in _parts(tree):
+            if type(part).__name__ in _LITERALS:
+                raise ConfigError(
+                    f"{where}: {text!r} is refused: a dict or list inside ${{...}} could be a node. {_SUGGESTION}"
+                )
+            if hasattr(part, "resolverName") and (name := part.resolverName().getText()) not in _ALLOWED:
+                raise ConfigError(
+                    f"{where}: {text!r} is refused: the resolver {name!r} may not be used here, only"
+                    f" {', '.join(_ALLOWED)}. {_SUGGESTION}"
+                )
 
 
 def check_expansion(content: Any, where: str) -> None:
@@ -263,8 +251,9 @@ def check_expansion(content: Any, where: str) -> None:
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    if isinstance(value, dict | list):
+    if isinstance(value, dict | list | tuple):
         for key, child in _children(value):
+            yield from _texts(key, path)
             yield from _texts(child, (*path, key))
     elif isinstance(value, str) and "${" in value:
         yield path, value

@@ -5,7 +5,7 @@ C channels, H height, W width, N values, K bins.
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,48 +20,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """One image. ``number`` counts the images and histograms of a storage, so a writer knows which ones are new."""
+class Medium:
+    """An image, a histogram or a text. ``number`` counts those of a storage, so a writer knows which ones are new.
+
+    The content of an image is (C, H, W); of a histogram ``low, high, count, sum, sum of squares`` and then the counts
+    of K equal bins, float64.
+    """
 
     number: int
     name: str
     iteration: int
-    pixels: Tensor  # (C, H, W)
+    kind: Literal["image", "histogram", "text"]
+    content: Tensor | str
 
     @property
     def num_bytes(self) -> int:
-        return self.pixels.nbytes
+        return len(self.content) if isinstance(self.content, str) else self.content.nbytes
 
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """One histogram: ``low, high, count, sum, sum of squares`` and then the counts of K equal bins, float64."""
-
-    number: int
-    name: str
-    iteration: int
-    summary: Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        return self.summary.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """One text."""
-
-    number: int
-    name: str
-    iteration: int
-    text: str
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.text)
-
-
-Medium = Image | Histogram | Text
+    def on_host(self) -> "Medium":
+        """The same with its content in main memory."""
+        if isinstance(self.content, str) or self.content.is_cpu:
+            return self
+        return replace(self, content=self.content.cpu())
 
 
 class MediaBuffer:
@@ -75,20 +55,17 @@ class MediaBuffer:
 
     def add_image(self, name: str, iteration: int, image: "ArrayLike") -> None:
         """Keep a copy of an image."""
-        self._count += 1
-        self._add(Image(self._count, name, iteration, image_copy(name, image)))
+        self._add(name, iteration, "image", image_copy(name, image))
 
     def add_histogram(self, name: str, iteration: int, values: "ArrayLike", bins: int) -> None:
         """Compute and keep the histogram of the values."""
-        self._count += 1
-        self._add(Histogram(self._count, name, iteration, histogram_summary(name, values, bins)))
+        self._add(name, iteration, "histogram", histogram_summary(name, values, bins))
 
     def add_text(self, name: str, iteration: int, text: str) -> None:
         """Keep a text."""
         if not isinstance(text, str):
             raise ConfigTypeError(f"put_text({name!r}): got {type(text).__name__}; it must be a str.")
-        self._count += 1
-        self._add(Text(self._count, name, iteration, text))
+        self._add(name, iteration, "text", text)
 
     def after(self, number: int) -> list[Medium]:
         """The kept items with a number above ``number``, oldest first."""
@@ -96,10 +73,12 @@ class MediaBuffer:
 
     def until_now(self) -> "MediaView":
         """A view of the items added up to now, copied to the host: other threads must not touch the device."""
-        self._kept = deque(map(_on_host, self._kept))
+        self._kept = deque(item.on_host() for item in self._kept)
         return MediaView(self, self._count)
 
-    def _add(self, item: Medium) -> None:
+    def _add(self, name: str, iteration: int, kind: Literal["image", "histogram", "text"], content: Any) -> None:
+        self._count += 1
+        item = Medium(self._count, name, iteration, kind, content)
         self._kept.append(item)
         self._num_bytes += item.num_bytes
         while self._num_bytes > self._max_bytes and len(self._kept) > 1:
@@ -116,14 +95,6 @@ class MediaView:
     def after(self, number: int) -> list[Medium]:
         """As ``MediaBuffer.after``."""
         return [item for item in self.buffer.after(number) if item.number <= self.last]
-
-
-def _on_host(item: Medium) -> Medium:
-    if isinstance(item, Text):
-        return item
-    if isinstance(item, Image):
-        return item if item.pixels.is_cpu else replace(item, pixels=item.pixels.cpu())
-    return item if item.summary.is_cpu else replace(item, summary=item.summary.cpu())
 
 
 def image_copy(name: str, image: "ArrayLike") -> Tensor:

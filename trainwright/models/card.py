@@ -12,7 +12,7 @@ from typing import Any
 from trainwright.checkpoint.files import atomic_write
 from trainwright.config.errors import ConfigTypeError
 from trainwright.config.secrets import redact, without_secrets
-from trainwright.config.yaml_file import to_text
+from trainwright.config.yaml_file import plain, to_text
 
 CARD_NAME = "README.md"
 LIBRARY = "trainwright"
@@ -97,7 +97,7 @@ class ModelCard:
                 task_name=task.replace("-", " ").capitalize(),
                 dataset_type=(ids or names or ["unknown"])[0],
                 dataset_name=", ".join(names or ids) or "evaluation data",
-                dataset_args=_plain(self.dataset_args) or None,
+                dataset_args=plain(self.dataset_args, others_as_text=True) or None,
                 metric_type=str(name).removeprefix("evaluation.").removeprefix("eval_"),
                 metric_name=str(name),
                 metric_value=int(value) if isinstance(value, numbers.Integral) else float(value),
@@ -176,21 +176,10 @@ def _settings(config: Any) -> str:
         raise ConfigTypeError(
             f"ModelCard.training_config: got {type(config).__name__}; it must be a mapping, a text, or have to_dict()."
         )
-    return to_text(without_secrets(_plain(tree))[0])
+    return to_text(without_secrets(plain(tree, others_as_text=True))[0])
 
 
 def _code(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}yaml\n{text.rstrip()}\n{fence}\n"
-
-
-def _plain(value: Any) -> Any:
-    """What YAML has a form for; of anything else its text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    return _plain(value.value) if hasattr(value, "value") else str(value)

@@ -2,18 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from trainwright.lazy_names import on_first_use
+
 if TYPE_CHECKING:
-    from trainwright.ops import image_embedding
-    from trainwright.ops.operator import NNOperator
+    from trainwright.ops import image_embedding as image_embedding
+    from trainwright.ops.operator import NNOperator as NNOperator
 
 __all__ = ["NNOperator", "image_embedding"]
-
-
-def __getattr__(name: str) -> object:  # torch is imported with the first operator
-    import importlib
-
-    if name == "NNOperator":
-        return importlib.import_module("trainwright.ops.operator").NNOperator
-    if name == "image_embedding":
-        return importlib.import_module("trainwright.ops.image_embedding")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}. Allowed: {', '.join(__all__)}.")
+__getattr__ = on_first_use(__name__, {"operator": "NNOperator", "image_embedding": "image_embedding"})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from trainwright.config.errors import ConfigError, UserError, did_you_mean
+from trainwright.config.errors import ConfigError, did_you_mean, import_optional
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.ops.operator import NNOperator
 
@@ -73,10 +73,7 @@ class TimmEmbedding(NNOperator):
 
 
 def _create(model_name: str, options: dict[str, Any]) -> nn.Module:
-    try:
-        import timm
-    except ImportError as error:
-        raise UserError(f"This operator needs timm: pip install 'trainwright[operators]' ({error}).") from error
+    timm = import_optional("timm", "This operator needs timm: pip install 'trainwright[operators]'.")
     if not timm.is_model(model_name.split(".")[0]):
         raise ConfigError(
             f"ops.image_embedding.timm: got {model_name!r}. {did_you_mean(model_name, timm.list_models())}"

@@ -2,7 +2,6 @@
 
 import html
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,12 +10,13 @@ from importlib import resources
 from itertools import chain
 from typing import Any
 
-from trainwright.config.errors import ConfigError
+from trainwright.config.errors import ConfigError, import_optional
 from trainwright.config.secrets import redact
 from trainwright.notebook import curves, summary
 from trainwright.report.curves import Line, charts_of, max_points, thinned, unit_of
 from trainwright.report.run_data import LOSS, RunData, find_runs
 from trainwright.report.samples import read_samples
+from trainwright.report.text import local_time, size
 
 _PHASES = ("data", "forward", "backward", "optimizer", "metrics", "compile", "evaluation", "save", "imports")
 _NONE = "–"
@@ -57,14 +57,8 @@ def plotly_script() -> str:
     Raises:
         ConfigError: plotly is not installed.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise ConfigError(
-            "trainwright report: the package plotly is not installed. Install it with"
-            " `pip install 'trainwright[report]'`."
-        ) from error
-    return str(get_plotlyjs())
+    message = "the package plotly is not installed. Install it with `pip install 'trainwright[report]'`."
+    return str(import_optional("plotly.offline", f"trainwright report: {message}", ConfigError).get_plotlyjs())
 
 
 def page(runs: list[RunData], *, is_live: bool = False) -> str:
@@ -173,7 +167,7 @@ def _status_note(run: RunData) -> str:
     """How often it was resumed, and when a killed run wrote for the last time."""
     resumed, last = len(run.starts) - 1, run.last_sign
     notes = [f"resumed {resumed} {'time' if resumed == 1 else 'times'}"] if resumed > 0 else []
-    notes += [f"no end; last sign of life {_local(datetime.fromtimestamp(last).astimezone())}"] if last else []
+    notes += [f"no end; last sign of life {local_time(datetime.fromtimestamp(last).astimezone())}"] if last else []
     return "; ".join(notes)
 
 
@@ -207,7 +201,7 @@ def _checkpoints(runs: list[RunData]) -> str:
                     *([run.name] if len(runs) > 1 else []),
                     entry.path.name,
                     _NONE if iteration is None else f"{iteration + 1:,}",
-                    "" if entry.saved_at is None else _local(entry.saved_at),
+                    "" if entry.saved_at is None else local_time(entry.saved_at),
                     _size(entry.size_bytes),
                     "" if entry.is_complete else entry.faults[0],
                 ]
@@ -231,7 +225,7 @@ def _environment(run: RunData) -> dict[str, Any]:
     found = {
         "command": start.get("command"),
         "working folder": start.get("working_folder"),
-        "started": start.get("started") and _local(datetime.fromisoformat(start["started"])),
+        "started": start.get("started") and local_time(datetime.fromisoformat(start["started"])),
         "git commit": git.get("commit") and f"{git['commit'][:12]} ({git.get('branch', '?')})",
         "git changes": f"{changed} files: {', '.join(git.get('changed', ()))}" if changed else "none" if git else None,
         "device": start.get("device"),
@@ -363,14 +357,7 @@ def _number(value: float) -> str:
 
 
 def _size(num_bytes: int | None) -> str:
-    if not num_bytes:
-        return _NONE
-    power = min(4, max(0, math.floor(math.log10(num_bytes) / 3 + 1e-4)))
-    return f"{num_bytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
-def _local(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return size(num_bytes) if num_bytes else _NONE
 
 
 def _text(value: Any) -> str:

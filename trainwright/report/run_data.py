@@ -2,10 +2,9 @@
 
 import csv
 import json
-import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,23 +16,20 @@ import numpy.typing as npt
 
 from trainwright.checkpoint.files import open_regular
 from trainwright.checkpoint.verify import CheckpointReport, inspect_folders
-from trainwright.config.errors import ConfigError, MissingFileError, nearest_name
-from trainwright.report.run_state import RECORD_NAME, last_written, read_starts, state_of
-
-logger = logging.getLogger("trainwright.report")
+from trainwright.config.errors import MissingFileError, missing_path
+from trainwright.report.run_state import CONFIGS, RECORD_NAME, flat, last_written, read_config, read_starts, state_of
 
 LOSSES_NAME = "losses.csv"
 METRICS_NAME = "metrics.json"
 CURVES_NAME = "curves.png"
 HARDEST_NAME = "hardest_samples.csv"
-CONFIG_NAMES = ("config.yaml", "training_config.yaml")
 LOSS = "total_loss"
 
 Array = npt.NDArray[np.float64]
 _MAX_ITERATION = 1 << 53
 _BLOCK = 1 << 22  # bytes of metrics that are parsed at once
 _MAX_LOG, _MAX_WARNINGS = 1 << 24, 50
-_MARKS = (METRICS_NAME, LOSSES_NAME, RECORD_NAME, *CONFIG_NAMES)
+_MARKS = (METRICS_NAME, LOSSES_NAME, RECORD_NAME, *CONFIGS)
 
 
 @dataclass(frozen=True)
@@ -103,16 +99,7 @@ class RunData:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The configuration, by dotted names, without secrets."""
-        from trainwright.config.secrets import without_secrets
-        from trainwright.config.yaml_file import read_mapping
-
-        for name in CONFIG_NAMES:
-            if (self.folder / name).is_file():
-                try:
-                    return dict(_flat(without_secrets(read_mapping(self.folder / name))[0]))
-                except ConfigError as error:
-                    logger.warning("%s", error)
-        return {}
+        return dict(flat(read_config(self.folder)))
 
     @cached_property
     def checkpoints(self) -> list[CheckpointReport]:
@@ -148,8 +135,7 @@ def find_runs(paths: list[str]) -> list[RunData]:
     for text in paths:
         path = Path(text).expanduser()
         if not path.is_dir():
-            here = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-            raise MissingFileError(f"{text}: there is no such folder.{nearest_name(path.name, here)}")
+            raise missing_path(path, "there is no such folder.")
         inside = [path] if is_run(path) else sorted(one for one in path.iterdir() if one.is_dir() and is_run(one))
         if not inside:
             raise MissingFileError(
@@ -267,14 +253,3 @@ def _curve(x: Array, y: Array) -> Curve:
     x, y = x[is_last], y[is_last]
     is_finite = np.isfinite(y)
     return Curve(x[is_finite], y[is_finite], int((~is_finite).sum()))
-
-
-def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
-        for place, value in enumerate(tree):
-            yield from _flat(value, f"{prefix}[{place}]")
-    else:
-        yield prefix, tree

@@ -1,20 +1,25 @@
 """``run.json`` as far as it is valid, and whether its run goes on. Reads small files only, without other packages."""
 
 import json
+import logging
 import os
 import platform
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.files import open_regular, read_regular
+from trainwright.terminal import printable
+
+logger = logging.getLogger("trainwright.report")
 
 RECORD_NAME = "run.json"
+CONFIGS = ("config.yaml", "training_config.yaml")  # of config files, of the Python API
 STATES = ("running", "finished", "interrupted", "failed")
 _WRITTEN = ("log.txt", "metrics.json", "losses.csv")  # while a run goes on
 _QUIET_S = 600.0  # a run of another machine that has written nothing for so long does not run
@@ -28,6 +33,31 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
         starts = json.loads(read_regular(path))["starts"]
         return [_valid(start, _START) for start in starts if isinstance(start, dict)]
     return []
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run without secrets; empty, with a warning, if it cannot be read."""
+    from trainwright.config.errors import ConfigError
+    from trainwright.config.secrets import without_secrets
+    from trainwright.config.yaml_file import read_mapping
+
+    file = next((folder / name for name in CONFIGS if (folder / name).is_file()), None)
+    try:
+        return {} if file is None else without_secrets(read_mapping(file))[0]
+    except ConfigError as error:
+        logger.warning("%s: its settings cannot be read: %s", printable(str(folder)), error)
+        return {}
+
+
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections by their dotted names, as in overrides; a list of plain values is one value."""
+    if isinstance(tree, Mapping) and (tree or not prefix):
+        for key, value in tree.items():
+            yield from flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
+        yield from flat(dict(enumerate(tree)), prefix)
+    else:
+        yield prefix, tree
 
 
 def state_of(folder: Path, starts: list[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
+from trainwright.report.text import counted
 
 if TYPE_CHECKING:
     import torch
@@ -49,12 +50,7 @@ class Line:
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = TrainingArgumentParser(
-        prog="trainwright doctor",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = TrainingArgumentParser(prog="trainwright doctor", epilog=_EPILOG)
     parser.add_argument("--output-dir", default=".", metavar="FOLDER", help="output folder of the run (default: .)")
     parser.add_argument(
         "--port", type=whole_number(1, 65535), default=29500, help="port where hosts will meet (default: 29500)"
@@ -78,7 +74,7 @@ def report(facts: Sequence["Facts"], lines: Sequence[Line], seconds: float) -> s
     """The table, with its title and its last line."""
     hosts = len({fact.host for fact in facts})
     versions = ", ".join(f"{name} {version}" for name, version in facts[0].versions.items())
-    text = [f"{_counted(len(facts), 'process', 'processes')} on {_counted(hosts, 'host', 'hosts')}: {versions}", ""]
+    text = [f"{counted(len(facts), 'process', 'processes')} on {counted(hosts, 'host', 'hosts')}: {versions}", ""]
     width = max(len(line.name) for line in lines)
     for line in lines:
         mark = "FAIL" if line.failed else "warn" if line.advice else "ok"
@@ -86,7 +82,7 @@ def report(facts: Sequence["Facts"], lines: Sequence[Line], seconds: float) -> s
         text += [f"        {'':{width}}  -> {line.advice}"] if line.advice else []
     failed, warnings = (sum(map(test, lines)) for test in (lambda line: line.failed, lambda line: line.is_warning))
     verdict = f"{failed} of {len(lines)} checks failed" if failed else f"{len(lines)} checks, none failed"
-    verdict += f", {_counted(warnings, 'warning', 'warnings')}" if warnings else ""
+    verdict += f", {counted(warnings, 'warning', 'warnings')}" if warnings else ""
     return "\n".join([*text, "", f"{verdict} ({seconds:.1f} s)."])
 
 
@@ -319,10 +315,6 @@ def _ranks(facts: "Sequence[Facts]") -> str:
     """
     numbers = ", ".join(str(fact.rank) for fact in facts[:8]) + (", ..." if len(facts) > 8 else "")
     return f"rank{'s' * (len(facts) > 1)} {numbers} ({', '.join(dict.fromkeys(fact.host for fact in facts))})"
-
-
-def _counted(number: int, one: str, several: str) -> str:
-    return f"{number:,} {one if number == 1 else several}"
 
 
 def _gb(num_bytes: float) -> str:

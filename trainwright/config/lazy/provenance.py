@@ -13,7 +13,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Self
 
-from omegaconf import AnyNode, DictConfig, ListConfig
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
@@ -153,6 +154,16 @@ def building_data(active: bool = True) -> Iterator[None]:
         yield
     finally:
         _building_data.reset(token)
+
+
+def value_at(section: Any, path: str) -> Any:
+    """The value at a dotted path of a section; None where there is none, or it cannot be resolved."""
+    if not isinstance(section, DictConfig):
+        return None
+    try:
+        return OmegaConf.select(section, path, throw_on_missing=False)
+    except OmegaConfBaseException:  # reported by the check of this key
+        return None
 
 
 def raw_children(node: DictConfig | ListConfig) -> dict[Any, Any]:

@@ -4,10 +4,9 @@ import copy
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.config.errors import ConfigError
-from trainwright.config.lazy.provenance import raw_children
+from trainwright.config.lazy.provenance import raw_children, value_at
 
 CANONICAL = {
     "eval_period": "evaluation.eval_period",
@@ -52,9 +51,10 @@ def drop_other_name(cfg: DictConfig, key: str, value: Any = None, *, delete: boo
         for own, other in ((f"train.{alias}", f"train.{canonical}"), (f"train.{canonical}", f"train.{alias}")):
             if not _sets(key, value, own) or _sets(key, value, other):
                 continue
-            holder, last = _holder(cfg, other)
-            there = None if holder is None else raw_children(holder).get(last)
-            if holder is None or there is None:
+            above, _, last = other.rpartition(".")
+            holder = value_at(cfg, above)
+            there = raw_children(holder).get(last) if isinstance(holder, DictConfig) else None
+            if there is None:
                 continue
             is_part = isinstance(there, DictConfig) and not delete and (key != own or isinstance(value, dict))
             with open_dict(holder):
@@ -76,16 +76,6 @@ def _sets(key: str, value: Any, path: str) -> bool:
             return False
         value = value[part]
     return True
-
-
-def _holder(cfg: DictConfig, path: str) -> tuple[DictConfig | None, str]:
-    """The section of ``path`` (None if there is none), and the last key of ``path``."""
-    above, _, last = path.rpartition(".")
-    try:
-        section = OmegaConf.select(cfg, above, throw_on_missing=False)
-    except OmegaConfBaseException:  # a parent is not a section or cannot be resolved, which the check reports
-        section = None
-    return (section if isinstance(section, DictConfig) else None), last
 
 
 def _agree(one: Any, other: Any) -> bool:

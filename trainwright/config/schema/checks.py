@@ -22,7 +22,7 @@ from trainwright.config.errors import (
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, TARGET, are_several, find_target
 from trainwright.config.lazy.lazy_config import SECTIONS, section_fault
 from trainwright.config.lazy.overrides import override_key
-from trainwright.config.lazy.provenance import is_trusted, origin_of, override_at, raw_children, shown
+from trainwright.config.lazy.provenance import is_trusted, origin_of, override_at, raw_children, shown, value_at
 from trainwright.config.lazy.targets import unknown_arguments
 from trainwright.config.schema.aliases import canonical_key
 from trainwright.config.schema.sections import milestone_fault
@@ -90,7 +90,7 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 yield Fault(name, f"no such section. Did you mean {known!r}?", ConfigKeyError)
         yield from _secret_faults(children[name], name)
     for name in SECTIONS:
-        if (what := section_fault(name, _get(cfg, name))) is not None:
+        if (what := section_fault(name, value_at(cfg, name))) is not None:
             yield Fault(name, what, kind=ConfigTypeError)
     yield from _loader_faults(cfg)
 
@@ -105,7 +105,7 @@ def _secret_faults(node: Any, path: str) -> Iterator[Fault]:
 
 
 def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
-    loaders = _get(cfg, "dataloader")
+    loaders = value_at(cfg, "dataloader")
     if loaders is None or section_fault("dataloader", loaders) is not None:
         return
     if not isinstance(loaders, DictConfig):
@@ -116,7 +116,7 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
     if not {"train", "test", TARGET} & set(given):
         has = f" The section has {', '.join(given)}." if given else ""
         yield Fault("dataloader.train", f"missing, and so is dataloader.test.{has}", kind=ConfigKeyError)
-    test = _get(loaders, "test")
+    test = value_at(loaders, "test")
     if isinstance(test, DictConfig) and TARGET in test:
         text = "got one loader; it must be a list of them, or a dict by name. Write [LazyCall(...)(...)]."
         yield Fault("dataloader.test", text, ConfigTypeError)
@@ -125,9 +125,9 @@ def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:
 def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Faults of the train and graph sections, in the order of the configuration."""
     from trainwright.config.schema.keys import GRAPH_WITHOUT_EFFECT, TRAIN_WITHOUT_EFFECT, Run  # here: loads pydantic
-    from trainwright.config.validation import ema_fault, section_faults, unfreeze_fault
+    from trainwright.config.validation import CONTRADICTIONS, section_faults
 
-    sections = {name: _get(cfg, name) for name in ("train", "graph")}
+    sections = {name: value_at(cfg, name) for name in ("train", "graph")}
     faults: list[Fault] = []
     values = {k: _plain(v, k, faults) for k, v in sections.items() if v is not None and section_fault(k, v) is None}
     without_value = {fault.path for fault in faults}
@@ -136,16 +136,11 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     train, graph = values.get("train", {}), values.get("graph", {})
     if train.get("train_iter") == 0 and train.get("train_epoch") == 0:
         yield Fault("train.train_iter", "got 0, and train.train_epoch is 0 too; one of them must be greater than 0.")
-    if isinstance(ema := train.get("ema"), dict) and (contradiction := ema_fault(ema)) is not None:
-        yield Fault("train.ema", contradiction)
-    is_wrong = any(fault.path.startswith("train.unfreeze") for fault in faults)
-    if not is_wrong and (contradiction := unfreeze_fault(train.get("unfreeze"))) is not None:
-        yield Fault("train.unfreeze", contradiction)
-    for name in ("limit_train_batches", "limit_eval_batches"):
-        if train.get("overfit_batches") is not None and train.get(name) is not None:
-            text = f"got {train['overfit_batches']} with train.{name}={train[name]}. Give one of them."
-            yield Fault("train.overfit_batches", text)
-    milestones = _get(_get(sections["train"], "scheduler"), "milestones")
+    wrong = {fault.path.split(".")[1] for fault in faults if fault.path.startswith("train.")}
+    for names, fault_of in CONTRADICTIONS:
+        if not wrong.intersection(names) and (text := fault_of(*map(train.get, names))) is not None:
+            yield Fault(f"train.{names[0]}", text)
+    milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"
         if allowed is not None:
@@ -187,9 +182,9 @@ def _position(values: Any, path: str) -> list[int]:
 def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Text instead of a number, or a negative rate. The optimizer would report it without its place."""
     for path in _optimizers(cfg):
-        optim = _get(cfg, path)
+        optim = value_at(cfg, path)
         for name in _OPTIMIZER_NUMBERS:
-            value = _get(optim, name)
+            value = value_at(optim, name)
             if isinstance(value, str | bool | ListConfig | DictConfig):
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
             elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
@@ -197,7 +192,7 @@ def _rate_faults(cfg: DictConfig) -> Iterator[Fault]:
 
 
 def _optimizers(cfg: DictConfig) -> list[str]:
-    optim = _get(cfg, "optim")
+    optim = value_at(cfg, "optim")
     return [f"optim.{name}" for name in optim] if are_several(optim) else ["optim"]
 
 
@@ -205,7 +200,7 @@ def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
     optimizers = _optimizers(cfg)
     for name in _BUILT:
         for path in optimizers if name == "optim" else [name]:
-            section = _get(cfg, path)
+            section = value_at(cfg, path)
             is_plain = isinstance(section, str | int | float | ListConfig)
             if path != name and (is_plain or (isinstance(section, DictConfig) and TARGET not in section)):
                 others = [other.removeprefix("optim.") for other in optimizers if other != path]
@@ -263,15 +258,6 @@ def _value(section: Any, key: Any, where: str) -> tuple[Any, Fault | None]:
 def _missing_fault(where: str) -> Fault:
     text = f"has no value yet (it is '???'). Set it: {where}=... on the command line."
     return Fault(where, text, ConfigKeyError)
-
-
-def _get(section: Any, path: str) -> Any:
-    if not isinstance(section, DictConfig):
-        return None
-    try:
-        return OmegaConf.select(section, path, throw_on_missing=False)
-    except OmegaConfBaseException:  # reported by the check of this key
-        return None
 
 
 def _is_one_typo_apart(name: str, known: str) -> bool:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeGuard
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.config.lazy.instantiation import TARGET, are_several
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
-from trainwright.config.lazy.provenance import is_set, mark_default, raw_children
+from trainwright.config.lazy.provenance import is_set, mark_default, raw_children, value_at
 from trainwright.config.schema.aliases import resolve_aliases
 
 
@@ -146,7 +146,7 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     train, default_lengths = raw_children(full).get("train"), list[str]()
     if _is_section(train):
         resolve_aliases(train, defaults.train)
-        epochs = OmegaConf.select(train, "train_epoch", throw_on_resolution_failure=False, throw_on_missing=False)
+        epochs = value_at(train, "train_epoch")
         if not is_set(train, "train_iter") and isinstance(epochs, int | float) and epochs > 0:
             train.train_iter = 0  # epochs set by the user replace the default number of iterations
         default_lengths = [key for key in ("train_iter", "train_epoch") if not is_set(train, key)]
@@ -155,7 +155,7 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
     _fill(full, defaults)
     for key in default_lengths:
         mark_default(full.train, key)  # filling copies only the value
-    evaluation = OmegaConf.select(full, "train.evaluation", throw_on_resolution_failure=False)
+    evaluation = value_at(full, "train.evaluation")
     if _is_section(evaluation):
         for key in defaults_of_best:
             mark_default(evaluation, key)
@@ -185,6 +185,6 @@ def _detach(node: DictConfig, key: Any) -> None:
     """Replace a section that is an interpolation by a copy of its target, so that filling it does not change that."""
     child = raw_children(node).get(key)
     if child is not None and child._is_interpolation():
-        section = OmegaConf.select(node, str(key), throw_on_resolution_failure=False)
+        section = value_at(node, str(key))
         if isinstance(section, DictConfig):
             node[key] = section

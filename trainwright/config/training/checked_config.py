@@ -19,7 +19,7 @@ from trainwright.config.errors import ConfigError, ConfigKeyError, Fault, did_yo
 from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.aliases import ALIASES, field_of
-from trainwright.config.training.field_resolution import CHECKS, Draft
+from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text
 from trainwright.notebook import summary
@@ -205,7 +205,7 @@ class CheckedConfig(BaseModel):
 
     def _apply(self, draft: Draft, source: str = "") -> None:
         draft.check_types(self._validated)
-        draft.check_together(CHECKS)
+        draft.check_together()
         draft.raise_faults(source)
         self._as_set, self._names = draft.settings, draft.names
         self.__dict__.update(read_only(_resolve(draft.settings)))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +18,9 @@ from trainwright.config.torch_names import (
     find_torch_class,
 )
 from trainwright.config.training.aliases import ALIASES, UNSPECIFIED, Alias, canonical, field_of
-from trainwright.config.validation import ema_fault, faults_of, unfreeze_fault
+from trainwright.config.validation import CONTRADICTIONS, faults_of
+
+_Check = TypeVar("_Check", bound=Callable[..., str | None])
 
 
 class Draft:
@@ -69,17 +71,23 @@ class Draft:
     def check_types(self, validate: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Validate each value with pydantic."""
         try:
-            self.settings = validate(self.given)
+            names = {field: value for field, value in self.given.items() if isinstance(value, GivenName)}
+            self.settings = validate(self.given) | names  # pydantic converts them to str
         except ValidationError as error:
             for fault in faults_of(error, self.kind, self.given):
                 self.refuse(fault.path, fault.text, fault.kind)
             self.settings = {name: self.given.get(name, _default(self.kind, name)) for name in self.kind.model_fields}
 
-    def check_together(self, checks: Iterable[tuple[tuple[str, ...], Callable[["Draft"], None]]]) -> None:
-        """Apply each check whose fields have no fault of their own."""
-        for fields, check in checks:
+    def check_together(self) -> None:
+        """Resolve and check fields that depend on each other, if they have no fault of their own."""
+        for fields, resolve in _RESOLVED:
             if not self._refused.intersection(fields):
-                check(self)
+                resolve(self)
+        for fields, fault_of in _CHECKS:
+            if not self._refused.intersection(fields):
+                text = fault_of(*(self.settings[field] for field in fields))
+                if text is not None:
+                    self.refuse(fields[0], text)
 
     def raise_faults(self, source: str = "") -> None:
         """Raise one error with all faults, if there are any."""
@@ -138,12 +146,10 @@ def _default(kind: type[BaseModel], field: str) -> Any:
     return None if info.is_required() else info.get_default(call_default_factory=True)
 
 
-_WITHOUT_WARMUP = (None, "constant")
-
 _INSIDE_OPTIMIZER = {"learning_rate": "lr", "weight_decay": "weight_decay"}
 
 
-def _check_rates(draft: Draft) -> None:
+def _resolve_rates(draft: Draft) -> None:
     """The rates among the arguments of the optimizer are the settings of the same names."""
     arguments = draft.settings["optimizer"]
     for field, name in _INSIDE_OPTIMIZER.items():
@@ -162,53 +168,7 @@ def _check_rates(draft: Draft) -> None:
             draft.settings[field] = inner
 
 
-def _check_torch_name(draft: Draft, field: str, kind: str | None = None, also: Mapping[str, Any] | None = None) -> None:
-    given, value, kind = draft.given.get(field), draft.settings[field], kind or field
-    if isinstance(given, GivenName):
-        draft.settings[field] = given  # pydantic converted it to str
-        return
-    if value is None or value == CUSTOM:
-        return
-    if isinstance(value, dict) and "name_" not in value:
-        draft.refuse(field, f"got {value!r}, which lacks the key 'name_': {{\"name_\": name, ...}}.")
-        return
-    _, fault = find_torch_class(kind, value)
-    if fault is None:
-        fault = arguments_fault(kind, {**(value if isinstance(value, dict) else {"name_": value}), **(also or {})})
-    if fault is not None:
-        draft.refuse(field, fault)
-
-
-def _check_lr_scheduler(draft: Draft) -> None:
-    name, arguments = draft.settings["lr_scheduler"], draft.settings["lr_scheduler_kwargs"]
-    if name is None:
-        if arguments is not None:
-            draft.refuse(
-                "lr_scheduler_kwargs",
-                f"got {arguments!r} with lr_scheduler=None; these are the arguments of lr_scheduler.",
-            )
-        return
-    twice = sorted(set(arguments or {}).intersection(name)) if isinstance(name, dict) else []
-    if twice:
-        draft.refuse("lr_scheduler_kwargs", f"got {', '.join(twice)}, which lr_scheduler has too. Give one of them.")
-    else:
-        _check_torch_name(draft, "lr_scheduler", also=arguments)
-
-
-def _check_scheduling_steps(draft: Draft) -> None:
-    """A schedule that depends on a metric is stepped after each evaluation."""
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-
-    steps, schedule = draft.settings["lr_scheduling_steps"], draft.settings["lr_scheduler"]
-    if None not in (steps, schedule) and find_torch_class("lr_scheduler", schedule)[0] is ReduceLROnPlateau:
-        draft.refuse(
-            "lr_scheduling_steps",
-            f"got {steps} with ReduceLROnPlateau, which is stepped after each evaluation, or without one at the end of"
-            " each epoch. Leave it out; eval_strategy='step' with eval_steps evaluates more often.",
-        )
-
-
-def _check_one_schedule(draft: Draft) -> None:
+def _resolve_schedule(draft: Draft) -> None:
     """A schedule of torch replaces the default warm-up schedule, but not one that the user set."""
     if draft.settings["lr_scheduler"] is None:
         return
@@ -222,115 +182,133 @@ def _check_one_schedule(draft: Draft) -> None:
     draft.settings["lr_scheduler_type"] = None
 
 
-def _check_lr_scheduler_type(draft: Draft) -> None:
-    if isinstance(draft.settings["lr_scheduler_type"], dict):
-        _check_torch_name(draft, "lr_scheduler_type", "lr_scheduler")
+_RESOLVED: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
+    (("learning_rate", "weight_decay", "optimizer"), _resolve_rates),
+    (("lr_scheduler", "lr_scheduler_type"), _resolve_schedule),
+)
+_CHECKS: list[tuple[tuple[str, ...], Callable[..., str | None]]] = []
 
 
-def _check_warmup(draft: Draft) -> None:
-    kind = draft.settings["lr_scheduler_type"]
-    has_warmup = draft.settings["warmup_steps"] or draft.settings["warmup_ratio"]
-    if has_warmup and (kind in _WITHOUT_WARMUP or isinstance(kind, dict)):
-        draft.refuse(
-            "lr_scheduler_type",
-            f"got {kind!r} with a warm-up; a schedule that has one is needed, for example 'constant_with_warmup'.",
-        )
+def _check(*fields: str) -> Callable[[_Check], _Check]:
+    """A function of the values of these fields that returns the text of an error about the first one, or None."""
+
+    def register(fault_of: _Check) -> _Check:
+        _CHECKS.append((fields, fault_of))
+        return fault_of
+
+    return register
 
 
-def _check_evaluation(draft: Draft) -> None:
-    steps, strategy = draft.settings["eval_steps"], draft.settings["eval_strategy"]
-    if (strategy == "step") != (steps is not None):
-        draft.refuse(
-            "eval_steps",
-            f"got {steps} with eval_strategy={strategy!r}; eval_steps goes with eval_strategy='step', and only with"
-            " that.",
-        )
+def _torch_fault(kind: str, value: Any, also: Mapping[str, Any] | None = None) -> str | None:
+    if value is None or value == CUSTOM or isinstance(value, GivenName):
+        return None
+    if isinstance(value, dict) and "name_" not in value:
+        return f"got {value!r}, which lacks the key 'name_': {{\"name_\": name, ...}}."
+    _, fault = find_torch_class(kind, value)
+    named = value if isinstance(value, dict) else {"name_": value}
+    return fault or arguments_fault(kind, {**named, **(also or {})})
 
 
-def _check_value(draft: Draft, field: str, fault_of: Callable[[Any], str | None]) -> None:
-    if (fault := fault_of(draft.settings[field])) is not None:
-        draft.refuse(field, fault)
+_check("optimizer")(partial(_torch_fault, "optimizer"))
+_check("loss")(partial(_torch_fault, "loss"))
 
 
-def _check_model_checkpoint(draft: Draft) -> None:
-    periods = draft.settings["model_checkpoint"]
-    if periods is not None and len(periods) != 1:
-        draft.refuse("model_checkpoint", f"got {periods!r}; give one of every_n_epoch and every_n_iteration, or None.")
+@_check("lr_scheduler_kwargs", "lr_scheduler")
+def _arguments_fault(arguments: Any, schedule: Any) -> str | None:
+    if schedule is None and arguments is not None:
+        return f"got {arguments!r} with lr_scheduler=None; these are the arguments of lr_scheduler."
+    twice = sorted(set(arguments or {}).intersection(schedule)) if isinstance(schedule, dict) else []
+    return f"got {', '.join(twice)}, which lr_scheduler has too. Give one of them." if twice else None
 
 
-def _check_overfit(draft: Draft) -> None:
-    for other in ("limit_train_batches", "limit_eval_batches"):
-        if draft.settings["overfit_batches"] is not None and draft.settings[other] is not None:
-            draft.refuse(
-                "overfit_batches",
-                f"got {draft.settings['overfit_batches']} with {other}={draft.settings[other]}; it limits training and"
-                " evaluation. Give one of them.",
-            )
+_check("lr_scheduler", "lr_scheduler_kwargs")(partial(_torch_fault, "lr_scheduler"))
 
 
-def _check_clipping(draft: Draft) -> None:
-    norm, value = draft.settings["max_grad_norm"], draft.settings["clip_grad_value"]
-    if norm is not None and value is not None:
-        draft.refuse(
-            "clip_grad_value", f"got {value} with max_grad_norm={norm}: clip by value or by norm, not by both."
-        )
+@_check("lr_scheduling_steps", "lr_scheduler")
+def _scheduling_fault(steps: Any, schedule: Any) -> str | None:
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    if None in (steps, schedule) or find_torch_class("lr_scheduler", schedule)[0] is not ReduceLROnPlateau:
+        return None
+    return (
+        f"got {steps} with ReduceLROnPlateau, which is stepped after each evaluation, or without one at the end of"
+        " each epoch. Leave it out; eval_strategy='step' with eval_steps evaluates more often."
+    )
 
 
-def _check_folders(draft: Draft) -> None:
-    for field in ("checkpoints_dir", "logs_dir"):
-        name = draft.settings[field]
-        paths = PurePosixPath(name), PureWindowsPath(name)
-        is_folder = name == "." and field == "logs_dir"  # logs may be in output_dir itself
-        if any(path.anchor or ".." in path.parts or not (path.parts or is_folder) for path in paths):
-            draft.refuse(field, f"got {name!r}; it must be a path inside output_dir, such as {field[:-4]!r}.")
+@_check("lr_scheduler_type")
+def _type_fault(kind: Any) -> str | None:
+    return _torch_fault("lr_scheduler", kind) if isinstance(kind, dict) else None
 
 
-def _check_apart(draft: Draft) -> None:
-    checkpoints, logs = (PurePosixPath(draft.settings[field]) for field in ("checkpoints_dir", "logs_dir"))
-    if (
-        checkpoints == logs
-        or checkpoints in logs.parents
-        or (logs != PurePosixPath(".") and logs in checkpoints.parents)
-    ):
-        draft.refuse("logs_dir", f"got {str(logs)!r}; it must be another folder than checkpoints_dir, and not in it.")
+@_check("lr_scheduler_type", "warmup_steps", "warmup_ratio")
+def _warmup_fault(kind: Any, steps: Any, ratio: float) -> str | None:
+    if not (steps or ratio) or (kind not in (None, "constant") and not isinstance(kind, dict)):
+        return None
+    return f"got {kind!r} with a warm-up; a schedule that has one is needed, for example 'constant_with_warmup'."
 
 
-def _check_task(draft: Draft) -> None:
-    task = draft.settings["task"]
-    if task is not None and task not in TaskType.words():
-        draft.refuse("task", f"got {task!r}. {did_you_mean(task, TaskType.words())}")
+@_check("eval_steps", "eval_strategy")
+def _evaluation_fault(steps: Any, strategy: str) -> str | None:
+    if (strategy == "step") == (steps is not None):
+        return None
+    return (
+        f"got {steps} with eval_strategy={strategy!r}; eval_steps goes with eval_strategy='step', and only with that."
+    )
 
 
-def _check_device(draft: Draft) -> None:
-    name = draft.settings["device_str"]
+_CHECKS += CONTRADICTIONS
+
+
+@_check("model_checkpoint")
+def _checkpoint_fault(periods: Any) -> str | None:
+    if periods is None or len(periods) == 1:
+        return None
+    return f"got {periods!r}; give one of every_n_epoch and every_n_iteration, or None."
+
+
+@_check("clip_grad_value", "max_grad_norm")
+def _clipping_fault(value: Any, norm: Any) -> str | None:
+    if value is None or norm is None:
+        return None
+    return f"got {value} with max_grad_norm={norm}: clip by value or by norm, not by both."
+
+
+def _folder_fault(example: str, name: str) -> str | None:
+    paths = PurePosixPath(name), PureWindowsPath(name)
+    is_folder = name == "." and example == "logs"  # logs may be in output_dir itself
+    if any(path.anchor or ".." in path.parts or not (path.parts or is_folder) for path in paths):
+        return f"got {name!r}; it must be a path inside output_dir, such as {example!r}."
+    return None
+
+
+_check("checkpoints_dir")(partial(_folder_fault, "checkpoints"))
+_check("logs_dir")(partial(_folder_fault, "logs"))
+
+
+@_check("logs_dir", "checkpoints_dir")
+def _apart_fault(logs_dir: str, checkpoints_dir: str) -> str | None:
+    logs, checkpoints = PurePosixPath(logs_dir), PurePosixPath(checkpoints_dir)
+    is_above = logs in checkpoints.parents and logs != PurePosixPath(".")
+    if checkpoints not in (logs, *logs.parents) and not is_above:
+        return None
+    return f"got {str(logs)!r}; it must be another folder than checkpoints_dir, and not in it."
+
+
+@_check("task")
+def _task_fault(task: str | None) -> str | None:
+    known = TaskType.words()
+    return None if task is None or task in known else f"got {task!r}. {did_you_mean(task, known)}"
+
+
+@_check("device_str")
+def _device_fault(name: str | None) -> str | None:
     if name is None:
-        return
+        return None
     import torch
 
     try:
         torch.device(name)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        draft.refuse("device_str", f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0' ({reason})")
-
-
-CHECKS: tuple[tuple[tuple[str, ...], Callable[[Draft], None]], ...] = (
-    (("learning_rate", "weight_decay", "optimizer"), _check_rates),
-    (("optimizer",), partial(_check_torch_name, field="optimizer")),
-    (("loss",), partial(_check_torch_name, field="loss")),
-    (("lr_scheduler", "lr_scheduler_kwargs"), _check_lr_scheduler),
-    (("lr_scheduler", "lr_scheduling_steps"), _check_scheduling_steps),
-    (("lr_scheduler", "lr_scheduler_type"), _check_one_schedule),
-    (("lr_scheduler_type",), _check_lr_scheduler_type),
-    (("lr_scheduler_type", "warmup_steps", "warmup_ratio"), _check_warmup),
-    (("eval_strategy", "eval_steps"), _check_evaluation),
-    (("ema",), partial(_check_value, field="ema", fault_of=ema_fault)),
-    (("unfreeze",), partial(_check_value, field="unfreeze", fault_of=unfreeze_fault)),
-    (("model_checkpoint",), _check_model_checkpoint),
-    (("overfit_batches", "limit_train_batches", "limit_eval_batches"), _check_overfit),
-    (("max_grad_norm", "clip_grad_value"), _check_clipping),
-    (("checkpoints_dir", "logs_dir"), _check_folders),
-    (("checkpoints_dir", "logs_dir"), _check_apart),
-    (("task",), _check_task),
-    (("device_str",), _check_device),
-)
+        return f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0' ({str(error).splitlines()[0]})"
+    return None

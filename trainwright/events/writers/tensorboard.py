@@ -1,5 +1,6 @@
 """Scalars, images, histograms and texts for TensorBoard, with torch's SummaryWriter, in the writer thread of files."""
 
+import importlib
 import os
 import uuid
 from collections.abc import Mapping
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.files import sync_folder
-from trainwright.config.errors import ConfigError
-from trainwright.events.media import Image, Medium, Text
+from trainwright.config.errors import ConfigError, import_optional
+from trainwright.events.media import Medium
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
 from trainwright.events.writers.rows import is_blocked, rows_after
@@ -97,16 +98,12 @@ class TensorBoardWriter(FileWriter):
 
     def _open(self) -> None:
         """Open a new event file, which hides the events of earlier files from the next iteration on."""
-        try:
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "TensorBoardWriter: the package tensorboard is not installed. Install it with `pip install "
-                "tensorboard`, or remove this writer from build_writers()."
-            ) from error
-        self._summary: Any = Summary  # the package has no types
-        make_writer: Any = SummaryWriter
+        message = (
+            "TensorBoardWriter: the package tensorboard is not installed. Install it with `pip install tensorboard`, or"
+            " remove this writer from build_writers()."
+        )
+        make_writer = import_optional("torch.utils.tensorboard", message, ConfigError).SummaryWriter
+        self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
         mark = f".{uuid.uuid4().hex[:8]}"  # identifies this writer's file
         self._writer = make_writer(self._log_dir, purge_step=self._last_written + 1, filename_suffix=mark)
         (self._file,) = Path(self._log_dir).glob(f"events.out.tfevents.*{mark}")
@@ -125,13 +122,11 @@ class TensorBoardWriter(FileWriter):
         self._writer.file_writer.add_summary(session_start)
 
     def _add_media(self, item: Medium) -> None:
-        if isinstance(item, Text):
-            self._writer.add_text(item.name, item.text, item.iteration)
+        if isinstance(item.content, str) or item.kind == "image":
+            add = self._writer.add_image if item.kind == "image" else self._writer.add_text
+            add(item.name, item.content, item.iteration)
             return
-        if isinstance(item, Image):
-            self._writer.add_image(item.name, item.pixels, item.iteration)
-            return
-        low, high, count, total, total_of_squares, *counts = item.summary.tolist()
+        low, high, count, total, total_of_squares, *counts = item.content.tolist()
         if count:  # 0 if every value was NaN or inf
             width = (high - low) / len(counts)
             limits = [low + width * (place + 1) for place in range(len(counts))]

@@ -1,6 +1,6 @@
 """Text of the commands."""
 
-from trainwright.cli.text import counted, local_time, shown, size, table
+from trainwright.report.text import counted, local_time, shown, size, table
 
 
 def test_a_table_aligns_its_columns() -> None:
