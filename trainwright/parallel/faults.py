@@ -145,7 +145,7 @@ class FaultWatch:
         if self._read("reported", 0.0) is not None:
             return f"{reason}; see its traceback above."
         return (
-            f"{reason}: {fault['error']} Its program has not ended, as if it had caught this error. None can go on"
+            f"{reason} ({fault['error']}), and its program goes on, as if it had caught this error. None can go on"
             " without the others: let the error end the process, or raise it on all of them."
         )
 
@@ -193,8 +193,7 @@ class FaultWatch:
                 since = now
             if now - since > self._timeout_s or self._read("hang", 0.0) is not None:
                 self._report_hang()
-            stays_s = min(_STAYS_S, self._timeout_s / 2)
-            self._report_place(place[1:] if now - moved > stays_s else (), is_idle=now - busy > stays_s)
+            self._report_place(place[1:] if now - moved > _STAYS_S else (), is_idle=now - busy > _STAYS_S)
 
     def _place(self) -> tuple[Any, ...]:
         """Where the process is: equal at two times only if its main thread has not moved."""

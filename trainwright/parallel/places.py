@@ -79,7 +79,7 @@ def calls_of_user(frames: Sequence[Frame]) -> list[Frame]:
 def shown_call(calls: Sequence[Frame]) -> str:
     """The innermost call of ``calls`` as its source has it: "`trainer.save(path)` at train.py:21 in on_step_end"."""
     if not calls:
-        return "an unknown place"
+        return "a call at an unknown place"
     source = linecache.getline(calls[0].file, calls[0].line).strip()
     return f"`{source:.80}` at {calls[0]}" if source else str(calls[0])
 
