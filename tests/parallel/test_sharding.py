@@ -17,8 +17,11 @@ from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.engine import EagerTrainer
+from trainwright.engine.accumulation import part_of_mean
 from trainwright.evaluation import DatasetEvaluator, PPLEvaluator, inference_on_dataset
+from trainwright.events import EventStorage
 from trainwright.hooks.callbacks import Callback
+from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import get_rank, get_world_size
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
@@ -354,6 +357,24 @@ def test_muon_orthogonalizes_complete_matrices() -> None:
     for rounding, apart, update in on_ranks(step_with_muon):
         assert rounding < 0.1 * update  # torch computes in bfloat16; in float32 the difference is 2e-7
         assert apart > 0.2 * update
+
+
+def log_parts() -> list[float]:
+    """What is logged of the sum of a divided tensor, which is 10; each process has 1 + 2 or 3 + 4."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (get_world_size(),))
+    total: Any = distribute_tensor(torch.tensor([1.0, 2.0, 3.0, 4.0]), mesh, [Shard(0)]).sum()
+    logs, storage = Logs(total=total), EventStorage()
+    storage.put_scalar("scalar", total)
+    storage.put_mean("loss", part_of_mean([total], [1], CPU), torch.distributed.all_reduce)
+    storage.reduce()
+    return [logs["total"], *(value for value, _ in storage.latest().values())]
+
+
+def test_what_is_logged_of_a_divided_value_is_all_of_it() -> None:
+    assert on_ranks(log_parts) == [[10.0, 10.0, 10.0]] * 2
 
 
 class CountExchanges(TorchDispatchMode):
