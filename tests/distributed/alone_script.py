@@ -2,7 +2,7 @@
 
 ``HOW``: the name of a function below; the first process calls it after iteration ``AT``, or after the training if the
 name begins with "after_". "ends": the second process ends before it builds its trainer. "caught": its training fails,
-and its program catches the error and trains again. "all_caught": so it is on both, and one is slow then.
+and its program catches the error and trains again. "all_caught": so it is on both, and one comes late then.
 ``LAYOUT``: settings of ``TrainingConfig`` as JSON.
 """
 
@@ -53,16 +53,19 @@ class Alone(Callback):
             act(trainer)
 
 
-class Slow(Callback):
+class Late(Callback):
+    trainer: Any = None
     calls = 0
 
     def on_train_batch_end(self, batch: Any, logs: Any = None) -> None:
         self.calls += 1
-        if self.calls == AT and RANK == "1":
-            time.sleep(2.5)  # longer than a process waits that has read of a failure
+        if self.calls == AT:
+            if RANK == "1":
+                time.sleep(7)  # the other one is waiting for it, longer than it would after a failure
+            self.trainer.save(f"{folder}/own")
 
 
-def build(callback: Callback) -> Trainer:
+def build(callback: Any) -> Trainer:
     config = TrainingConfig(
         output_dir=folder, batch_size=2, gradient_accumulation_steps=1 + ("pipeline_parallel_size" in layout),
         max_steps=20, device_str="cpu", tensorboard=None, num_dataloader_workers=0, eval_strategy="no", log_steps=2,
@@ -70,6 +73,7 @@ def build(callback: Callback) -> Trainer:
     )  # fmt: skip
     trainer = Trainer(build_language(plain=True), config, train_dataset=Texts(160), eval_dataset=Texts(8))
     trainer.add_callback(callback)
+    callback.trainer = trainer
     return trainer
 
 
@@ -83,7 +87,7 @@ try:
 except ValueError:
     if not how.endswith("caught"):
         raise
-    build(Slow()).train()
+    build(Late()).train()
     print("trained again", flush=True)
 if how.startswith("after_") and RANK == "0":
     act(trainer)

@@ -90,7 +90,9 @@ def test_a_failure_that_one_process_catches_ends_all_with_its_reason(tmp_path: P
 
 
 @pytest.mark.exhaustive
-def test_a_failure_that_all_processes_catch_does_not_end_the_next_training(tmp_path: Path) -> None:
+def test_a_failure_that_all_processes_catch_does_not_end_the_next_training_nor_does_a_late_process(
+    tmp_path: Path,
+) -> None:
     _, output = run(tmp_path / "run", "all_caught", code=0)
     assert output.count("trained again") == 2, output
 

@@ -124,7 +124,8 @@ class FaultWatch:
         if fault is None and is_lost:
             return (
                 f"rank {self._rank}: ended{self._where()}. Another process ended without a report: it was killed, ran"
-                f" out of memory, or its machine or the network failed. ({_text(error)})"
+                " out of memory, made another collective call than this process (gloo ends it, above), or its"
+                f" machine or the network failed. ({_text(error)})"
             )
         if fault is None or fault["rank"] == self._rank or not (is_lost or fault["error"] == _text(error)):
             return None

@@ -58,9 +58,9 @@ def _watch(has_met: threading.Event) -> None:
             if local_rank == min(set(range(int(environment["LOCAL_WORLD_SIZE"]))) - ended):
                 names = ", ".join(str(first + rank) for rank in sorted(ended))
                 sys.stderr.write(
-                    f"The program of rank {names} has ended before it built its trainer. The other"
-                    f" {int(environment['WORLD_SIZE']) - len(ended)} wait for it, so the job ends. Every process must"
-                    " build the trainer, not only where `if is_main_process()` or another condition holds.\n"
+                    f"The program of rank {names} has ended before it built its trainer. The others wait for it, so the"
+                    " job ends. Every process must build the trainer, not only where `if is_main_process()` or another"
+                    " condition holds.\n"
                 )
                 sys.stderr.flush()
             else:
