@@ -3,10 +3,12 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from trainwright.config.errors import ConfigError
 from trainwright.parallel.faults import FaultWatch, is_of_connections
 
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:41234")
@@ -116,3 +118,87 @@ def test_a_process_ends_only_where_it_waits_for_one_that_failed(
 )
 def test_errors_of_connections(error: Exception, expected: bool) -> None:
     assert is_of_connections(error) is expected
+
+
+def test_a_failure_that_the_program_has_caught_does_not_count_in_the_next_training(watches: list[FaultWatch]) -> None:
+    watches[1].announce(ValueError("bad data"))
+    for watch in watches:
+        watch.begin(Training())
+    line = watches[0].line_for(LOST)
+    assert line is not None
+    assert "ended without a report" in line
+
+
+def test_a_failure_without_a_traceback_is_told_with_its_error(watches: list[FaultWatch]) -> None:
+    watches[1].announce(ValueError("bad data"))
+    line = watches[0].line_for(LOST)
+    assert line is not None
+    assert "because rank 1 failed in iteration 20 (ValueError: bad data), and its program goes on" in line
+
+
+def test_an_error_that_no_training_raises_counts_in_all(watches: list[FaultWatch]) -> None:
+    assert watches[1].line_for(ValueError("bad data")) is None
+    watches[0].begin(Training())
+    watches[1].mark_reported()
+    assert "because rank 1 failed in iteration 20; see its" in (watches[0].line_for(LOST) or "")
+
+
+def test_processes_meet_in_a_call_and_not_in_two(watches: list[FaultWatch]) -> None:
+    threads = [threading.Thread(target=watch.meet, args=("save",)) for watch in watches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    refused: list[ConfigError] = []
+
+    def load() -> None:
+        try:
+            watches[0].meet("load")
+        except ConfigError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    while watches[0]._meeting != "load":
+        time.sleep(0.01)
+    watches[1].stop()
+    thread.join(60)
+    assert "load needs all processes, and rank 1 has left." in str(refused[0])
+    line = watches[0].line_for(LOST)
+    assert line is not None
+    assert "ended in iteration 20. a call at an unknown place needs all processes, and rank 1 has left" in line
+
+
+class Staying(FaultWatch):
+    """Of a process that stays at one place, as two callers report it."""
+
+    def __init__(self, store: dist.Store, rank: int, stack: list[str]) -> None:
+        self.stack, self.lines, self.has_ended = stack, list[str](), threading.Event()
+        super().__init__(store, rank, 2, timeout_s=1.0)
+
+    def _place(self) -> tuple[int, ...]:
+        return (0, *self.stack)  # type: ignore[arg-type]
+
+    def _end(self, line: str = "") -> None:
+        self.lines += [line] if line else []
+        self._is_over.set()
+        self._store.set("over", "true")
+        self.has_ended.set()
+
+    def _report_hang(self) -> None: ...
+
+
+def test_processes_that_wait_in_different_calls_end_with_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.parallel.faults._STAYS_S", 0.0)
+    monkeypatch.setattr("trainwright.parallel.faults._IDLE", 1000.0)  # this process computes the test
+    file = Path(dist.__file__).parent / "distributed_c10d.py"
+    main = 'File "/home/me/train.py", line 9 in main'
+    stacks = [[f'File "{file}", line 1 in barrier', main], [f'File "{file}", line 2 in broadcast', main]]
+    store = dist.HashStore()
+    stacks[0].insert(1, 'File "/home/me/train.py", line 3 in on_step_end')
+    staying = [Staying(store, rank, stack) for rank, stack in enumerate(stacks)]
+    for watch in staying:
+        assert watch.has_ended.wait(60)
+    assert [len(watch.lines) for watch in staying] == [1, 0]
+    assert "Only rank 0 has made the call train.py:3 in on_step_end." in staying[0].lines[0]

@@ -17,8 +17,11 @@ from tests.ranks import on_ranks
 from trainwright import Trainer, TrainingConfig
 from trainwright.config.errors import ConfigError
 from trainwright.engine import EagerTrainer
+from trainwright.engine.accumulation import part_of_mean
 from trainwright.evaluation import DatasetEvaluator, PPLEvaluator, inference_on_dataset
+from trainwright.events import EventStorage
 from trainwright.hooks.callbacks import Callback
+from trainwright.hooks.callbacks.logs import Logs
 from trainwright.parallel.dist import get_rank, get_world_size
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
@@ -287,12 +290,25 @@ class OldOptimizer(Trainer):
         raise AssertionError("not reached")
 
 
+class Penalty(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return sum(parameter.square().sum() for parameter in model.parameters())
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "graph": ({"graph": True}, "TrainingConfig.graph: got True with"),
     "scalar": ({"model": lambda: Net(scalar=True)}, "scale of Net has no dimension to divide"),
     "closure": ({"parts": lambda m: {"optimizer": torch.optim.LBFGS(m.parameters())}}, "excludes several processes"),
     "part": ({"kind": CallsPart}, "call the model, and let its forward do that"),
     "some gradients": ({"kind": OwnGradients}, "Use self.toggled(optimizer)"),
+    "loss of parts": (
+        {"kind": Penalty},
+        "Penalty.compute_loss returned a DTensor, of which each process may have a part",
+    ),
+    "batch norm": (
+        {"model": lambda: nn.Sequential(nn.SyncBatchNorm(4))},
+        "0 (SyncBatchNorm): torch's version needs GPUs",
+    ),
     "old optimizer": ({"kind": OldOptimizer}, "it holds no parameter of the model"),
 }
 
@@ -312,6 +328,53 @@ def test_what_cannot_be_shared_is_refused_on_every_rank(tmp_path: Path) -> None:
     for found in on_ranks(refuse_cases, tmp_path):
         for name, (_, text) in REFUSED.items():
             assert text in found.get(name, ""), (name, found.get(name))
+
+
+def step_with_muon() -> list[float]:
+    """The differences of a divided matrix, and of two matrices, from a complete one; and the size of the update."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (get_world_size(),))
+    torch.manual_seed(0)
+    weight, gradient = torch.randn(64, 16), torch.randn(64, 16)
+
+    def stepped(*pairs: tuple[Tensor, Tensor]) -> list[nn.Parameter]:
+        parameters = [nn.Parameter(one.clone()) for one, _ in pairs]
+        for parameter, (_, own) in zip(parameters, pairs, strict=True):
+            parameter.grad = own.clone()
+        torch.optim.Muon(parameters, lr=0.1).step()
+        return parameters
+
+    (complete,) = stepped((weight, gradient))
+    (divided,) = stepped((distribute_tensor(weight, mesh, [Shard(0)]), distribute_tensor(gradient, mesh, [Shard(0)])))
+    parts = torch.cat(stepped(*zip(weight.chunk(2), gradient.chunk(2), strict=True)))
+    others: Any = (divided.full_tensor(), parts, weight)  # type: ignore[attr-defined]
+    return [float((complete - other).abs().max()) for other in others]
+
+
+def test_muon_orthogonalizes_complete_matrices() -> None:
+    for rounding, apart, update in on_ranks(step_with_muon):
+        assert rounding < 0.1 * update  # torch computes in bfloat16; in float32 the difference is 2e-7
+        assert apart > 0.2 * update
+
+
+def log_parts() -> list[float]:
+    """What is logged of the sum of a divided tensor, which is 10; each process has 1 + 2 or 3 + 4."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (get_world_size(),))
+    total: Any = distribute_tensor(torch.tensor([1.0, 2.0, 3.0, 4.0]), mesh, [Shard(0)]).sum()
+    logs, storage = Logs(total=total), EventStorage()
+    storage.put_scalar("scalar", total)
+    storage.put_mean("loss", part_of_mean([total], [1], CPU), torch.distributed.all_reduce)
+    storage.reduce()
+    return [logs["total"], *(value for value, _ in storage.latest().values())]
+
+
+def test_what_is_logged_of_a_divided_value_is_all_of_it() -> None:
+    assert on_ranks(log_parts) == [[10.0, 10.0, 10.0]] * 2
 
 
 class CountExchanges(TorchDispatchMode):

@@ -59,6 +59,7 @@ from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.optim.fused import keep_possible_kernels
 from trainwright.parallel import dist
 from trainwright.parallel.dist import raised_together
+from trainwright.parallel.faults import meet
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -181,6 +182,7 @@ class Checkpointer:
             CheckpointTypeError: a state holds a type that a checkpoint cannot store.
             OSError: the disk is full or read-only, for example. Earlier checkpoints are unchanged.
         """
+        meet("Checkpointer.save")
         self.loaded_from = None
         write: Callable[[], None] | None = None
         share: Share | None = None
@@ -246,6 +248,7 @@ class Checkpointer:
         if not str(path):
             logger.debug("Checkpointer.load: the path is empty, nothing is loaded.")
             return {}
+        meet("Checkpointer.load")
         path = Path(path)
         wanted = list(self.checkpointables) if checkpointables is None else list(checkpointables)
         is_weights_only = checkpointables is not None and not wanted
@@ -286,6 +289,7 @@ class Checkpointer:
         Raises:
             CheckpointError: there are checkpoints, and none of them is valid.
         """
+        meet("Checkpointer.resume_or_load")
         if not dist.broadcast_object(resume and self.has_checkpoint()):
             self.load(path, checkpointables=[])
             return {}
@@ -307,6 +311,7 @@ class Checkpointer:
         Raises:
             MissingFileError: there is no checkpoint of that name.
         """
+        meet("Checkpointer.tag_last_checkpoint")
         with raised_together():
             check_name(name)
             self._writer.finish()
@@ -319,6 +324,8 @@ class Checkpointer:
 
         ``alone``: this rank only, where the others may have failed and would not come.
         """
+        if not alone:
+            meet("Checkpointer.wait")
         with nullcontext() if alone else raised_together():
             self._writer.finish()
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.run_backward import plain_backward
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
 from trainwright.data.collate import count_samples
 from trainwright.engine.loss_fn import TOKENS as TOKENS
@@ -249,6 +250,7 @@ def part_of_mean(values: Sequence[Any], weights: Sequence[Any], device: torch.de
             copy = value.clone()  # the step may write into it later
             return copy if copy.dim() == 0 else copy.reshape(()), float(weight)
     wide = wide_dtype(device)
+    values = [value.full_tensor() if is_dtensor(value) else value for value in values]  # all processes have the same
     kept = torch.stack([torch.as_tensor(value, device=device).detach().reshape(()).to(wide) for value in values])
     if len(weights) != len(values):
         weights = [1] * len(values)

@@ -21,6 +21,7 @@ from trainwright.parallel.dist import (
     get_world_size,
     reduce_over_data,
 )
+from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.sharding import ShardedGradients, explain_parts, is_sharded
 
@@ -151,6 +152,7 @@ class Replica:
         return len(self._uses) >= expected
 
     def _wrap(self) -> None:
+        meet("its first step, or the first one after parameters were frozen or unfrozen")
         self._use_wrapped(wrap_data_parallel(self._plain, self._device, find_unused_parameters=self._finds_unused))
 
     def _trainable_now(self) -> list[bool]:

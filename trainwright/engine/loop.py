@@ -14,7 +14,7 @@ from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.method_overrides import is_overridden, overridable
 from trainwright.hooks.signals import TrainingPaused
-from trainwright.parallel.faults import announce, names_connection, watch_training
+from trainwright.parallel.faults import announce, meet, names_connection, watch_training
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -173,6 +173,7 @@ class TrainerBase:
             try:
                 self._is_training = True
                 watch_training(self)
+                meet("train")
                 self.before_train()
                 self._before_first_step()
                 self._stepper, run_step = self._bind_run_step()

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.fused_update import direct
 from trainwright._torch_compat.run_backward import plain_backward
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS, AllGroups, RankMean, WindowMean, part_of_mean, weighted_mean
 from trainwright.engine.extra_parameters import synchronized
@@ -197,6 +198,7 @@ class Update:
         if self._device is None:
             storage.put_scalar(name, value)
         else:
+            value = value.full_tensor() if is_dtensor(value) else value
             value = torch.as_tensor(value, device=self._device).detach().reshape(())
             part = torch.stack([value, torch.ones_like(value) / get_data_parallel_size()]).to(wide_dtype(self._device))
             storage.put_mean(name, part, dist.all_reduce)

@@ -34,6 +34,7 @@ from trainwright.events.storage import EvaluationStorage
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.data_parallel import unwrap_model
 from trainwright.parallel.dist import all_gather_object, broadcast_over_data, is_main_process
+from trainwright.parallel.faults import meet
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.sharding import computes_together, gathered, reshard
 
@@ -205,6 +206,7 @@ def inference_on_dataset(
         ConfigError: the loader is empty, or ``eval_iter`` leaves nothing of it.
         EvaluationError: model, batch and evaluator do not fit together.
     """
+    meet("an evaluation")
     model = unwrap_model(model)  # its forward may wait for the other ranks, of which one may have run out
     device = torch.device(input_placement_device)
     with raised_on_all_ranks():

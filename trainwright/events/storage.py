@@ -51,14 +51,16 @@ class _LocalMeans(NamedTuple):
 
 
 def _check_alike(ranks: list[dict[str, float]]) -> None:
-    """Raise on every process if one has another value."""
-    for name in ranks[0]:
-        for rank, values in enumerate(ranks):
-            here, there = ranks[0][name], values.get(name, ranks[0][name])
+    """Raise on every process if two have another value of one name. A process may lack a name."""
+    first: dict[str, tuple[int, float]] = {}
+    for rank, values in enumerate(ranks):
+        for name, there in values.items():
+            other, here = first.setdefault(name, (rank, there))
             if not math.isclose(here, there, rel_tol=1e-4):
                 raise ConfigError(
-                    f"{name}: {here:g} on rank 0, but {there:g} on rank {rank}. All processes must have the same value,"
-                    " or their copies of the model differ; code that changes it must run on every process."
+                    f"{name}: {here:g} on rank {other}, but {there:g} on rank {rank}. All processes must have the same"
+                    " value, or their parts of the model are trained differently; code that changes it must run on"
+                    " every process."
                 )
 
 
@@ -102,8 +104,9 @@ class EventStorage:
     ``iter`` is the iteration of the values that are put now; ``samples`` counts consumed training samples. The trainer
     sets both (in your own loop, call ``step``). ``written`` is the iteration of the last regular write of the writers,
     or None if it is unknown. A resumed run continues its files at ``first_unwritten``: this removes the extra row that
-    an interrupted run writes when it stops, so that the files equal those of an uninterrupted run. ``alike`` has the
-    names of values that all processes must have alike, such as the learning rate: :meth:`reduce` compares the newest.
+    an interrupted run writes when it stops, so that the files equal those of an uninterrupted run. ``alike`` has
+    functions that return values by name, such as learning rates, which all processes must have alike: :meth:`reduce`
+    compares them.
 
     >>> with EventStorage() as storage:
     ...     for _ in range(3):
@@ -132,7 +135,7 @@ class EventStorage:
         self._num_parts = 0
         self._local: dict[str, _LocalMeans] = {}
         self._is_difference_logged = False
-        self.alike: set[str] = set()
+        self.alike: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._media = MediaBuffer()
         self._shown: dict[int, dict[str, tuple[float, int]]] = {}  # by window size: results since the last flush
 
@@ -250,7 +253,7 @@ class EventStorage:
         keys = [*parts]
         if not (dist.is_available() and dist.is_initialized()):
             return keys
-        alike = {name: self._histories[name].latest() for name in sorted(self.alike) if name in self._histories}
+        alike = {name: value for _, read in sorted(self.alike.items()) for name, value in read().items()}
         shown = [f"{name} {value:.6g}" for name, value in alike.items()]  # computed on several machines: not all bits
         digest = torch.tensor([crc32(repr((keys, shown)).encode())], device=next(iter(parts.values())).device)
         digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]

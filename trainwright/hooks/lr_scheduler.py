@@ -1,7 +1,8 @@
 """Step the learning-rate schedule."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
@@ -91,10 +92,14 @@ class LRScheduler(HookBase):
         optimizer = self._optimizer or getattr(self.trainer, "optimizer", None)
         groups = getattr(optimizer, "param_groups", ())
         self._has_rate = len(groups) > 0 and all("lr" in group for group in groups)
-        if pipeline_of(getattr(self.trainer, "model", None)) is None:  # stages may have layers with other rates
-            self.trainer.storage.alike.add(self._key)
         if optimizer is not None and self._has_rate:
             self._group = _representative_group(optimizer)
+            names = [
+                self._key if place == self._group else f"{self._key} of group {place}" for place in range(len(groups))
+            ]
+            if pipeline_of(getattr(self.trainer, "model", None)) is not None:  # each stage has the groups of its layers
+                names = [f"{self._key} of the group with {_settings(group)}" for group in groups]
+            self.trainer.storage.alike[self._key] = partial(_rates, optimizer, names)
             self._position = getattr(scheduler, "last_epoch", None)
             if self._is_named:  # a step of the user's own may leave it out for some iterations: torch would warn
                 mark_stepped(optimizer)
@@ -133,6 +138,25 @@ class ReduceOnPlateau(HookBase):
     def _has_new_results(self) -> bool:
         seen, self._seen = self._seen, self.trainer.last_eval_results
         return self._seen is not seen
+
+
+def _settings(group: Mapping[str, Any]) -> str:
+    """What tells a group from others, whose rates may be others: its first rate and all that is set."""
+    first = {} if "initial_lr" in group else {"first lr": group["lr"]}
+    plain = {
+        key: value
+        for key, value in group.items()
+        if key not in ("params", "lr") and not (value is None or value is False)
+    }
+    return ", ".join(f"{key}={value}" for key, value in sorted({**plain, **first}.items()))
+
+
+def _rates(optimizer: Optimizer, names: Sequence[str]) -> dict[str, float]:
+    """The rates of the groups by name, without those of a name that means several rates."""
+    rates: dict[str, set[float]] = {}
+    for name, group in zip(names, optimizer.param_groups, strict=False):  # groups may have been added
+        rates.setdefault(name, set()).add(float(group["lr"]))
+    return {name: found.pop() for name, found in rates.items() if len(found) == 1}
 
 
 def _representative_group(optimizer: Optimizer) -> int:

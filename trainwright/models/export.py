@@ -16,6 +16,7 @@ from trainwright.checkpoint.files import commit_folder, sync_file, temporary_sib
 from trainwright.config.errors import ConfigError, UserError
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.dist import is_main_process, synchronize
+from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.models")
@@ -41,6 +42,7 @@ def export_of_run(model: nn.Module, path: str | os.PathLike[str], batch: Any, *,
             "export: each process holds a part of the model. Use `trainwright checkpoint export RUN` on a checkpoint,"
             " and export the model that it gives in one process."
         )
+    meet("export")
     if is_main_process():
         written, difference = export_model(model, path, batch, tolerance=tolerance)
         logger.info("Exported to %s; largest difference to the model: %.1e of the largest output.", written, difference)

@@ -5,6 +5,7 @@ Every rank holds the model and trains on its share of each global batch.
 
 import atexit
 import gc
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
+from trainwright.parallel.siblings import siblings_awaited
 from trainwright.parallel.slurm import step_variables
 
 _wrapped: WeakSet[DistributedDataParallel] = WeakSet()
@@ -98,6 +100,8 @@ logger = logging.getLogger("trainwright.parallel")
 
 HANG_TIMEOUT_S = 1800.0
 
+_groups = itertools.count()  # that this process has joined
+
 
 def num_launched() -> int:
     """The number of processes that a launcher started: torchrun, ``accelerate launch`` or Slurm's ``srun``."""
@@ -138,7 +142,8 @@ def setup_dist_util(
         seconds = float(timeout_s or sizes.get("hang_timeout_s") or HANG_TIMEOUT_S)  # type: ignore[arg-type]
         # The group's own limit comes later: its error names neither the processes nor their places.
         try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
+            with siblings_awaited():
+                dist.init_process_group(backend, timeout=timedelta(seconds=seconds + 60), **_store_of_attempt())
         except dist.DistStoreError as error:
             error.add_note(
                 f"Rank {os.environ.get('RANK', 0)} has waited for {num_processes} processes to meet. Another one has"
@@ -200,8 +205,10 @@ def _watch(timeout_s: float) -> None:
         store = stores.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
     except RuntimeError:  # the processes have met elsewhere
         return
-    attempt = stores.PrefixStore(f"faults_{get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    watch_faults(attempt, dist.get_rank(), dist.get_world_size(), timeout_s, shut_down)
+    attempt = f"{get('TORCHELASTIC_RESTART_COUNT', '0')}_{next(_groups)}"  # no report of an earlier one counts
+    watch_faults(
+        stores.PrefixStore(f"faults_{attempt}", store), dist.get_rank(), dist.get_world_size(), timeout_s, shut_down
+    )
 
 
 def leave_at_exit() -> None:

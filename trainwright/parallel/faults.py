@@ -13,12 +13,13 @@ import os
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from types import FrameType, TracebackType
+from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any
 
-from trainwright.config.errors import UserError
+from trainwright.config.errors import ConfigError, UserError
+from trainwright.parallel import places
+from trainwright.parallel.dist import get_pipeline_parallel_size
 from trainwright.stacks import stack_of
 
 # In the errors of torch's backends: another process closed its connection, or did not answer in time.
@@ -28,6 +29,9 @@ _OF_CONNECTIONS = (
 )
 _ENDS_ITSELF_S = 10.0  # a process whose main thread waits for a process that has failed is ended after this time
 _REPORT_S = 5.0  # to wait for the traceback or the stacks of the others
+_STAYS_S = 5.0  # a process that has not moved for this time reports where it is
+_IDLE = 0.1  # of a processor: a process that waits uses less
+_LOOKS = 3  # in a row that must show the same before processes that are apart are ended
 
 _watch: "FaultWatch | None" = None
 
@@ -47,37 +51,81 @@ class FaultWatch:
         self.trainer: Any = None
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
         self._failed = ""  # where the training has failed
+        self._training, self._num_meetings = 0, 0  # how many have begun
+        self._meeting = ""  # the call in which this process waits for the others to make it, too
         self._known: dict[str, Any] = {}  # reports that were read: the store ends with the process that holds it
+        self._row: dict[str, Any] = {}  # where this process stays, as reported
+        self._seen: tuple[list[str], int] = [], 0  # the rows of all processes, and in how many looks they were the same
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainwright-faults", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread; the others learn that this process takes part in nothing any more."""
         self._is_over.set()
+        with contextlib.suppress(RuntimeError):  # the store may be gone
+            self._store.compare_set("left", "", json.dumps(self._rank))
 
-    def announce(self, error: BaseException) -> None:
-        """Report a failure of this process, unless it follows from that of another one."""
+    def begin(self, trainer: Any) -> None:
+        """A training begins; None: it is over. Failures of earlier ones do not end it."""
+        if trainer is not None:
+            self._training += 1
+            self._failed = ""
+        self.trainer = trainer
+
+    def meet(self, call: str) -> None:
+        """Return when every process has come to its call of this name."""
+        self._num_meetings += 1
+        key = f"meet/{self._num_meetings}/{call}"
+        self._meeting, pause = call, 0.001
+        try:
+            if self._store.add(key, 1) == self._world_size:
+                self._store.set(f"{key}/all", "true")
+            while not self._store.check([f"{key}/all"]):  # a wait in the store would stop the thread that reads it
+                if self._store.check(["left"]) and not self._store.check([f"{key}/all"]):
+                    raise ConfigError(_left_text(call, self._read("left", 0.0)))
+                time.sleep(pause)
+                pause = min(2 * pause, 0.2)
+        except RuntimeError:  # the store is gone: the exchange that follows shows why
+            pass
+        finally:
+            self._meeting = ""
+
+    def announce(self, error: BaseException, *, is_caught: bool = True) -> None:
+        """Report a failure of this process, unless it follows from that of another one.
+
+        ``is_caught``: the program may catch it; a training that begins later is another one.
+        """
         self._failed = self._where()
         is_own = getattr(error, "raised_on_rank", self._rank) == self._rank
         if is_own and not is_of_connections(error) and isinstance(error, Exception):
-            report = {"rank": self._rank, "where": self._where(), "error": _text(error)}
+            report = json.dumps({"rank": self._rank, "where": self._where(), "error": _text(error)})
             with contextlib.suppress(RuntimeError):  # the store may be gone
-                self._store.compare_set("fault", "", json.dumps(report))
+                self._store.compare_set(f"fault/{self._training}", "", report)
+                if not is_caught:
+                    self._store.compare_set("fault", "", report)
 
     def line_for(self, error: BaseException) -> str | None:
         """What to print instead of the traceback of an error that follows from the failure of another process.
 
-        None: it is an error of this process. Empty: all processes refuse to train for the same reason, which the other
-        one has printed. Waits until the other process has printed its traceback.
+        None: it is an error of this process. Empty: another one has printed the reason, also where all processes refuse
+        to train for the same one. Waits until the other process has printed its traceback.
         """
-        self.announce(error)
+        self.announce(error, is_caught=False)
         is_lost = is_of_connections(error)
-        fault = self._read("fault", _REPORT_S if is_lost else 0.0)
+        fault, left = self._fault(), self._read("left", 0.0)
+        if fault is None and is_lost and self._read("over", 0.0) is None:
+            if left is not None:
+                calls = places.calls_of_user(places.frames_of_traceback(error.__traceback__))
+                return f"rank {self._rank}: ended{self._where()}. {_left_text(places.shown_call(calls), left)}"
+            fault = self._fault(_REPORT_S)
+        if is_lost and self._read("over", 0.0) is not None:
+            return ""
         if fault is None and is_lost:
             return (
                 f"rank {self._rank}: ended{self._where()}. Another process ended without a report: it was killed, ran"
-                f" out of memory, or its machine or the network failed. ({_text(error)})"
+                " out of memory, made another collective call than this process (gloo ends it, above), or its"
+                f" machine or the network failed. ({_text(error)})"
             )
         if fault is None or fault["rank"] == self._rank or not (is_lost or fault["error"] == _text(error)):
             return None
@@ -89,16 +137,26 @@ class FaultWatch:
         """The traceback of this process is printed."""
         with contextlib.suppress(RuntimeError):
             self._store.set("reported", "true")
-        if self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            time.sleep(2.0)  # this process holds the store, where the others read
+        self._keep_store()
 
     # Implementation.
 
     def _line_of(self, fault: dict[str, Any]) -> str:
+        reason = f"rank {self._rank}: ended{self._where()}, because rank {fault['rank']} failed{fault['where']}"
+        if self._read("reported", 0.0) is not None:
+            return f"{reason}; see its traceback above."
         return (
-            f"rank {self._rank}: ended{self._where()}, because rank {fault['rank']} failed{fault['where']}; see its"
-            " traceback above."
+            f"{reason} ({fault['error']}), and its program goes on, as if it had caught this error. None can go on"
+            " without the others: let the error end the process, or raise it on all of them."
         )
+
+    def _fault(self, wait_s: float = 0.0) -> Any:
+        """The first failure in the current training of this process, or else the first uncaught one."""
+        return self._read(f"fault/{self._training}", 0.0) or self._read("fault", wait_s)
+
+    def _keep_store(self) -> None:
+        if self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            time.sleep(2.0)  # this process holds the store, where the others read
 
     def _where(self) -> str:
         iteration = getattr(self.trainer, "iter", None)
@@ -116,13 +174,16 @@ class FaultWatch:
         return self._known.get(key)
 
     def _run(self) -> None:
-        place, since, fault_since = self._place(), time.monotonic(), 0.0
-        moved = since
+        place, fault_since, used = self._place(), 0.0, time.process_time()
+        since = moved = busy = now = time.monotonic()
         while not self._is_over.wait(min(1.0, self._timeout_s / 10)):
-            now, last = time.monotonic(), place
-            place = self._place()
+            looked, now, last, used_before = now, time.monotonic(), place, used
+            place, used = self._place(), time.process_time()
             since, moved = (since, moved) if place == last else (now, now)
-            fault = self._read("fault", 0.0)
+            busy = now if used - used_before > _IDLE * (now - looked) else busy
+            if self._read("over", 0.0) is not None:
+                self._end()
+            fault = self._fault()
             if fault is not None and fault["rank"] != self._rank:
                 fault_since = fault_since or now
                 # Not if the program has caught the error on all ranks and goes on.
@@ -133,17 +194,61 @@ class FaultWatch:
                 since = now
             if now - since > self._timeout_s or self._read("hang", 0.0) is not None:
                 self._report_hang()
+            self._report_place(place[1:] if now - moved > _STAYS_S else (), is_idle=now - busy > _STAYS_S)
 
     def _place(self) -> tuple[Any, ...]:
         """Where the process is: equal at two times only if its main thread has not moved."""
         stack = stack_of(threading.main_thread().ident or 0) or [str(time.monotonic())]  # unknown: it may have moved
+        if self._meeting:  # a loop, which moves
+            stack = stack[max((n for n, line in enumerate(stack, 1) if line.endswith(" in meet")), default=0) :]
         return getattr(self.trainer, "iter", None), *stack
+
+    def _report_place(self, stack: Sequence[str], *, is_idle: bool) -> None:
+        """Report where this process stays; () if it moves. The first process ends the job if they are apart."""
+        row: dict[str, Any] = {}
+        if stack:
+            row = places.row_of(
+                places.frames_of(stack),
+                meeting=self._meeting,
+                iteration=getattr(self.trainer, "iter", None),
+                where=self._where(),
+                is_idle=is_idle,
+                by_user=get_pipeline_parallel_size() > 1,
+            )
+        with contextlib.suppress(RuntimeError):
+            if row != self._row:
+                self._store.set(f"place/{self._rank}", json.dumps(row | {"training": self._training} if row else row))
+                self._row = row
+            if not row:
+                return
+            left = self._read("left", 0.0)
+            if row["waits"] and left is not None and not self._meeting:  # a meeting raises the error itself
+                self._end(f"rank {self._rank}: ended{self._where()}. {_left_text(row['call'], left)}")
+            if self._rank == 0:
+                self._end_if_apart()
+
+    def _end_if_apart(self) -> None:
+        keys = [f"place/{rank}" for rank in range(self._world_size)]
+        if not self._store.check(keys):
+            return
+        texts = [text.decode() for text in self._store.multi_get(keys)]
+        last, times = self._seen
+        times = times + 1 if texts == last else 1
+        self._seen = texts, times
+        rows = [json.loads(text) for text in texts]
+        if times < _LOOKS or not all(rows) or not places.are_apart(rows):
+            return
+        if self._read(f"fault/{min(row['training'] for row in rows)}", 0.0) is None:  # else those who wait for it end
+            self._end(places.apart_message(rows))
 
     def _report_hang(self) -> None:
         """Print the stacks of this process, and once for all which processes wait and which do not; end the process."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        waits, place = _waits_for_others(frame), _user_place(frame)
-        own = {"waits": waits, "where": self._where(), "place": place}
+        frames = places.frames_of(self._place()[1:])
+        own = {
+            "waits": bool(self._meeting) or places.waits_for_others(frames),
+            "where": self._where(),
+            "place": places.inner_place(frames),
+        }
         with contextlib.suppress(RuntimeError):
             self._store.set("hang", "true")
             self._store.set(f"hang/{self._rank}", json.dumps(own))
@@ -168,7 +273,10 @@ class FaultWatch:
     def _end(self, line: str = "") -> None:
         if line:
             sys.stderr.write(line + "\n")
-        sys.stderr.flush()
+            sys.stderr.flush()
+            with contextlib.suppress(RuntimeError):
+                self._store.set("over", "true")  # the others end without a line
+            self._keep_store()
         os._exit(1)  # the main thread may never return from where it waits
 
 
@@ -200,7 +308,20 @@ def watch_faults(
 def watch_training(trainer: Any) -> None:
     """Name the iteration of ``trainer`` in reports; None: no training runs."""
     if _watch is not None:
-        _watch.trainer = trainer
+        _watch.begin(trainer)
+
+
+def meet(call: str) -> None:
+    """Wait until every process has come to its call of this name, which all must make together.
+
+    It exchanges nothing with processes that are elsewhere, whose exchanges a collective call would disturb. After some
+    seconds the job ends with a message that names the call and where the others are, if they cannot come any more.
+
+    Raises:
+        ConfigError: another process has left.
+    """
+    if _watch is not None:
+        _watch.meet(call)
 
 
 def announce(error: BaseException) -> None:
@@ -266,25 +387,8 @@ def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _waits_for_others(frame: FrameType | None) -> bool:
-    """Whether a thread is in a collective call: in torch.distributed, or in a backward pass, which averages."""
-    while frame is not None:
-        file = frame.f_code.co_filename.replace(os.sep, "/")
-        if "/torch/distributed/" in file or frame.f_code.co_name == "_engine_run_backward":
-            return True
-        if "/torch/" not in file:
-            return False
-        frame = frame.f_back
-    return False
-
-
-def _user_place(frame: FrameType | None) -> str:
-    """The innermost place outside torch: "train.py:21 in forward"."""
-    stack = [] if frame is None else traceback.extract_stack(frame)
-    for entry in reversed(stack):
-        if "/torch/" not in entry.filename.replace(os.sep, "/"):
-            return f"{os.path.basename(entry.filename)}:{entry.lineno} in {entry.name}"
-    return "an unknown place"
+def _left_text(call: str, rank: int) -> str:
+    return f"{call} needs all processes, and rank {rank} has left. {places.EVERY_PROCESS}"
 
 
 def _hang_summary(rows: dict[int, Any], timeout_s: float) -> str:

@@ -15,7 +15,7 @@ from trainwright.parallel.plan import check_plan, tensor_plan
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import recompute_blocks
-from trainwright.parallel.sharding import check_dense, check_shardable, shard_data
+from trainwright.parallel.sharding import check_dense, check_shardable, check_sync_norms, shard_data
 
 
 def parallelize(
@@ -50,6 +50,7 @@ def parallelize(
             " again, or continue with that trainer."
         )
     check_same_model(model)
+    check_sync_norms(model, device)
     mesh = current_mesh()
     words = {} if mesh is None else _tensor_words(model, mesh)
     for parameter in () if mesh is None else model.parameters():  # a DTensor's state would have other strides

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import all_gather_object, get_world_size
+from trainwright.parallel.faults import meet
 
 # A process may have others: they change nothing of the result, or only the first process uses them.
 _OWN = {
@@ -33,6 +34,7 @@ def check_same_settings(settings: Mapping[Any, Any]) -> None:
     """
     if get_world_size() == 1:
         return
+    meet("the start of a trainer")
     first, *others = all_gather_object(dict(_leaves(settings)))
     for rank, other in enumerate(others, start=1):
         for key in {**first, **other}:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from trainwright._torch_compat.norm_layers import BATCH_NORMS
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.dist import broadcast_over_data
+from trainwright.parallel.dist import broadcast_over_data, get_world_size
+from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.recompute import repeated_blocks
@@ -52,6 +53,16 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
     for root in _roots(model):
         # The last unit of a forward pass is the first of the backward pass: torch keeps it gathered between them.
         fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
+
+
+def check_sync_norms(model: nn.Module, device: torch.device) -> None:
+    """Raise if a synchronized batch norm would have to exchange statistics between processes on CPUs."""
+    name = next((name for name, module in model.named_modules() if isinstance(module, nn.SyncBatchNorm)), None)
+    if name is not None and device.type == "cpu" and get_world_size() > 1:
+        raise ConfigError(
+            f"{name or type(model).__name__} (SyncBatchNorm): torch's version needs GPUs where several processes train."
+            " Use BatchNorm layers on CPUs, whose statistics are of each process's batch."
+        )
 
 
 def check_dense(model: nn.Module) -> None:
@@ -213,6 +224,8 @@ class ShardedGradients:
         self, model: nn.Module, mesh: Mesh, *, is_each_averaged: bool = False, find_unused_parameters: bool = False
     ) -> None:
         self._modules = fsdp_modules(model)
+        self._parameters = [*model.parameters()]
+        self._trainable: list[bool] | None = None
         self._buffers = _changing_buffers(model)
         self._is_each_averaged = is_each_averaged or mesh.layout.zero_stage == 3
         self._averages = True  # in the backward pass of the current batch
@@ -222,6 +235,11 @@ class ShardedGradients:
 
     def before_batch(self, *, is_last: bool) -> None:
         """Call this before each forward pass; ``is_last``: it is the last one of the update."""
+        trainable = [parameter.requires_grad for parameter in self._parameters]
+        if trainable != self._trainable:
+            if self._trainable is not None:
+                meet("the first step after parameters were frozen or unfrozen")
+            self._trainable = trainable
         if self._averages:  # the first batch of an update, whose weights another forward pass may have kept
             for module in self._modules:
                 module.reshard()

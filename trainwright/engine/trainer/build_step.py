@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.config.errors import ConfigTypeError
 from trainwright.data.collate import add_batch_note, mixed
 from trainwright.data.prefetch import ahead
@@ -332,6 +333,10 @@ def _check_loss(name: str, loss: Any) -> None:
         raise ConfigTypeError(
             f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. Of several losses"
             " return the sum, and log each with get_event_storage().put_scalar(name, value)."
+        )
+    if is_dtensor(loss):
+        raise ConfigTypeError(
+            f"{name} returned a DTensor, of which each process may have a part only. Return loss.full_tensor()."
         )
 
 

@@ -21,6 +21,7 @@ from trainwright.engine.trainer.base import TrainerShared
 from trainwright.events.writers.writer_thread import sync_files
 from trainwright.models.adapters import adapter_files, is_peft_model
 from trainwright.parallel.dist import broadcast_object, is_main_process, mesh_in_use, raised_together
+from trainwright.parallel.faults import meet
 from trainwright.report.run_data import CURVES_NAME
 
 logger = logging.getLogger("trainwright.engine")
@@ -43,6 +44,7 @@ class SavingTrainer(TrainerShared):
         Raises:
             FileExistsError: ``path`` exists, and ``overwrite`` is False.
         """
+        meet("Trainer.save")
         path = Path(path).expanduser()
         if broadcast_object(path.exists()) and not overwrite:
             raise FileExistsError(f"{path}: exists already; pass another path, or overwrite=True.")

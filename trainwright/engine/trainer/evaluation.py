@@ -31,6 +31,7 @@ from trainwright.parallel.dist import (
     get_tensor_parallel_rank,
     get_world_size,
 )
+from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 
 logger = logging.getLogger("trainwright.engine")
@@ -216,6 +217,7 @@ class EvaluatingTrainer(TrainerShared):
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
         if loader is dataset:
             loader = self._eval_loaders(dataset)
+        meet("Trainer.evaluate")
         with self._evaluated_weights(), self._replaced_model(dataset if is_by_model else self.model):
             results = self._score(loader)
         if not is_by_model and logs is None:
@@ -312,8 +314,11 @@ class EvaluatingTrainer(TrainerShared):
         """
         if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
             batch = to_batch(data, self.device)
+            if current_mesh() is not None:
+                meet("Trainer.predict")
             with self._evaluated_weights(), evaluation_mode(self.model):
                 return self.predict_step(batch)
+        meet("Trainer.predict")
         loader = data
         if loaders.is_dataset(data):
             parts.give_preprocessor(getattr(self, "preprocessor", None), self.model, data)

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.events.storage import EventStorage
 
 
@@ -80,6 +81,7 @@ class Logs(MutableMapping[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor) and value.numel() == 1:
             value = value.detach().clone()  # the step may write to its tensor later
+            value = value.full_tensor() if is_dtensor(value) else value  # every process sets it, and one may read it
         self._values[name] = value
 
     def __delitem__(self, name: str) -> None:

@@ -1,0 +1,110 @@
+"""What one of several processes does alone ends the job after seconds, with one message that says what to do."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fork_server import python
+from tests.kinds import only_in_torture
+
+SCRIPT = Path(__file__).parent / "alone_script.py"
+LAYOUTS = {
+    "DDP": {},
+    "ZeRO 3": {"zero_stage": 3},
+    "tensor": {"tensor_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},
+}
+
+
+def run(folder: Path, how: str, layout: str = "DDP", *, code: int = 1) -> tuple[float, str]:
+    """Seconds from what the process does to the end of the job, and what the processes have printed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    done = subprocess.run(
+        [*launcher, "--master-port", str(port), str(SCRIPT), str(folder), how, json.dumps(LAYOUTS[layout])],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    end, output = time.time(), done.stdout
+    assert done.returncode == code, output
+    acted = re.search(r"alone at ([\d.]+)", output)
+    assert acted, output
+    return end - float(acted[1]), output.partition("torch/distributed/elastic")[0]
+
+
+def case(how: str, layout: str, head: str, *, often: bool = False) -> object:
+    return pytest.param(how, layout, head, marks=[] if often else [only_in_torture], id=f"{layout}-{how}")
+
+
+@pytest.mark.parametrize(
+    ("how", "layout", "head"),
+    [
+        case("save", "DDP", "has come to Trainer.save: `trainer.save", often=True),
+        case("evaluate", "DDP", "has come to Trainer.evaluate: `trainer.evaluate()`"),
+        case("barrier", "DDP", "has made the call `torch.distributed.barrier()`"),
+        case("freeze", "DDP", "has come to its first step, or the first one after parameters were frozen or unfrozen"),
+        case("save", "ZeRO 3", "has come to Trainer.save: `trainer.save"),
+        case("freeze", "ZeRO 3", "has come to the first step after parameters were frozen or unfrozen"),
+        case("evaluate", "tensor", "has come to Trainer.evaluate: `trainer.evaluate()`"),
+        case("save", "pipeline", "has come to Trainer.save: `trainer.save"),
+    ],
+)
+def test_a_call_that_one_process_makes_alone_is_named(tmp_path: Path, how: str, layout: str, head: str) -> None:
+    seconds, output = run(tmp_path / "run", how, layout)
+    assert seconds < 30, output
+    assert output.count(f"Only rank 0 {head}") == 1, output
+    assert "not only where `if is_main_process()`" in output
+    assert re.search(r"  rank 0: in iteration \d, `trainer\.\w+\(.*` at alone_script.py:\d+ in ", output), output
+    assert re.search(r"  rank 1: in iteration \d, `trainer.train\(\)` at alone_script.py:\d+ in <module>", output), (
+        output
+    )
+    assert "Traceback" not in output
+
+
+@pytest.mark.exhaustive
+def test_a_call_after_the_others_have_left_is_refused_at_once(tmp_path: Path) -> None:
+    seconds, output = run(tmp_path / "run", "after_save")
+    assert seconds < 30, output
+    assert output.count("ConfigError: Trainer.save needs all processes, and rank 1 has left.") == 1, output
+    assert "ended without a report" not in output
+
+
+@pytest.mark.exhaustive
+def test_a_failure_that_one_process_catches_ends_all_with_its_reason(tmp_path: Path) -> None:
+    seconds, output = run(tmp_path / "run", "caught")
+    assert seconds < 40, output
+    line = "rank 0: ended in iteration 4, because rank 1 failed in iteration 3 (ValueError: a bad sample), and"
+    assert output.count(line) == 1, output
+    assert "Traceback" not in output
+
+
+@pytest.mark.exhaustive
+def test_a_failure_that_all_processes_catch_does_not_end_the_next_training_nor_does_a_late_process(
+    tmp_path: Path,
+) -> None:
+    _, output = run(tmp_path / "run", "all_caught", code=0)
+    assert output.count("trained again") == 2, output
+
+
+@pytest.mark.exhaustive
+def test_a_process_that_ends_before_it_has_met_the_others(tmp_path: Path) -> None:
+    seconds, output = run(tmp_path / "run", "ends")
+    assert seconds < 30, output
+    assert output.count("The program of rank 1 has ended before it built its trainer.") == 1, output
+
+
+@pytest.mark.exhaustive
+def test_a_rate_that_is_changed_on_one_stage_only_is_refused(tmp_path: Path) -> None:
+    _, output = run(tmp_path / "run", "rates", "pipeline")
+    assert re.search(r"lr of the group with .*: 0\.\d+ on rank 0, but 0\.\d+ on rank 1", output), output

@@ -1,0 +1,42 @@
+"""Which processes of torchrun have ended, by the environments of those that run."""
+
+import os
+from pathlib import Path
+
+from trainwright.parallel.siblings import ended_siblings, siblings_awaited
+
+JOB = {
+    "TORCHELASTIC_RUN_ID": "a",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "LOCAL_WORLD_SIZE": "3",
+}
+
+
+def start(processes: Path, pid: int, environment: dict[str, str]) -> None:
+    (processes / str(pid)).mkdir()
+    (processes / str(pid) / "environ").write_bytes(b"".join(f"{k}={v}\0".encode() for k, v in environment.items()))
+
+
+def test_a_process_that_has_ended_is_found_by_its_rank(tmp_path: Path) -> None:
+    own = JOB | {"LOCAL_RANK": "0"}
+    start(tmp_path, 10, own)
+    start(tmp_path, 11, JOB | {"LOCAL_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "1"})  # of another attempt
+    start(tmp_path, 12, JOB | {"LOCAL_RANK": "2"})
+    start(tmp_path, 13, {"HOME": "/"})
+    (tmp_path / "14").mkdir()  # it has ended meanwhile
+    assert ended_siblings(own, tmp_path) == {1}
+    start(tmp_path, 15, JOB | {"LOCAL_RANK": "1"})
+    assert ended_siblings(own, tmp_path) == set()
+
+
+def test_nothing_is_said_where_processes_are_not_seen(tmp_path: Path) -> None:
+    assert ended_siblings(JOB | {"LOCAL_RANK": "0"}, tmp_path) == set()  # another system
+    assert ended_siblings({"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}) == set()  # another launcher
+    assert ended_siblings(os.environ | JOB | {"LOCAL_RANK": "0"}) == set()
+
+
+def test_processes_that_have_met_are_not_looked_for() -> None:
+    with siblings_awaited():
+        pass
