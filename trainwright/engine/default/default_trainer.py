@@ -5,11 +5,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig, ListConfig
-from torch import nn
+from torch import Tensor, nn
 
 from trainwright._torch_compat.probing import real_tensors
 from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
@@ -39,10 +40,11 @@ from trainwright.engine.default.setup import (
     overfit_loader,
     scale_shares,
     scale_to_data,
+    settings_of_copy,
 )
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.hardest_samples import hardest_samples
-from trainwright.engine.loss_fn import explain_forward
+from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run_directory import RunFolder
@@ -95,6 +97,8 @@ class DefaultTrainer(RunTrainer):
         cfg: the complete configuration of the run, with defaults; the caller's ``cfg`` is not changed.
         model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: as built.
     """
+
+    _step_methods = ("run_step", "train_step")
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
@@ -433,6 +437,51 @@ class DefaultTrainer(RunTrainer):
     def _prepare_training_batch(self, batch: Any) -> Any:
         return self._get_batch(batch)
 
+    @property
+    def _listed_eval_loaders(self) -> list[Any]:
+        return list(self.test_loader)
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        return sum_losses(returned_losses(self.model(**batch)))
+
+    def _evaluate_weights(self) -> dict[str, Any]:
+        with self._evaluated_weights():
+            return self.test(self.cfg, self.test_loader, self.model)
+
+    def _use_learning_rate(self, rate: float) -> None:
+        self.cfg.optim.lr = rate
+
+    @property
+    def _batch_size(self) -> int:
+        return int(self.cfg.train.train_micro_batch_size)
+
+    def _batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
+        names = ("train.train_micro_batch_size", "train.num_accumulation_steps", "train.global_batch_size")
+        return dict(zip(names, (batch_size, accumulation, batch_size * accumulation), strict=True))
+
+    @property
+    def _is_graph(self) -> bool:
+        return bool(self.cfg.graph.enabled)
+
+    @property
+    def _precision(self) -> str | None:
+        return str(autocast_dtype(self.device)).removeprefix("torch.") if self.cfg.train.amp.enabled else None
+
+    def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
+        if self._trainer is not self._built_stepper:
+            raise ConfigError(
+                "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
+            )
+        return settings_of_copy(self._given, self.cfg, folder, changes, resumes=resumes, is_endless=is_endless)
+
+    def _change_copy(self, new: Self, memo: dict[int, Any]) -> None:
+        if not new._folder.resume:
+            new.model.load_state_dict(self.model.state_dict())
+        memo[id(self.model)] = new.model
+
+    def _built_again(self) -> nn.Module:
+        return self.build_model(self.cfg)
+
     def _example_batches(self) -> Any:
         if not self.test_loader:
             raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
@@ -607,19 +656,11 @@ class DefaultTrainer(RunTrainer):
         train = self.cfg.train
         evaluated = [num_samples(loader, train.test_micro_batch_size) for loader in self.test_loader]
         return {
-            "batch_size": train.train_micro_batch_size,
             "num_train": self._num_samples(),
             "num_eval": sum(number or 0 for number in evaluated) or None,
             "iterations_per_epoch": self._iterations_per_epoch(),
-            "precision": self._precision(),
-            "mode": "graph" if self.cfg.graph.enabled else "eager",
             "settings": changed_settings(self._given),
         }
-
-    def _precision(self) -> str | None:
-        """The name of the dtype of mixed precision; None without."""
-        is_mixed = self.cfg.train.amp.enabled
-        return str(autocast_dtype(self.device)).removeprefix("torch.") if is_mixed else None
 
     def _next_commands(self) -> list[str]:
         return next_commands(self.cfg)
@@ -631,7 +672,7 @@ class DefaultTrainer(RunTrainer):
             "api": "config file",
             "samples_per_iteration": train.global_batch_size,
             "seed": train.seed,
-            "precision": self._precision() or "float32",
+            "precision": self._precision or "float32",
             "data": {"train": getattr(self.train_loader, "dataset", self.train_loader)}
             | {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()},
         }

@@ -1,6 +1,7 @@
 """Prepare a run: check its configuration and join its processes."""
 
 import argparse
+import copy
 import inspect
 import logging
 import math
@@ -304,6 +305,30 @@ def _record_layout(dist: DictConfig) -> None:
         found["auto_pipeline_stage_id"] = stages.automatic_stage_ids(layers)
         found["actual_pipeline_stage_id"] = stages.stage_ids(layers)
     dist.update(found)
+
+
+def settings_of_copy(
+    given: DictConfig, cfg: DictConfig, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool
+) -> DictConfig:
+    """The configuration of a copy that a check trains.
+
+    ``given``: that of the run before the values that depend on the data were written into it, which ``cfg`` has.
+    """
+    new, changes = copy.deepcopy(given), dict(changes)
+    changes.pop("save_enabled", None)  # always
+    train = new.train
+    train.update({"output_dir": str(folder), "resume": resumes, "load_weight": "", "eval_on_start": False})
+    train.update({"profile": None, "max_time": None})
+    new.graph.enabled = False
+    sizes = ("gradient_accumulation_steps", "num_accumulation_steps"), ("batch_size", "train_micro_batch_size")
+    if any(name in changes for name, _ in sizes):
+        train.update({ours: changes.pop(name, cfg.train[ours]) for name, ours in sizes})
+        train.global_batch_size = train.num_accumulation_steps * train.train_micro_batch_size
+        train.update({"train_iter": cfg.train.train_iter, "train_epoch": 0})
+    if is_endless:
+        train.update({"train_iter": 100_000, "train_epoch": 0})
+    train.update(changes)
+    return new
 
 
 def check_num_layers(dist: DictConfig, layer_stages: Sequence[int]) -> None:

@@ -353,6 +353,13 @@ class EvaluatingTrainer(TrainerShared):
     def _prepare_batch(self, batch: Any) -> Any:
         return self.prepare_input_batch(batch)
 
+    def _loss_of(self, batch: Any) -> Tensor:
+        loss: Tensor = self.compute_loss(self.model, batch)
+        return loss
+
+    def _evaluate_weights(self) -> dict[str, Any]:
+        return self.evaluate()
+
     def _forward(self, batch: Any) -> Any:
         return forward(self.model, batch)
 
