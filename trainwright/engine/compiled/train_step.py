@@ -44,8 +44,15 @@ class CompiledStep:
     ) -> None:
         self._eager, self._logs_of, self._update = eager, logs_of, update
         self._mean = update.mean if accumulates else None
-        limits = {"max_norm": update.max_norm, "max_value": update.max_value, "skips": update.skips}
-        self._compiled = CompiledUpdate(losses_of, optimizer, adds=accumulates, **limits, **settings)
+        self._compiled = CompiledUpdate(
+            losses_of,
+            optimizer,
+            adds=accumulates,
+            skips=update.skips,
+            max_norm=update.max_norm,
+            max_value=update.max_value,
+            **settings,
+        )
         self.has_stepped = False
         refusal = _refusal_of_run(update, accumulates)
         if refusal is not None:
