@@ -36,6 +36,7 @@ from trainwright.checkpoint.sharded_saving import (
     own_part,
     use_own_rates,
     verify_together,
+    weights_of_stage,
     write_share,
 )
 from trainwright.checkpoint.shards import PIPELINE
@@ -434,14 +435,8 @@ class Checkpointer:
                 states[name] = read(folder, manifest, name)
                 check_state(states[name], target, str(folder / f"{name}.json"))
         if is_shared:
-            weights = self._weights_of_stage(weights, own)
+            weights = weights_of_stage(weights, own)
         return _Contents(held, extra, weights, states, is_shared or manifest.layout is not None)
-
-    def _weights_of_stage(self, weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """``weights`` without those that another stage of a pipeline has."""
-        names = dist.all_gather_object([*own])
-        elsewhere = {name for held in names for name in held} - own.keys()
-        return {name: value for name, value in weights.items() if name not in elsewhere}
 
     def _load_contents(self, path: Path, contents: "_Contents", wanted: list[str], *, strict: bool) -> dict[str, Any]:
         held, weights, states = contents.held, contents.weights, contents.states

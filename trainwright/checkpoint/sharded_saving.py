@@ -332,6 +332,13 @@ def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any
     return {**completed({**state, key: None}), key: {n: t.like(own[n]) for n, t in stored.items() if n in own}}
 
 
+def weights_of_stage(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``weights`` without those that another stage of a pipeline has. Every process must call this."""
+    names = dist.all_gather_object([*own])
+    elsewhere = {name for held in names for name in held} - own.keys()
+    return {name: value for name, value in weights.items() if name not in elsewhere}
+
+
 def use_own_rates(schedule: Any) -> None:
     """Give a loaded schedule the rates of its own optimizer's groups, where the saved one had other groups."""
     groups = schedule.optimizer.param_groups
