@@ -71,8 +71,8 @@ class GraphTrainer(EagerTrainer):
             on_compiled=lambda seconds: self.phases.count_compile(seconds),
         )
 
-    def _new_step(self, get_batch: Any, device: Any, train_step: Any) -> Step:
-        step = super()._new_step(get_batch, device, train_step)
+    def new_step(self, get_batch: Any = None, device: Any = None, train_step: Any = None) -> Step:
+        step = super().new_step(get_batch, device, train_step)
         own = refusal_of_overrides(self, ("backward", "update"))
         self._compiled.use_in(step, own if train_step is None else "the trainer has its own train_step")
         return step

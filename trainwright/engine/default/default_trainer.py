@@ -446,7 +446,7 @@ class DefaultTrainer(RunTrainer):
         """The call that makes a step of ``self._trainer``, perhaps the user's own."""
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
-            return stepper.bind_step(self._get_batch, self.device, self.train_step if self._has_own_step else None)
+            return stepper.new_step(self._get_batch, self.device, self.train_step if self._has_own_step else None).run
         return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
     def _continue(self) -> None:

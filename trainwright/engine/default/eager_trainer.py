@@ -137,19 +137,7 @@ class EagerTrainer(TrainerBase):
         ``get_batch(data, device)`` turns an item of the loader into the arguments of the model; by default
         :func:`trainwright.data.to_batch` on the model's device.
         """
-        self.bind_step(get_batch, input_placement_device)()
-
-    def bind_step(
-        self,
-        get_batch: Callable[..., Any] | None = None,
-        device: Any = None,
-        train_step: Callable[[Any, Any], Mapping[str, Any]] | None = None,
-    ) -> Callable[[], None]:
-        """The call that makes a step, with the arguments of ``run_step``; it calls no method that may be overridden.
-
-        ``train_step(model, batch)``: a step of the user's own, which also steps the optimizers at a window's end.
-        """
-        return self._new_step(get_batch, device, train_step).run
+        self.new_step(get_batch, input_placement_device).run()
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass: add the gradients of ``loss``."""
@@ -180,7 +168,11 @@ class EagerTrainer(TrainerBase):
 
     # Implementation.
 
-    def _new_step(self, get_batch: Any, device: Any, train_step: Any) -> Step:
+    def new_step(self, get_batch: Any = None, device: Any = None, train_step: Any = None) -> Step:
+        """The step, with the arguments of ``run_step``; it calls no method that may be overridden.
+
+        ``train_step(model, batch)``: a step of the user's own, which also steps the optimizers at a window's end.
+        """
         if train_step is None:
             self._update.check_closure()
         batches = map(get_batch or to_batch, self._data_loader_iter, repeat(self._device if device is None else device))
@@ -204,7 +196,7 @@ class EagerTrainer(TrainerBase):
         )
 
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
-        return self, self.run_step if self.has_own_run_step() else self.bind_step()
+        return self, self.run_step if self.has_own_run_step() else self.new_step().run
 
     def has_own_run_step(self) -> bool:
         """Whether ``run_step`` is the user's. Gradients are averaged before each step that the user's code makes."""
