@@ -9,7 +9,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,17 +28,18 @@ from trainwright.checkpoint.optimizer_state import has_other_order
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
 from trainwright.checkpoint.sharded_saving import (
-    Ranks,
     Share,
+    Sharing,
     check_is_shared,
     is_of_model,
     make_share,
     own_part,
     use_own_rates,
     verify_together,
+    weights_of_stage,
     write_share,
 )
-from trainwright.checkpoint.shards import PIPELINE, Grid
+from trainwright.checkpoint.shards import PIPELINE
 from trainwright.checkpoint.state_files import (
     EXTRA,
     MODEL,
@@ -108,7 +109,7 @@ class Checkpointer:
         self.save_dir = str(save_dir)
         self.save_to_disk = save_to_disk
         self.mesh = mesh
-        self._sharing: _Sharing | None = None
+        self._sharing: Sharing | None = None
         self.asynchronous = asynchronous
         self.attachments = attachments
         self.only = only
@@ -373,14 +374,14 @@ class Checkpointer:
     def _mesh(self) -> "DeviceMesh | None":
         return self.mesh if self.mesh is not None else getattr(dist.mesh_in_use(), "device_mesh", None)
 
-    def _sharing_now(self) -> "_Sharing | None":
+    def _sharing_now(self) -> Sharing | None:
         """How the processes save together; None where rank 0 saves everything. Every process must call it."""
         mesh = self._mesh()
         if mesh is None or self._sharing is None or self._sharing.mesh is not mesh:
-            self._sharing = None if mesh is None else _Sharing.of(mesh, unwrap(self.model).state_dict())
+            self._sharing = None if mesh is None else Sharing.of(mesh, unwrap(self.model).state_dict())
         return self._sharing
 
-    def _share(self, sharing: "_Sharing", extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
+    def _share(self, sharing: Sharing, extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
         return make_share(
             self._saved_model(),
             self.checkpointables,
@@ -441,14 +442,8 @@ class Checkpointer:
                 states[name] = read(folder, manifest, name)
                 check_state(states[name], target, str(folder / f"{name}.json"))
         if is_shared:
-            weights = self._weights_of_stage(weights, own)
+            weights = weights_of_stage(weights, own)
         return _Contents(held, extra, weights, states, is_shared or manifest.layout is not None)
-
-    def _weights_of_stage(self, weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """``weights`` without those that another stage of a pipeline has."""
-        names = dist.all_gather_object([*own])
-        elsewhere = {name for held in names for name in held} - own.keys()
-        return {name: value for name, value in weights.items() if name not in elsewhere}
 
     def _load_contents(self, path: Path, contents: "_Contents", wanted: list[str], *, strict: bool) -> dict[str, Any]:
         held, weights, states = contents.held, contents.weights, contents.states
@@ -496,24 +491,6 @@ class Checkpointer:
         except Exception as error:
             error.add_note(f"While loading {name!r} from {path}.")
             raise
-
-
-@dataclass(frozen=True, slots=True)
-class _Sharing:
-    """What the processes of a mesh need to save together."""
-
-    mesh: "DeviceMesh"
-    grid: Grid
-    held_before: frozenset[str]  # names of weights that an earlier stage of a pipeline has too
-    ranks: Ranks
-
-    @classmethod
-    def of(cls, mesh: "DeviceMesh", names: Iterable[str]) -> "_Sharing":
-        """``names``: those of the model's weights in this process. Every process must call this."""
-        grid = Grid(mesh)
-        all_names = dist.all_gather_object((grid.stage, [*names])) if grid.stages > 1 else []
-        held_before = frozenset(name for stage, held in all_names if stage < grid.stage for name in held)
-        return cls(mesh, grid, held_before, Ranks())
 
 
 class _Contents(NamedTuple):

@@ -8,11 +8,11 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -55,6 +55,9 @@ from trainwright.checkpoint.weights import split_model_state, unwrap
 from trainwright.config.errors import MissingFileError
 from trainwright.parallel import dist
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 T = TypeVar("T")
 
 
@@ -94,6 +97,24 @@ class Ranks:
             if other is not None:
                 raise other if error is None or rank != dist.get_rank() else error
         return [value for value, _ in seen]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What the processes of a mesh need to save together."""
+
+    mesh: "DeviceMesh"
+    grid: Grid
+    held_before: frozenset[str]  # names of weights that an earlier stage of a pipeline has too
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, mesh: "DeviceMesh", names: Iterable[str]) -> "Sharing":
+        """``names``: those of the model's weights in this process. Every process must call this."""
+        grid = Grid(mesh)
+        all_names = dist.all_gather_object((grid.stage, [*names])) if grid.stages > 1 else []
+        held_before = frozenset(name for stage, held in all_names if stage < grid.stage for name in held)
+        return cls(mesh, grid, held_before, Ranks())
 
 
 def write_share(
@@ -309,6 +330,13 @@ def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any
         return state
     own = unwrap(model).state_dict()
     return {**completed({**state, key: None}), key: {n: t.like(own[n]) for n, t in stored.items() if n in own}}
+
+
+def weights_of_stage(weights: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """``weights`` without those that another stage of a pipeline has. Every process must call this."""
+    names = dist.all_gather_object([*own])
+    elsewhere = {name for held in names for name in held} - own.keys()
+    return {name: value for name, value in weights.items() if name not in elsewhere}
 
 
 def use_own_rates(schedule: Any) -> None:

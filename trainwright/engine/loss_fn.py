@@ -385,6 +385,11 @@ def losses_of(outputs: Any) -> Mapping[str, Any] | None:
     return {"loss": first} if isinstance(first, Tensor) and first.dim() == 0 else None
 
 
+def returned_losses(outputs: Any) -> Any:
+    """The outputs of a model by name; unchanged if it returned no loss."""
+    return outputs if isinstance(outputs, dict) else losses_of(outputs) or outputs
+
+
 def _taken_names(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[str, ...] | None:
     parameters = inspect.signature(model.forward).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

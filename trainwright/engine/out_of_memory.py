@@ -65,31 +65,24 @@ def _largest(device: Any, known: Iterable[Tensor]) -> list[Tensor]:
 
 def _less(trainer: Any) -> Iterator[str]:
     """Settings by their names in the API of the trainer: the batch is halved, the samples of an update stay."""
+    size = getattr(trainer, "_batch_size", 0)
+    if size > 1:
+        settings = trainer._batch_settings((size + 1) // 2, 2 * trainer._accumulation)
+        text = (" " if hasattr(trainer, "cfg") else ", ").join(f"{name}={value}" for name, value in settings.items())
+        yield f"{text}  (half the activations; as many samples per update)"
     if hasattr(trainer, "cfg"):
         train = trainer.cfg.train
-        size, steps = train.train_micro_batch_size, train.num_accumulation_steps
-        if size > 1:
-            half = (size + 1) // 2
-            yield (
-                f"train.train_micro_batch_size={half} train.num_accumulation_steps={2 * steps}"
-                f" train.global_batch_size={2 * half * steps}  (half the activations; as many samples per update)"
-            )
         if not train.activation_checkpoint.enabled:
             yield "train.activation_checkpoint.enabled=True  (activations are computed twice)"
         if not train.amp.enabled:
             yield "train.amp.enabled=True  (activations in bfloat16)"
         yield "trainwright find batch-size CONFIG  (the largest batch that fits)"
     elif (config := getattr(trainer, "config", None)) is not None:
-        size, steps = config.batch_size, config.gradient_accumulation_steps
-        if size > 1:
-            half = (size + 1) // 2
-            text = "half the activations; as many samples per update"
-            yield f"batch_size={half}, gradient_accumulation_steps={2 * steps}  ({text})"
         if not config.gradient_checkpointing:
             yield "gradient_checkpointing=True  (activations are computed twice)"
         if config.mixed_precision is None:
             yield "mixed_precision='bf16'  (activations in bfloat16)"
-        yield "trainer.find_batchbyte_size()  (the largest batch that fits)"
+        yield "trainer.find_batch_size()  (the largest batch that fits)"
     yield "zero_stage=1, 2 or 3 on several processes  (docs/parallel.md)"
 
 

@@ -99,7 +99,7 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
     with _quiet(), _only_needed_hooks(trainer):
         if checkpoint is not None:
             trainer.checkpointer.load(checkpoint)
-            getattr(trainer, "_set_position", _nothing)()
+            trainer._set_position()
         found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=_recorded_loss(folder, step))
         trainer.iter = trainer.iterations_done = trainer.start_iter
         with EventStorage(trainer.start_iter) as trainer.storage:
@@ -110,7 +110,7 @@ def replay(trainer: Any, folder: Path, step: int, *, stops: bool = False) -> Rep
                 for hook in trainer._hooks:
                     if type(hook).__module__.endswith("torch_settings"):
                         hook.after_train()
-                getattr(trainer, "_close_loaders", _nothing)()
+                trainer._close_loaders()
                 trainer.checkpointer.close()
         _join_processes(found)
     if found.is_equal is False:
@@ -173,7 +173,9 @@ def _run(trainer: Any, found: Replay, *, stops: bool) -> None:
         found.names = _names(training_loader(trainer), chain.from_iterable(found.samples or ()))
         sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(trainer.model)
-        probe = nullcontext(StepFacts()) if _is_graph(trainer) else probed_step(model, sizes, _debug if stops else None)
+        # A compiled program has no inside to look at.
+        is_graph = trainer._is_graph
+        probe = nullcontext(StepFacts()) if is_graph else probed_step(model, sizes, _debug if stops else None)
         with probe as found.facts:
             handle = model.register_forward_pre_hook(_debug_once()) if stops else None
             try:
@@ -206,12 +208,6 @@ def _join_processes(found: Replay) -> None:
     found.names = {index: name for one in ranks for index, name in one.names.items()}
     found.facts.sample_losses = [losses for one in ranks for losses in one.facts.sample_losses]
     found.facts.non_finite = next((bad for one in ranks if (bad := one.facts.non_finite)), None)
-
-
-def _is_graph(trainer: Any) -> bool:
-    """Whether a step is one compiled program, which has no inside to look at."""
-    config = getattr(trainer, "config", None)
-    return bool(trainer.cfg.graph.enabled if config is None else config.graph)
 
 
 def _names(loader: Any, indices: Iterable[int]) -> dict[int, str]:
@@ -265,6 +261,3 @@ def _debug() -> None:
     """Stop in the user's frame that has called the operation."""
     frame = user_frame()
     pdb.Pdb(skip=_OF_LIBRARIES).set_trace(frame or sys._getframe())
-
-
-def _nothing() -> None: ...

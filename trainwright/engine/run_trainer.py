@@ -53,6 +53,7 @@ class RunTrainer(StepMethods):
     _average: WeightAverage | None = None
     _evaluated_weights: Callable[[], AbstractContextManager[Any]] = nullcontext  # in evaluations
     _grad_scaler: torch.amp.GradScaler | None
+    _step_methods: tuple[str, ...]  # those whose override is a step of the user's own, or its loss
     _own_parts: frozenset[str] = frozenset()  # names of checkpointables that are not the user's
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -154,7 +155,8 @@ class RunTrainer(StepMethods):
             "first_iter": self.start_iter,
             "last_iter": self.max_iter,
         }
-        return RunFacts(**facts | self._facts())
+        facts |= {"precision": self._precision, "mode": "graph" if self._is_graph else "eager"}
+        return RunFacts(**facts | {"batch_size": self._batch_size} | self._facts())
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The run's precision, for computations of a step outside the model's ``forward``."""
@@ -194,6 +196,11 @@ class RunTrainer(StepMethods):
     def _use_loader(self, loader: Any) -> None:
         """Let the steps read another loader of the same kind."""
 
+    @property
+    @abstractmethod
+    def _listed_eval_loaders(self) -> list[Any]:
+        """The loaders of evaluations."""
+
     @abstractmethod
     def _prepare_batch(self, batch: Any) -> Any:
         """A batch of a loader as the model gets it."""
@@ -207,12 +214,75 @@ class RunTrainer(StepMethods):
         """The model's outputs for a prepared batch."""
 
     @abstractmethod
+    def _loss_of(self, batch: Any) -> torch.Tensor:
+        """The training loss of a prepared batch, by a forward pass in the current modes."""
+
+    @abstractmethod
+    def _evaluate_weights(self) -> dict[str, Any]:
+        """The results of an evaluation of the current weights, which is not logged."""
+
+    @abstractmethod
+    def _save(self) -> None:
+        """Save the training state between two iterations."""
+
+    def _set_position(self) -> None:
+        """Start the training data behind the iterations of a loaded checkpoint, if the first step does not do it."""
+
+    def _close_loaders(self) -> None:
+        """Stop what reads the data ahead."""
+
+    def _schedule_length(self, schedule: Any) -> int:
+        """The number of steps of a schedule in the run."""
+        return self.max_iter
+
+    @abstractmethod
     def _example_batches(self) -> Iterable[Any]:
         """The batches whose first one is an example of the model's input."""
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
         """Further :class:`RunFacts`."""
+
+    @abstractmethod
+    def _use_learning_rate(self, rate: float) -> None:
+        """Write the base learning rate into the settings."""
+
+    @property
+    @abstractmethod
+    def _batch_size(self) -> int:
+        """The samples of a micro-batch of one process."""
+
+    @abstractmethod
+    def _batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
+        """The settings of an update of ``accumulation`` micro-batches, by the names that the user gives them."""
+
+    @property
+    @abstractmethod
+    def _is_graph(self) -> bool:
+        """Whether graph mode is configured."""
+
+    @property
+    @abstractmethod
+    def _precision(self) -> str | None:
+        """The type of mixed precision; None: all is float32."""
+
+    @abstractmethod
+    def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
+        """The argument of this API with the settings of a copy that a check trains in ``folder``.
+
+        ``changes``: further settings by their names in ``TrainingConfig``.
+
+        Raises:
+            ConfigError: this trainer cannot be copied.
+        """
+
+    @abstractmethod
+    def _change_copy(self, new: Any, memo: dict[int, Any]) -> None:
+        """Change a new copy as the user has changed this trainer since it was built."""
+
+    def _built_again(self) -> torch.nn.Module | None:
+        """The model of the settings, built anew; None: the user has passed a model."""
+        return None
 
     @abstractmethod
     def build_hooks(self) -> list[HookBase | None]:

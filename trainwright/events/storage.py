@@ -5,8 +5,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypedDict, TypeGuard
 from zlib import crc32
@@ -15,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
-from trainwright.events.media import MediaBuffer, MediaView, Medium, wide_dtype
+from trainwright.config.errors import ConfigError, ConfigKeyError, UserError, did_you_mean
+from trainwright.events.media import MediaBuffer, Medium, wide_dtype
+from trainwright.events.scalars import as_number, copied_scalar, to_numbers
 from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
 
 if TYPE_CHECKING:
@@ -184,9 +183,9 @@ class EventStorage:
         if self._hints.get(name) is not smoothing_hint:
             self._admit(name, smoothing_hint)
         if isinstance(value, Tensor):
-            value = _snapshot(name, value)
+            value = copied_scalar(name, value)
         elif type(value) is not float:
-            value = _number(name, value)
+            value = as_number(name, value)
         pending = self._pending
         pending.append((name, value, self.iter))
         if len(pending) >= self._max_pending:
@@ -426,7 +425,7 @@ class EventStorage:
             pending = _with_parts(pending)
         self._shown = {}
         columns: dict[str, tuple[list[float], list[int]]] = {}
-        numbers = _to_numbers([_means(value) if _is_part(value) else value for _, value, _ in pending])
+        numbers = to_numbers([_means(value) if _is_part(value) else value for _, value, _ in pending])
         for (name, _, iteration), number in zip(pending, numbers, strict=True):
             if name not in columns:
                 columns[name] = ([], [])
@@ -477,72 +476,6 @@ def _means(parts: Tensor) -> Tensor:
     return torch.where(denominators > 0, numerators / denominators, torch.zeros_like(numerators))
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The contents of a storage at one moment. It copies no values, so taking one costs microseconds."""
-
-    iter: int
-    samples: int
-    written: int | None
-    histories: dict[str, HistoryBuffer]
-    hints: dict[str, bool]
-    media: MediaView
-    shown: dict[int, dict[str, tuple[float, int]]]  # by window size; computed by the first reader
-
-
-def take_snapshot(storage: EventStorage) -> Snapshot:
-    """The current contents of ``storage``. Reads pending values and images to the host: this waits for the device."""
-    histories = {name: history.frozen() for name, history in storage.histories().items()}
-    return Snapshot(
-        storage.iter,
-        storage.samples,
-        storage.written,
-        histories,
-        storage.smoothing_hints(),
-        storage._media.until_now(),
-        storage._shown,
-    )
-
-
-class StorageView(EventStorage):
-    """A read-only storage that shows one snapshot of a run's storage after the other."""
-
-    def __init__(self, storage: EventStorage) -> None:
-        super().__init__(storage.start_iter)
-        self.first_unwritten = storage.first_unwritten
-
-    def __repr__(self) -> str:
-        return f"StorageView({self.iter})"
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Return the values of ``snapshot`` from now on."""
-        self.iter, self.samples, self.written = snapshot.iter, snapshot.samples, snapshot.written
-        self._histories, self._hints, self._shown = snapshot.histories, snapshot.hints, snapshot.shown
-        self._media_view = snapshot.media
-
-    def media(self, after: int = 0) -> list[Medium]:
-        return self._media_view.after(after)
-
-    def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
-        raise self._refusal(f"put_scalar({name!r})")
-
-    def put_image(self, name: str, image: Any) -> None:
-        raise self._refusal(f"put_image({name!r})")
-
-    def put_histogram(self, name: str, values: Any, bins: int = 1000) -> None:
-        raise self._refusal(f"put_histogram({name!r})")
-
-    def put_text(self, name: str, text: str) -> None:
-        raise self._refusal(f"put_text({name!r})")
-
-    @staticmethod
-    def _refusal(call: str) -> ConfigError:
-        return ConfigError(
-            f"{call}: a writer runs in a background thread and reads a snapshot, which cannot be changed. Put metrics"
-            " in a hook, or set in_background = False in the writer's class: training then waits for this writer."
-        )
-
-
 class EvaluationStorage(EventStorage):
     """The current storage during the batches of an evaluation. Drops scalars: they belong to no training iteration.
 
@@ -569,52 +502,3 @@ class EvaluationStorage(EventStorage):
 def _smoothed(values: list[float]) -> float:
     """The median. If the newest value is finite, values that are not finite are ignored."""
     return median([value for value in values if math.isfinite(value)] if math.isfinite(values[-1]) else values)
-
-
-def _snapshot(name: str, value: Tensor) -> Tensor:
-    """A detached copy of shape (): the step may write into ``value`` later."""
-    if value.numel() != 1:
-        raise ConfigError(
-            f"put_scalar({name!r}): got a tensor of shape {tuple(value.shape)}; a scalar has exactly one element. "
-            "Put its mean, value.mean(), or all values with put_histogram."
-        )
-    if value.is_complex():
-        raise ConfigTypeError(f"put_scalar({name!r}): got a complex tensor; put value.abs() or value.real.")
-    if type(value) is not Tensor and hasattr(value, "full_tensor"):
-        value = value.full_tensor()  # a DTensor: every rank puts, so every rank takes part
-    copy = value.detach().clone()
-    return copy if copy.dim() == 0 else copy.reshape(())
-
-
-def _number(name: str, value: SupportsFloat) -> float:
-    """A value that is not a tensor, as a float: a Python or numpy number, or another object with ``__float__``."""
-    if not isinstance(value, str | bytes | bytearray):  # float("3") would be 3.0
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):  # also an array of several elements
-            pass
-    raise ConfigTypeError(
-        f"put_scalar({name!r}): got {value!r:.80} ({type(value).__name__}); "
-        "it must be a number or a tensor of one element."
-    )
-
-
-def _to_numbers(values: list[float | Tensor]) -> list[float]:
-    """The values as floats, in order.
-
-    One device-to-host copy per device: a copy per tensor would stop the device's queue each time.
-    """
-    numbers = [value if isinstance(value, float) else 0.0 for value in values]
-    columns: dict[torch.device, dict[torch.dtype, list[Tensor]]] = {}
-    places: dict[torch.device, dict[torch.dtype, list[int]]] = {}
-    for place, value in enumerate(values):
-        if isinstance(value, Tensor):
-            columns.setdefault(value.device, {}).setdefault(value.dtype, []).append(value)
-            places.setdefault(value.device, {}).setdefault(value.dtype, []).append(place)
-    for device, by_dtype in columns.items():
-        with torch.no_grad():
-            wide = [torch.stack(column).to(wide_dtype(device)) for column in by_dtype.values()]
-            on_host: list[float] = torch.cat(wide).tolist()
-        for place, number in zip(chain.from_iterable(places[device].values()), on_host, strict=True):
-            numbers[place] = number
-    return numbers

@@ -17,7 +17,7 @@ from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.data import DistTensorData, Instance, build_image_train_loader
 from trainwright.engine import default_setup
 from trainwright.engine.default import setup
-from trainwright.engine.default.setup import bind_arguments, call_with_known
+from trainwright.engine.default.setup import bind_arguments
 from trainwright.parallel.layout import Layout
 
 SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
@@ -148,20 +148,6 @@ def test_a_step_gets_the_arguments_it_takes(run_step: Any, expected: tuple[Any, 
     assert stepper.got == expected
 
 
-def loader(dataset: str, train_batch_size: int, seed: int = 0) -> tuple[str, int, int]:
-    return dataset, train_batch_size, seed
-
-
-def test_a_builder_gets_what_it_takes_and_the_node_leaves_open() -> None:
-    given = {"train_batch_size": 8, "seed": 5, "consumed_samples": 3, "tokenizer": None}
-    assert call_with_known(LazyCall(loader)(dataset="d"), given) == ("d", 8, 5)
-
-
-def test_something_ready_made_is_returned_as_it_is() -> None:
-    ready = [1, 2]
-    assert call_with_known(ready, {"train_batch_size": 8}) is ready
-
-
 @dataclass
 class Processes:
     layout: Layout
@@ -184,25 +170,3 @@ def test_the_layout_is_written_into_the_configuration(
     assert caplog.messages == ["train.dist.num_nodes: the configuration has 1, this run has 2."]
     with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, but the model has 6 layers\. Set 6, or None"):
         setup.check_num_layers(dist, [0, 0, 1, 1, 2, 3])
-
-
-@pytest.mark.parametrize(
-    ("given", "warns"),
-    [
-        ({"train_epoch": 0}, True),
-        ({"train_epoch": 0, "train_iter": 10000}, False),
-        ({"train_epoch": 1}, False),
-        ({}, False),
-    ],
-    ids=str,
-)
-def test_no_epochs_warn_where_the_default_number_of_iterations_counts(
-    given: dict[str, int], warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cfg = config(tmp_path, train_micro_batch_size=4, **given)
-    cfg.model = LazyCall(Loss)()
-    DefaultTrainer(cfg)
-    said = [text for text in caplog.messages if "train_epoch=0" in text]
-    assert len(said) == warns
-    if warns:
-        assert "the default train.train_iter=10000" in said[0]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from typing import Any
 
 import pyte
@@ -17,7 +16,8 @@ import pytest
 from trainwright.events import EventStorage, ProgressAwareHandler, ProgressWriter
 from trainwright.events.phases import activity
 from trainwright.events.writers import default_writers, progress
-from trainwright.events.writers.progress import LiveBar, Position, Rate, bar_stream, live_bars, shown_values
+from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
+from trainwright.events.writers.rate import Position, Rate
 from trainwright.terminal import coloured
 
 
@@ -156,17 +156,6 @@ def test_evaluations_and_compilation_show_themselves_and_are_not_part_of_the_rat
     assert "evaluation" not in screen.lines[-1]
 
 
-def test_iterations_that_took_no_measurable_time_have_no_rate() -> None:
-    clock = Clock()
-    rate = Rate(clock)
-    for clock.now, done, is_aside in ((0.0, 0, False), (1.0, 1, False), (2.0, 40, True)):
-        rate.update(done, is_aside=is_aside)
-    assert rate.per_s is None
-    clock.now = 3.0
-    rate.update(50, is_aside=False)
-    assert rate.per_s == pytest.approx(49)
-
-
 def test_the_time_left_falls_between_two_slow_steps() -> None:
     clock = Clock()
     rate = Rate(clock)
@@ -177,25 +166,6 @@ def test_the_time_left_falls_between_two_slow_steps() -> None:
     rate.update(2, is_aside=False)
     assert rate.left_s(3, with_evaluations=True) == 45
     assert progress._speed(rate.per_s or 0) == "20.0 s/it"
-
-
-def test_the_last_epoch_may_be_shorter() -> None:
-    at = Position(230, 250, per_epoch=100)
-    assert (at.epoch, at.num_epochs, at.of_epoch) == (3, 3, (30, 50))
-    assert Position(100, 250, per_epoch=100).of_epoch == (100, 100)
-    assert Position(7, 10).of_epoch == (7, 10)
-
-
-def test_an_iteration_belongs_to_the_epoch_of_its_first_sample() -> None:
-    samples, batch, epochs = 1437, 32, 40
-    total = -(-samples * epochs // batch)
-    for done in (1, 44, 45, 46, 89, 90, 1752, 1753, total):
-        at = Position(done, total, per_epoch=Fraction(samples, batch))
-        first_sample = (done - 1) * batch
-        assert at.epoch == first_sample // samples + 1
-        before = sum(n * batch // samples < at.epoch - 1 for n in range(total))
-        assert at.of_epoch == (done - before, sum(n * batch // samples == at.epoch - 1 for n in range(total)))
-        assert at.num_epochs == epochs
 
 
 # While a training runs.

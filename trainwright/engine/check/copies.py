@@ -4,7 +4,7 @@ import copy
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from itertools import islice
@@ -16,12 +16,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.config.errors import ConfigError
-from trainwright.config.torch_names import GivenName
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import rng_states, set_rng_states
 from trainwright.engine.check.finding import Skipped
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import losses_of, sum_losses
 from trainwright.engine.run_summary import RunSummary, logging_only_above
 from trainwright.hooks import (
     BestCheckpointer,
@@ -43,8 +41,6 @@ from trainwright.parallel.dist import get_world_size
 _WRITING = (EvalHook, BestCheckpointer, PeriodicCheckpointer, PeriodicWriter)
 _NOT_COPIED = (*_WRITING, RunSummary, Interruptions, EpochProgress, ProfileHook)
 _SCHEDULES = (LRScheduler, ReduceOnPlateau)
-_LONG = 100_000  # epochs or iterations
-_OWN_STEPS = ("run_step", "train_step", "training_step", "optimization_step", "inner_training_loop")
 _DATA = ("train_dataset", "eval_dataset", "train_dataloader", "eval_dataloader", "preprocessor", "model_card")
 
 
@@ -55,7 +51,6 @@ class Copies:
     current weights of the trainer and starts at its first step.
 
     Attributes:
-        is_config_file: whether the trainer is one of config files.
         output_dir: the folder of the run, to which nothing is written.
         has_own_step: whether the step is the user's, so that its loss is unknown.
         has_own_loss: whether the step or its loss is the user's.
@@ -64,12 +59,10 @@ class Copies:
     def __init__(self, trainer: Any, folder: Path, *, end: float) -> None:
         """``end``: the time (of ``time.perf_counter``) at which trainings stop."""
         self.trainer, self.folder, self._end, self._number = trainer, folder, end, 0
-        self.is_config_file = hasattr(trainer, "cfg")
         self.output_dir = str(trainer._folder.path)
-        there = [name for name in _OWN_STEPS if hasattr(type(trainer), name)]
-        self.has_own_step = any(is_overridden(trainer, name) for name in there)
-        self.has_own_loss = self.has_own_step or (not self.is_config_file and is_overridden(trainer, "compute_loss"))
-        assigned = [name for name in (*_OWN_STEPS, "compute_loss", "evaluate") if callable(vars(trainer).get(name))]
+        own = {name for name in trainer._step_methods if is_overridden(trainer, name)}
+        self.has_own_step, self.has_own_loss = bool(own - {"compute_loss"}), bool(own)
+        assigned = [name for name in (*trainer._step_methods, "evaluate") if callable(vars(trainer).get(name))]
         if get_world_size() > 1:
             raise ConfigError(
                 "check, find_lr and find_batch_size run in one process: start the program without a launcher."
@@ -78,10 +71,6 @@ class Copies:
             raise ConfigError(
                 f"check: {type(trainer).__name__}.{assigned[0]} was assigned to the object, so a copy of the trainer"
                 " would train the original. Override it in a subclass."
-            )
-        if self.is_config_file and trainer._trainer is not trainer._built_stepper:
-            raise ConfigError(
-                "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
             )
 
     @property
@@ -100,27 +89,20 @@ class Copies:
         settings, by their names in ``TrainingConfig``; both APIs have ``batch_size`` and
         ``gradient_accumulation_steps``.
         """
-        if constant_rate:
-            length = {"train_iter": _LONG, "train_epoch": 0} if self.is_config_file else {"num_epochs": _LONG}
-            has_end = not self.is_config_file and self.trainer.config.max_steps is not None
-            changes = {**changes, **length, **({"max_steps": _LONG} if has_end else {})}
         if self.seconds_left() <= 0:
             raise Skipped("no time was left")
         self._number += 1
         folder = folder or self.folder / str(self._number)
         trainer, kind = self.trainer, self.trainer.__class__
         arguments, named = trainer._arguments
-        settings = (self._cfg if self.is_config_file else self._config)(folder, resumes, changes)
+        settings = trainer._settings_of_copy(folder, changes, resumes=resumes, is_endless=constant_rate)
         new = kind.__new__(kind, *arguments, **named)
         memo = self._memo(new, settings)
         try:
             arguments, named = copy.deepcopy((arguments, named), memo)
             new.__init__(*arguments, **named)
             new._is_copy = True
-            if self.is_config_file:
-                if not resumes:
-                    new.model.load_state_dict(trainer.model.state_dict())
-                memo[id(trainer.model)] = new.model
+            trainer._change_copy(new, memo)
             self._copy_later_changes(new, memo)
         except (TypeError, RuntimeError, NotImplementedError) as error:
             if "deepcopy" not in str(error) and "pickle" not in str(error):
@@ -162,9 +144,8 @@ class Copies:
         """The loaders of evaluations, none of the training data (``overfit_batches``)."""
         if self.setting("overfit_batches") is not None:
             return []
-        loaders = new.test_loader if self.is_config_file else new.eval_dataloader
-        listed = loaders.values() if isinstance(loaders, Mapping) else loaders if self.is_config_file else [loaders]
-        return [loader for loader in listed if loader is not None]
+        found: list[Any] = new._listed_eval_loaders
+        return found
 
     def setting(self, name: str) -> Any:
         """A setting that both APIs have by one name."""
@@ -191,57 +172,10 @@ class Copies:
         """
         if self.has_own_step:
             raise Skipped("the step is your own, and may have several losses")
-        if not self.is_config_file:
-            value: Tensor = new.compute_loss(new.model, batch)
-            return value
-        outputs = new.model(**batch)
-        return sum_losses(outputs if isinstance(outputs, dict) else losses_of(outputs) or outputs)
-
-    def set_train_mode(self, new: Any) -> None:
-        (new.model.train if self.is_config_file else new.set_train_mode)()
-
-    def evaluate(self, new: Any) -> dict[str, Any]:
-        """Evaluate as in a training."""
-        results: dict[str, Any]
-        if self.is_config_file:
-            with new._evaluated_weights():
-                results = new.test(new.cfg, new.test_loader, new.model)
-        else:
-            results = new.evaluate()
-        return results
-
-    def save(self, new: Any) -> None:
-        """Save a checkpoint between two iterations."""
-        (new._save if self.is_config_file else new._save_step)()
+        value: Tensor = new._loss_of(batch)
+        return value
 
     # Implementation.
-
-    def _config(self, folder: Path, resumes: bool, changes: Mapping[str, Any]) -> Any:
-        settings: dict[str, Any] = {"output_dir": str(folder), "resume_from_checkpoint": True if resumes else None}
-        settings |= dict.fromkeys(("profile", "early_stopping", "tensorboard", "print_steps", "max_time"))
-        off = ("graph", "eval_on_start", "progress_bar", "load_best_model_at_end", "fast_dev_run")
-        settings |= dict.fromkeys(off, False)
-        config = self.trainer.config
-        if isinstance(config.optimizer, GivenName):  # passed to the copy, or set later
-            settings["optimizer"] = "Adam"
-        if isinstance(config.loss, GivenName):
-            settings["loss"] = None
-        wanted = {**settings, "init_weights_from": None, **changes}
-        return config.copy_with(**{name: value for name, value in wanted.items() if config[name] != value})
-
-    def _cfg(self, folder: Path, resumes: bool, changes: Mapping[str, Any]) -> Any:
-        cfg = copy.deepcopy(self.trainer._given)
-        train, changes = cfg.train, dict(changes)
-        train.update({"output_dir": str(folder), "resume": resumes, "load_weight": "", "eval_on_start": False})
-        train.update({"profile": None, "max_time": None})
-        cfg.graph.enabled = False
-        sizes = ("gradient_accumulation_steps", "num_accumulation_steps"), ("batch_size", "train_micro_batch_size")
-        if any(name in changes for name, _ in sizes):
-            train.update({ours: changes.pop(name, self.trainer.cfg.train[ours]) for name, ours in sizes})
-            train.global_batch_size = train.num_accumulation_steps * train.train_micro_batch_size
-            train.update({"train_iter": self.trainer.cfg.train.train_iter, "train_epoch": 0})
-        train.update(changes)
-        return cfg
 
     def _memo(self, new: Any, settings: Any) -> dict[int, Any]:
         """The memo of ``copy.deepcopy`` with the parts that are replaced, and with those that are shared."""
@@ -266,16 +200,8 @@ class Copies:
         return memo
 
     def _copy_later_changes(self, new: Any, memo: dict[int, Any]) -> None:
-        """What the user has changed since the trainer was built."""
+        """What the user has added since the trainer was built."""
         trainer = self.trainer
-        if not self.is_config_file:
-            if isinstance(trainer.config.optimizer, GivenName) and id(trainer.optimizer) not in memo:
-                new.set_optimizer(copy.deepcopy(trainer.optimizer, memo))
-            if trainer.loss is not None and id(trainer.loss) not in memo:
-                new.set_loss(copy.deepcopy(trainer.loss, memo))
-            for callback in trainer.callbacks:
-                if id(callback) not in memo and not any(callback is one for one in trainer._built_in_callbacks):
-                    new.add_callback(copy.deepcopy(callback, memo), singleton=False)
         for name in vars(trainer).keys() - vars(new).keys():
             if not name.startswith("_") and not hasattr(type(trainer), name):
                 setattr(new, name, copy.deepcopy(vars(trainer)[name], memo))

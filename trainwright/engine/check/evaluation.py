@@ -26,12 +26,12 @@ def check_evaluation(setup: SetUp) -> Finding:
     new = setup.make(limit_eval_batches=None if setup.setting("overfit_batches") else 4)
     if not (setup.eval_loaders(new) or setup.setting("overfit_batches")):
         raise Skipped("there are no evaluation data")
-    setup.set_train_mode(new)
+    new.model.train()
     before, modes = _copied(new.model), {name: one.training for name, one in new.model.named_modules()}
     flags = {name: one.requires_grad for name, one in new.model.named_parameters()}
     states = rng_states(setup.device)
     with _TrainingCalls() as calls:
-        results = setup.evaluate(new)
+        results = new._evaluate_weights()
     faults = []
     after = _copied(new.model)
     changed = [name for name in before if name not in after or not _same(before[name], after[name])]

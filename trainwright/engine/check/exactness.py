@@ -131,7 +131,7 @@ def _gradients(setup: SetUp, new: Any, batches: list[Any]) -> list[Tensor]:
 def check_resume(setup: SetUp) -> Finding:
     """A run that is saved and resumed has, bit for bit, the weights of the uninterrupted run."""
     folder = setup.folder / "resume"
-    straight = setup.make(folder=folder, save_enabled=True) if not setup.is_config_file else setup.make(folder=folder)
+    straight = setup.make(folder=folder, save_enabled=True)
     last = min(2 * _SAVED_AFTER, straight.max_iter)
     if last < 2:
         raise Skipped("the run has one update")
@@ -139,7 +139,7 @@ def check_resume(setup: SetUp) -> Finding:
 
     def save(new: Any) -> None:
         if new.iter == middle:
-            setup.save(new)
+            new._save()
 
     setup.train(straight, last, before=save)
     resumed = setup.make(folder=folder, resumes=True)

@@ -86,7 +86,7 @@ class SetUp(Copies):
                 seen.seconds.append(now - clock[0])
                 if len(seen.seconds) == NUM_UPDATES // 2 and evaluates:
                     modes = set()  # an evaluation is no step
-                    self.evaluate(trainer)
+                    trainer._evaluate_weights()
                     modes = seen.later_modes
                 clock[0] = time.perf_counter()
 
@@ -194,20 +194,17 @@ def at_initial_values(setup: SetUp, names: Sequence[str]) -> list[str]:
     Config files: a model that is built with another seed has other values there. Objects: the distribution of the
     values is the one that ``reset_parameters`` of the module gives; parameters with few values are not judged.
     """
-    if setup.is_config_file:
-        return _differ_by_seed(setup, names)
-    judged = {name: _has_initial_distribution(setup.trainer.model, name) for name in names}
-    loaded = {name.rpartition(".")[0] for name, is_random in judged.items() if is_random is False}
-    return [name for name, is_random in judged.items() if is_random and name.rpartition(".")[0] not in loaded]
-
-
-def _differ_by_seed(setup: SetUp, names: Sequence[str]) -> list[str]:
-    models = []
+    trainer, models = setup.trainer, []
     for seed in (1, 2):
         seed_everything(seed)
-        models.append(dict(setup.trainer.build_model(setup.trainer.cfg).named_parameters()))
-    first, second = models
-    return [name for name in names if name in first and not torch.equal(first[name], second[name])]
+        if (model := trainer._built_again()) is not None:
+            models.append(dict(model.named_parameters()))
+    if models:
+        first, second = models
+        return [name for name in names if name in first and not torch.equal(first[name], second[name])]
+    judged = {name: _has_initial_distribution(trainer.model, name) for name in names}
+    loaded = {name.rpartition(".")[0] for name, is_random in judged.items() if is_random is False}
+    return [name for name, is_random in judged.items() if is_random and name.rpartition(".")[0] not in loaded]
 
 
 def _has_initial_distribution(model: nn.Module, name: str) -> bool | None:

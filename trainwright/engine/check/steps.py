@@ -16,7 +16,6 @@ from trainwright.engine.check.observed import SetUp, at_initial_values, depends_
 from trainwright.engine.out_of_memory import byte_size
 from trainwright.models.adapters import is_peft_model
 from trainwright.optim.named import each_optimizer
-from trainwright.optim.schedules import FormulaLR
 
 _MOST_RATES = 20_000  # updates of a simulated schedule
 
@@ -49,13 +48,9 @@ def check_learning_rate(setup: SetUp) -> Finding:
     base = [float(group.get("initial_lr", group["lr"])) for group in groups]
     schedules = [one for one in (new.lr_scheduler, *new.lr_schedulers.values()) if one is not None]
     rates = [[float(group["lr"])] for group in groups]
-    length = max(1, new.max_iter)
     simulated = [one for one in schedules if not isinstance(one, ReduceLROnPlateau)]
-    steps = length
-    if simulated and not setup.is_config_file and not isinstance(simulated[0], FormulaLR):
-        every = setup.trainer.config.lr_scheduling_steps
-        steps = length if every == 1 else new.config.num_epochs if not every else length  # torch's: once an epoch
-    for _ in range(min(steps, _MOST_RATES) - 1 if simulated else 0):
+    steps = new._schedule_length(simulated[0]) if simulated else 0
+    for _ in range(min(steps, _MOST_RATES) - 1):
         for schedule in simulated:
             schedule.step()
         for row, group in zip(rates, groups, strict=True):

@@ -7,6 +7,7 @@ a limit.
 
 import logging
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright._torch_compat import graph_capture, traced_step
+from trainwright._torch_compat.compile_graph import cpp_compilers, refusal_of_compiler
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.data.collate import count_samples
 from trainwright.engine.accumulation import TOKENS, WindowMean
@@ -44,9 +46,12 @@ _MANY_MISFITS = 20
 _ONE: Any = 1.0  # in place of a loss: its share is then the factor
 
 
-def log_refusal(why: str) -> None:
-    """Log why steps are not programs."""
-    logger.warning("Graph mode: the steps stay eager: %s.", why)
+def usable_backend(backend: str, device: torch.device) -> str:
+    """``backend``, or "aot_eager" in place of inductor on a CPU without a C++ compiler."""
+    if backend != "inductor" or device.type != "cpu" or any(map(shutil.which, cpp_compilers())):
+        return backend
+    logger.info("Graph mode: no C++ compiler found for inductor; using the backend aot_eager.")
+    return "aot_eager"
 
 
 def refusal_of_torch() -> str | None:
@@ -65,11 +70,11 @@ class CompiledUpdate:
         skips: skip updates whose loss or gradients are not finite.
         max_norm, max_value: as in ``gradient_clipper``.
         batch_size: the number of samples of a full batch; None: unknown.
-        on_refusal: called once if the run continues without programs.
         on_compiled: called with the seconds of each compilation, also of a failed one.
 
     Attributes:
         num_captures: the number of captures of the forward pass.
+        is_refused: whether the run continues without programs.
     """
 
     def __init__(
@@ -84,7 +89,6 @@ class CompiledUpdate:
         max_value: float | None = None,
         names: Sequence[str] | None = None,
         batch_size: int | None = None,
-        on_refusal: Callable[[], object] = lambda: None,
         on_compiled: Callable[[float], object] = lambda seconds: None,
     ) -> None:
         self._loss_of = loss_of
@@ -96,10 +100,10 @@ class CompiledUpdate:
         self._parts = [Part(adds=adds, steps=True, skips=skips, max_norm=max_norm, max_value=max_value)] + (
             [Part(adds=True, steps=False)] if adds else []
         )
-        self._on_refusal, self._on_compiled = on_refusal, on_compiled
+        self._on_compiled = on_compiled
         self._programs: _Programs | None = None
         self._others: list[_Programs] = []
-        self._is_off = self._is_warned = False
+        self.is_refused = self._is_warned = False
         self._misfits = 0
         self.num_captures = 0
 
@@ -121,7 +125,7 @@ class CompiledUpdate:
             if inputs is not None:
                 self._misfits = 0
                 return self._programs, inputs
-        if self._is_off:
+        if self.is_refused:
             return None
         if self._programs is not None and not self._programs.fit(batch):
             self._count_misfit()
@@ -165,15 +169,16 @@ class CompiledUpdate:
     def _compile_for(self, batch: Any) -> "_Programs":
         if self.num_captures >= _MOST_CAPTURES:
             raise NotCapturable(f"what a step depends on, in model or optimizer, has changed {_MOST_CAPTURES} times")
-        why = refusal_of_torch() or refusal(self._optimizer)
-        if why is not None:
-            raise NotCapturable(why)
-        if not has_state(self._optimizer):
-            raise NotReady
         start = time.perf_counter()
         try:
             with activity("compile"), _preserved_rng():
+                why = refusal_of_compiler() or refusal_of_torch() or refusal(self._optimizer)
+                if why is not None:
+                    raise NotCapturable(why)
+                if not has_state(self._optimizer):
+                    raise NotReady
                 programs = _Programs(self._loss_of, layout_of(batch, self._names), batch, self._optimizer)
+                self._backend = usable_backend(self._backend, self._optimizer.param_groups[0]["params"][0].device)
                 programs.compile(batch, self._parts, self._backend)
         finally:
             seconds = time.perf_counter() - start
@@ -192,9 +197,10 @@ class CompiledUpdate:
         return programs
 
     def refuse(self, why: str) -> None:
-        log_refusal(why)
-        self._programs, self._others, self._is_off = None, [], True
-        self._on_refusal()
+        """Continue the run without programs, and log why."""
+        if not self.is_refused:
+            logger.warning("Graph mode: the steps stay eager: %s.", why)
+        self._programs, self._others, self.is_refused = None, [], True
 
 
 class _Programs:

@@ -5,28 +5,31 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
-from omegaconf import DictConfig, ListConfig
-from torch import nn
+from omegaconf import DictConfig
+from torch import Tensor, nn
 
 from trainwright._torch_compat.probing import real_tensors
-from trainwright.config.errors import ConfigError, ConfigKeyError, ConfigTypeError
-from trainwright.config.lazy.instantiation import instantiate
+from trainwright.config.errors import ConfigError
 from trainwright.config.lazy.lazy_config import try_get_key
-from trainwright.config.lazy.serialization import to_plain
-from trainwright.config.schema.sections import total_iterations
-from trainwright.config.secrets import safe_trackers, without_secrets
 from trainwright.data.collate import mixed, to_batch
-from trainwright.data.loaders import build_image_test_loader, set_position
+from trainwright.data.loaders import set_position
 from trainwright.data.seeding import seed_everything
-from trainwright.data.streaming import eval_stream_loader, is_stream
-from trainwright.engine.compiled.graph_trainer import GraphBase, GraphTrainer
+from trainwright.engine.compiled.graph_trainer import GraphBase
+from trainwright.engine.default import parts
 from trainwright.engine.default.eager_trainer import EagerTrainer
+from trainwright.engine.default.length import (
+    iterations_per_epoch,
+    num_samples,
+    scale_shares,
+    scale_to_data,
+    update_length,
+)
 from trainwright.engine.default.setup import (
     bind_arguments,
-    call_with_known,
     changed_settings,
     check_eval_metric,
     check_num_layers,
@@ -35,25 +38,22 @@ from trainwright.engine.default.setup import (
     join_ranks,
     limit_data,
     next_commands,
-    num_samples,
     overfit_loader,
-    scale_shares,
-    scale_to_data,
 )
+from trainwright.engine.default.stepper import build_stepper, settings_of_step, warn_of_settings_without_effect
 from trainwright.engine.extra_parameters import log_untrained
 from trainwright.engine.hardest_samples import hardest_samples
-from trainwright.engine.loss_fn import explain_forward
+from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
-from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run_directory import RunFolder
 from trainwright.engine.run_summary import facts_of_files, log_recomputed, log_to_console
 from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.update import Update
-from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
+from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
-from trainwright.events.writers import EventWriter, default_writers
+from trainwright.events.writers import EventWriter
 from trainwright.hooks import (
     BestCheckpointer,
     EvalHook,
@@ -71,17 +71,13 @@ from trainwright.hooks.profile import profile_hook
 from trainwright.models.adapters import adapter_files, is_peft_model
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
-from trainwright.optim.schedules import extend_schedule
 from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
-from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
 from trainwright.parallel.rank_checks import check_same_settings, data_size
 
 logger = logging.getLogger("trainwright.engine")
-
-BATCH_SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
 
 
 @overridable
@@ -95,6 +91,8 @@ class DefaultTrainer(RunTrainer):
         cfg: the complete configuration of the run, with defaults; the caller's ``cfg`` is not changed.
         model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: as built.
     """
+
+    _step_methods = ("run_step", "train_step")
 
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
@@ -110,7 +108,8 @@ class DefaultTrainer(RunTrainer):
 
         self.tokenizer = self.build_tokenizer(cfg)
         with real_tensors():  # in an estimate, too
-            self.train_loader = self._first_loader(self.build_train_loader(cfg, self.tokenizer))
+            loaders = self.build_train_loader(cfg, self.tokenizer)
+            self.train_loader = loaders[0] if isinstance(loaders, tuple | list) else loaders
             limit_data(cfg.train, self.train_loader)
             self.test_loader = self.build_test_loader(cfg, self.tokenizer)
             sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
@@ -140,7 +139,7 @@ class DefaultTrainer(RunTrainer):
 
         self.optimizers = by_name(self.optimizer)
         self._has_own_step = is_overridden(self, "train_step")
-        self._trainer: Any = self._build_stepper(cfg)
+        self._trainer: Any = build_stepper(self)
         self._built_stepper = self._trainer
         lr, seed = try_get_key(cfg, "optim.lr"), cfg.train.seed
         self._state = TrainingState(self, lr=lr, seed=seed, num_samples=self._num_samples())
@@ -162,7 +161,7 @@ class DefaultTrainer(RunTrainer):
             is_compiled=cfg.graph.enabled,
         )  # fmt: skip
         self._folder.prepare(as_given)
-        self._own_step = OwnStep(["train_step"], self._settings_of_step)
+        self._own_step = OwnStep(["train_step"], partial(settings_of_step, self))
         self._register_run_hooks(
             self._own_step if self._has_own_step else None,
             check_period=cfg.train.log_period,
@@ -181,28 +180,12 @@ class DefaultTrainer(RunTrainer):
 
         With ``tokenization.make_vocab_size_divisible_by`` the model gets the tokenizer's padded ``vocab_size``.
         """
-        node = try_get_key(cfg, "tokenization.tokenizer")
-        if node is None:
-            return None
-        tokenizer = instantiate(node)
-        multiple = try_get_key(cfg, "tokenization.make_vocab_size_divisible_by")
-        settings = try_get_key(cfg, "model.cfg", "model")
-        if multiple and isinstance(settings, DictConfig) and "vocab_size" in settings:
-            settings.vocab_size = tokenizer.padded_vocab_size(multiple)
-        return tokenizer
+        return parts.build_tokenizer(cfg)
 
     @classmethod
     def build_model(cls, cfg: DictConfig) -> nn.Module:
         """The model that ``cfg.model`` describes."""
-        model = instantiate(cfg.model)
-        if isinstance(model, DictConfig | dict) and "_target_" not in cfg.model:
-            raise ConfigTypeError(
-                "model: has no _target_, so there is nothing to call. Describe the model with "
-                "model = LazyCall(Net)(...), or override build_model."
-            )
-        if not isinstance(model, nn.Module):
-            raise ConfigTypeError(f"model: got {type(model).__name__}; it must be a torch.nn.Module.")
-        return model
+        return parts.build_model(cfg)
 
     @classmethod
     def build_optimizer(cls, cfg: DictConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -219,35 +202,12 @@ class DefaultTrainer(RunTrainer):
     @classmethod
     def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
         """The training loader that ``cfg.dataloader.train`` describes, or a tuple whose first item it is."""
-        if try_get_key(cfg, "dataloader.train") is None:
-            raise ConfigKeyError(
-                "dataloader.train: missing. A training needs its loader, for example "
-                "dataloader.train = LazyCall(build_image_train_loader)(dataset=...)."
-            )
-        given = {
-            "train_batch_size": cfg.train.train_micro_batch_size,
-            "test_batch_size": cfg.train.test_micro_batch_size,
-            "consumed_samples": cfg.train.consumed_train_samples,
-            "seed": cfg.train.seed,
-            "tokenizer": tokenizer,
-        }
-        return call_with_known(cfg.dataloader.train, given)
+        return parts.build_train_loader(cfg, tokenizer)
 
     @classmethod
     def build_test_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> list[Any]:
         """The loaders that ``cfg.dataloader.test`` lists, or has by name; an empty list without one."""
-        nodes = try_get_key(cfg, "dataloader.test", default=None)
-        if nodes is None:
-            return []
-        if not isinstance(nodes, list | tuple | ListConfig | Mapping | DictConfig):
-            raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
-        given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
-        if not isinstance(nodes, Mapping | DictConfig):
-            return [call_with_known(node, given) for node in nodes]
-        named = {str(name): call_with_known(node, given) for name, node in nodes.items()}
-        for name, loader in named.items():
-            loader.name = name  # of its results
-        return list(named.values())
+        return parts.build_test_loaders(cfg, tokenizer)
 
     @classmethod
     def build_graph(
@@ -264,14 +224,7 @@ class DefaultTrainer(RunTrainer):
     @classmethod
     def build_evaluator(cls, cfg: DictConfig) -> DatasetEvaluator:
         """The evaluator that ``cfg.train.evaluation.evaluator`` describes."""
-        evaluator = instantiate(cfg.train.evaluation.evaluator)
-        if isinstance(evaluator, list):
-            evaluator = DatasetEvaluators(evaluator)
-        if not isinstance(evaluator, DatasetEvaluator):
-            raise ConfigTypeError(
-                f"train.evaluation.evaluator: got {type(evaluator).__name__}; it must be a DatasetEvaluator."
-            )
-        return evaluator
+        return parts.build_evaluator(cfg)
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
@@ -308,22 +261,7 @@ class DefaultTrainer(RunTrainer):
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, TensorBoard."""
-        train = self.cfg.train
-        settings, _ = without_secrets(to_plain(self.cfg)[0])
-        trackers = None
-        if train.trackers:
-            from trainwright.config.validation import trackers_of  # imports pydantic, which most runs do not need
-
-            trackers = trackers_of(to_plain(train.trackers)[0])
-        return default_writers(
-            train.output_dir,
-            self.max_iter,
-            batch_size=train.global_batch_size,
-            progress_bar=train.progress_bar,
-            trackers=safe_trackers(trackers),
-            settings=settings,
-            iterations_per_epoch=self._iterations_per_epoch(),
-        )
+        return parts.build_writers(self.cfg, self.max_iter, self._iterations_per_epoch())
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: Any = None, mixup_func: Any = None) -> Mapping[str, Any]:
@@ -370,13 +308,7 @@ class DefaultTrainer(RunTrainer):
             raise ConfigError("DefaultTrainer.predict: there is no data; pass some, or set dataloader.test.")
         loader = self.test_loader[0] if data is None else data
         if is_dataset(loader):
-            size, seed = self.cfg.train.test_micro_batch_size, self.cfg.train.seed
-            if is_stream(loader):  # each rank reads it completely and keeps its batches, so their order is known
-                loader = eval_stream_loader(loader, size, 0, None)
-            else:
-                datasets = [loader] if isinstance(loader, list) else loader  # a list would be several data sets
-                loader = build_image_test_loader(datasets, size, num_workers=0, seed=seed)
-
+            loader = parts.prediction_loader(loader, self.cfg.train)
         return self._predict(
             lambda: map(self._prepare_batch, batches_of_rank(loader)),
             self._forward,
@@ -433,6 +365,51 @@ class DefaultTrainer(RunTrainer):
     def _prepare_training_batch(self, batch: Any) -> Any:
         return self._get_batch(batch)
 
+    @property
+    def _listed_eval_loaders(self) -> list[Any]:
+        return list(self.test_loader)
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        return sum_losses(returned_losses(self.model(**batch)))
+
+    def _evaluate_weights(self) -> dict[str, Any]:
+        with self._evaluated_weights():
+            return self.test(self.cfg, self.test_loader, self.model)
+
+    def _use_learning_rate(self, rate: float) -> None:
+        self.cfg.optim.lr = rate
+
+    @property
+    def _batch_size(self) -> int:
+        return int(self.cfg.train.train_micro_batch_size)
+
+    def _batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
+        names = ("train.train_micro_batch_size", "train.num_accumulation_steps", "train.global_batch_size")
+        return dict(zip(names, (batch_size, accumulation, batch_size * accumulation), strict=True))
+
+    @property
+    def _is_graph(self) -> bool:
+        return bool(self.cfg.graph.enabled)
+
+    @property
+    def _precision(self) -> str | None:
+        return str(autocast_dtype(self.device)).removeprefix("torch.") if self.cfg.train.amp.enabled else None
+
+    def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
+        if self._trainer is not self._built_stepper:
+            raise ConfigError(
+                "check: trainer._trainer was replaced, and cannot be copied. Override train_step instead."
+            )
+        return parts.settings_of_copy(self._given, self.cfg, folder, changes, resumes=resumes, is_endless=is_endless)
+
+    def _change_copy(self, new: Self, memo: dict[int, Any]) -> None:
+        if not new._folder.resume:
+            new.model.load_state_dict(self.model.state_dict())
+        memo[id(self.model)] = new.model
+
+    def _built_again(self) -> nn.Module:
+        return self.build_model(self.cfg)
+
     def _example_batches(self) -> Any:
         if not self.test_loader:
             raise ConfigError("DefaultTrainer.export: there is no example; pass a batch, or set dataloader.test.")
@@ -450,19 +427,6 @@ class DefaultTrainer(RunTrainer):
         update: Update = self._trainer._update
         return update
 
-    def _settings_of_step(self) -> dict[str, str]:
-        train, settings = self.cfg.train, {}
-        if train.num_accumulation_steps > 1:
-            settings["accumulation"] = f"train.num_accumulation_steps={train.num_accumulation_steps}"
-        if self._update.grad_scaler is not None:
-            settings["scaler"] = "the gradient scaler of float16"
-        for name in ("clip_grad_max_norm", "clip_grad_value"):
-            if any(group.get(name) is not None for group in self.optimizer.param_groups):
-                settings["clipping"] = name
-        if train.non_finite == "skip":
-            settings["skip"] = "train.non_finite='skip'"
-        return settings
-
     def run_step(self) -> None:
         """One iteration of ``self._trainer``, whose step ``train`` calls directly unless this method is overridden."""
         self._trainer.iter = self.iter
@@ -474,59 +438,19 @@ class DefaultTrainer(RunTrainer):
         is_own = is_overridden(self, "run_step")
         has_own = is_own or has_own_batch or is_overridden(self._built_stepper, "run_step")
         self._built_stepper.reads_ahead = not has_own  # an override may draw random numbers
-        self._warn_of_settings_without_effect()
+        warn_of_settings_without_effect(self)
         step = self._step_of_stepper()
         return self._trainer, self.run_step if is_own else step
-
-    def _warn_of_settings_without_effect(self) -> None:
-        """Settings that ``self._trainer``, replaced by the user, was not built with."""
-        if is_overridden(self, "train_step") and not self._has_own_step:
-            raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
-        if self._has_own_step and getattr(self._trainer, "has_own_run_step", lambda: True)():
-            logger.warning(
-                "%s.train_step has no effect: trainer._trainer, a %s, has its own run_step.",
-                type(self).__name__, type(self._trainer).__name__,
-            )  # fmt: skip
-        steps, own_steps = self.cfg.train.num_accumulation_steps, getattr(self._trainer, "grad_acc_steps", None)
-        if own_steps not in (None, steps):
-            logger.warning(
-                "train.num_accumulation_steps=%d has no effect: trainer._trainer, a %s, was built with"
-                " grad_acc_steps=%d. Pass cfg.train.num_accumulation_steps to it.",
-                steps, type(self._trainer).__name__, own_steps,
-            )  # fmt: skip
 
     def _step_of_stepper(self) -> Callable[[], None]:
         """The call that makes a step of ``self._trainer``, perhaps the user's own."""
         stepper = self._trainer
         if isinstance(stepper, EagerTrainer) and not stepper.has_own_run_step():
-            return stepper.bind_step(self._get_batch, self.device, self.train_step if self._has_own_step else None)
+            return stepper.new_step(self._get_batch, self.device, self.train_step if self._has_own_step else None).run
         return bind_arguments(stepper.run_step, self._get_batch, self.device)
 
-    def _update_length(self) -> None:
-        """Plan the rest of the training again if ``cfg.train.train_iter`` or ``train_epoch`` has been changed."""
-        train = self.cfg.train
-        length = total_iterations(train, self._num_samples(), train.global_batch_size)
-        if length == self._planned or length == self.max_iter:
-            return
-        longer = copy.deepcopy(self._given)
-        longer.train.update({"train_iter": length, "train_epoch": 0})
-        longer.train.update({name: train[name] for name in BATCH_SIZES})
-        self.auto_scale_hyperparams(longer, self.train_loader)
-        train.update({"train_iter": length, "scheduler": longer.train.scheduler})
-        train.warmup_iter = longer.train.warmup_iter
-        self.max_iter = self._planned = length
-        if self.lr_scheduler is not None:
-            extend_schedule(self.lr_scheduler, lambda optimizer: self.build_lr_scheduler(self.cfg, optimizer))
-            return
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        longer_ones: Any = self.build_lr_scheduler(self.cfg, self.optimizer)  # sets the first rates of all of them
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        for name, schedule in self.lr_schedulers.items():
-            extend_schedule(schedule, partial(_given, longer_ones[name]))
-
     def _continue(self) -> None:
-        self._update_length()
+        update_length(self)
         super()._continue()
 
     def _before_first_step(self) -> None:
@@ -556,10 +480,7 @@ class DefaultTrainer(RunTrainer):
 
     def _iterations_per_epoch(self) -> int | Fraction | None:
         """None: unknown. A fraction where an epoch ends within an iteration."""
-        num_samples, batch = self._num_samples(), self.cfg.train.global_batch_size
-        if length := self.cfg.train.get("iter_per_epoch"):
-            return int(length)
-        return max(Fraction(num_samples, batch), Fraction(1)) if num_samples else None
+        return iterations_per_epoch(self.cfg.train, self._num_samples())
 
     def _period(self, iterations: int, epochs: int | None) -> Period:
         """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
@@ -576,50 +497,15 @@ class DefaultTrainer(RunTrainer):
             explain_forward(error, self.model, batch)
             raise
 
-    def _build_stepper(self, cfg: DictConfig) -> EagerTrainer:
-        settings: dict[str, Any] = {
-            "grad_scaler": self._grad_scaler,
-            "skip_non_finite": cfg.train.non_finite == "skip",
-            "find_unused_parameters": cfg.train.dist.find_unused_parameters,
-            "wraps_model": not self._has_own_step,
-        }
-        pipeline = pipeline_of(self.model)
-        refuse_own_step(pipeline, type(self).__name__, ["train_step"] if self._has_own_step else [])
-        if cfg.graph.enabled and current_mesh() is not None:
-            raise ConfigError(
-                "graph.enabled: got True with tensor parallel, pipeline parallel or ZeRO, which are not compiled; set"
-                " it to False."
-            )
-        if pipeline is not None:
-            refuse_unseeded_loader(self.train_loader, "dataloader.train")
-            pipeline.check_length(cfg.train.num_accumulation_steps, "train.num_accumulation_steps")
-        if cfg.graph.enabled:
-            graph = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler)
-            return GraphTrainer(graph, self.train_loader, cfg.train.num_accumulation_steps, **settings)
-        steps = cfg.train.num_accumulation_steps
-        return EagerTrainer(self.model, self.train_loader, self.optimizer, steps, **settings)
-
-    @staticmethod
-    def _first_loader(loaders: Any) -> Any:
-        return loaders[0] if isinstance(loaders, tuple | list) else loaders
-
     def _facts(self) -> dict[str, Any]:
         train = self.cfg.train
         evaluated = [num_samples(loader, train.test_micro_batch_size) for loader in self.test_loader]
         return {
-            "batch_size": train.train_micro_batch_size,
             "num_train": self._num_samples(),
             "num_eval": sum(number or 0 for number in evaluated) or None,
             "iterations_per_epoch": self._iterations_per_epoch(),
-            "precision": self._precision(),
-            "mode": "graph" if self.cfg.graph.enabled else "eager",
             "settings": changed_settings(self._given),
         }
-
-    def _precision(self) -> str | None:
-        """The name of the dtype of mixed precision; None without."""
-        is_mixed = self.cfg.train.amp.enabled
-        return str(autocast_dtype(self.device)).removeprefix("torch.") if is_mixed else None
 
     def _next_commands(self) -> list[str]:
         return next_commands(self.cfg)
@@ -631,15 +517,10 @@ class DefaultTrainer(RunTrainer):
             "api": "config file",
             "samples_per_iteration": train.global_batch_size,
             "seed": train.seed,
-            "precision": self._precision() or "float32",
+            "precision": self._precision or "float32",
             "data": {"train": getattr(self.train_loader, "dataset", self.train_loader)}
             | {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()},
         }
 
     def _num_samples(self) -> int | None:
         return num_samples(self.train_loader, self.cfg.train.train_micro_batch_size)
-
-
-def _given(schedule: Any, optimizer: Any) -> Any:
-    """A schedule that is built already."""
-    return schedule

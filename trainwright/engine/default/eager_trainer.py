@@ -17,7 +17,7 @@ from trainwright.data.streaming import load_position, may_read_ahead, saved_posi
 from trainwright.engine.accumulation import TOKENS, mean_outputs
 from trainwright.engine.gradient_sync import average_before_own_steps, explained, gradient_sync
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.loss_fn import explain_forward, losses_of, sum_losses, without_empty_mean
+from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses, without_empty_mean
 from trainwright.engine.pipeline_step import PipelineStep, pipeline_settings, refuse_own_step
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update, optimizer_calls
@@ -137,40 +137,7 @@ class EagerTrainer(TrainerBase):
         ``get_batch(data, device)`` turns an item of the loader into the arguments of the model; by default
         :func:`trainwright.data.to_batch` on the model's device.
         """
-        self.bind_step(get_batch, input_placement_device)()
-
-    def bind_step(
-        self,
-        get_batch: Callable[..., Any] | None = None,
-        device: Any = None,
-        train_step: Callable[[Any, Any], Mapping[str, Any]] | None = None,
-    ) -> Callable[[], None]:
-        """The call that makes a step, with the arguments of ``run_step``; it calls no method that may be overridden.
-
-        ``train_step(model, batch)``: a step of the user's own, which also steps the optimizers at a window's end.
-        """
-        if train_step is None:
-            self._update.check_closure()
-        batches = map(get_batch or to_batch, self._data_loader_iter, repeat(self._device if device is None else device))
-        kind: Callable[..., Step] = Step
-        if self._pipeline is not None:
-            refuse_own_step(self._pipeline, type(self).__name__, ["train_step"] if train_step is not None else [])
-            kind = partial(PipelineStep, pipeline=self._pipeline, to_row=scalars_of, from_row=dict)
-        step = kind(
-            self._update,
-            batches,
-            self.model,
-            self._train_micro_batch if train_step is None else train_step,
-            begin_window=lambda: self.grad_acc_steps,
-            end_window=self._end_window if train_step is None else self._end_own_window,
-            phases=self.phases,
-            explain=explained(
-                lambda error, batch: explain_forward(error, self._plain_model, batch),
-                self._plain_model,
-                "train.dist.find_unused_parameters",
-            ),
-        )
-        return step.run
+        self.new_step(get_batch, input_placement_device).run()
 
     def backward(self, loss: Tensor) -> None:
         """Backward pass: add the gradients of ``loss``."""
@@ -201,8 +168,35 @@ class EagerTrainer(TrainerBase):
 
     # Implementation.
 
+    def new_step(self, get_batch: Any = None, device: Any = None, train_step: Any = None) -> Step:
+        """The step, with the arguments of ``run_step``; it calls no method that may be overridden.
+
+        ``train_step(model, batch)``: a step of the user's own, which also steps the optimizers at a window's end.
+        """
+        if train_step is None:
+            self._update.check_closure()
+        batches = map(get_batch or to_batch, self._data_loader_iter, repeat(self._device if device is None else device))
+        kind: Callable[..., Step] = Step
+        if self._pipeline is not None:
+            refuse_own_step(self._pipeline, type(self).__name__, ["train_step"] if train_step is not None else [])
+            kind = partial(PipelineStep, pipeline=self._pipeline, to_row=scalars_of, from_row=dict)
+        return kind(
+            self._update,
+            batches,
+            self.model,
+            self._train_micro_batch if train_step is None else train_step,
+            begin_window=lambda: self.grad_acc_steps,
+            end_window=self._end_window if train_step is None else self._end_own_window,
+            phases=self.phases,
+            explain=explained(
+                lambda error, batch: explain_forward(error, self._plain_model, batch),
+                self._plain_model,
+                "train.dist.find_unused_parameters",
+            ),
+        )
+
     def _bind_run_step(self) -> tuple[Any, Callable[[], None]]:
-        return self, self.run_step if self.has_own_run_step() else self.bind_step()
+        return self, self.run_step if self.has_own_run_step() else self.new_step().run
 
     def has_own_run_step(self) -> bool:
         """Whether ``run_step`` is the user's. Gradients are averaged before each step that the user's code makes."""
@@ -218,7 +212,7 @@ class EagerTrainer(TrainerBase):
         """Forward, loss and backward; returns the model's outputs."""
         outputs: Mapping[str, Any] = self.model(**batch)
         if not isinstance(outputs, dict):
-            outputs = losses_of(outputs) or outputs
+            outputs = returned_losses(outputs)
         loss = self._loss_of(outputs, batch)
         start = time.perf_counter()
         self.backward(loss)

@@ -3,10 +3,9 @@
 import argparse
 import inspect
 import logging
-import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,18 +17,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.errors import ConfigError, did_you_mean
 from trainwright.config.lazy.allowlist import project_roots
-from trainwright.config.lazy.instantiation import are_several, instantiate, locate_target
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.provenance import is_set
 from trainwright.config.schema.checks import validate
 from trainwright.config.schema.sections import (
     complete,
-    exact,
-    iterations_of_epochs,
-    milestone_iterations,
     resolve_batch_sizes,
-    total_iterations,
-    warmup_iterations,
 )
 from trainwright.config.secrets import remember_secrets
 from trainwright.config.yaml_file import read_mapping
@@ -51,6 +44,8 @@ from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.rank_checks import check_same_settings
 from trainwright.parallel.restarts import is_continued
 
+logger = logging.getLogger("trainwright.engine")
+
 # Settings that the start of a run shows by other names.
 _SHOWN_ELSEWHERE = {
     *("train.output_dir", "train.train_micro_batch_size", "train.global_batch_size", "train.num_accumulation_steps"),
@@ -65,65 +60,6 @@ def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return partial(function, *(arguments if takes_any else arguments[: len(positional)]))
-
-
-def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
-    """Instantiate a config node with the arguments of ``given`` that its target takes and the node does not set.
-
-    Anything but a node with a ``_target_`` (for example a loader object) is returned unchanged.
-    """
-    if not (isinstance(node, Mapping | DictConfig) and "_target_" in node):
-        return node
-    parameters = inspect.signature(locate_target(node)).parameters
-    known = {name: value for name, value in given.items() if name in parameters and value is not None}
-    return instantiate(node, **known)
-
-
-logger = logging.getLogger("trainwright.engine")
-
-
-def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
-    """Write the number of iterations, and the settings that depend on it, into ``cfg.train``.
-
-    Raises:
-        ConfigError: one update takes more samples than the training set has.
-    """
-    train = cfg.train
-    length = num_samples(data_loader, train.train_micro_batch_size)
-    if length is not None and length < train.global_batch_size:
-        raise ConfigError(
-            f"train.global_batch_size: got {train.global_batch_size}, but the training set has {length} samples; it"
-            f" must be at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
-            f" {train.num_accumulation_steps} num_accumulation_steps x {get_data_parallel_size()} processes)"
-        )
-    if train.train_epoch == 0 and is_set(train, "train_epoch") and not is_set(train, "train_iter"):
-        logger.warning(
-            "train.train_epoch=0: the length of the run is the default train.train_iter=%d. Set train.train_iter,"
-            " or a train_epoch above 0.", train.train_iter,
-        )  # fmt: skip
-    asked_for, by_epochs = train.train_iter, iterations_of_epochs(train, length, train.global_batch_size)
-    train.train_iter = total_iterations(train, length, train.global_batch_size)
-    if asked_for and by_epochs:
-        logger.info(
-            "train.train_iter=%d and train.train_epoch=%g (%d iterations) are both set: the larger counts, %d.",
-            asked_for, train.train_epoch, by_epochs, train.train_iter,
-        )  # fmt: skip
-    train.warmup_iter = warmup_iterations(train.train_iter, train.warmup_ratio)
-    _scale_scheduler(train)
-    if length is not None:
-        _scale_periods(train, max(1, length // train.global_batch_size))
-
-
-def num_samples(data_loader: Any, batch_size: int) -> int | None:
-    """The number of samples of a loader's data set; None if unknown (an iterable data set)."""
-    dataset, sampler = getattr(data_loader, "dataset", None), getattr(data_loader, "batch_sampler", None)
-    if isinstance(sampler, CyclicSampler):
-        return sampler.num_used
-    if hasattr(dataset, "__len__"):
-        return len(dataset)  # type: ignore[arg-type]
-    if dataset is None and hasattr(data_loader, "__len__"):
-        return len(data_loader) * batch_size
-    return None
 
 
 def apply_dev_run(cfg: DictConfig) -> None:
@@ -167,37 +103,6 @@ def overfit_loader(data_loader: BatchLoader, batch_size: int) -> Any:
     return make_loader(
         data_loader.dataset, sampler, seed=0, num_workers=0, collate_fn=data_loader.collate_fn, loader_options={}
     )
-
-
-def scale_shares(train: DictConfig) -> None:
-    """Write periods that are shares of all iterations as iterations."""
-    for section, key in ((train, "log_period"), (train.checkpointer, "period"), (train.evaluation, "eval_period")):
-        if isinstance(section[key], float):
-            section[key] = math.ceil(exact(section[key]) * train.train_iter)
-
-
-def _scale_scheduler(train: DictConfig) -> None:
-    several = train.scheduler.values() if are_several(train.scheduler) else [train.scheduler]
-    for scheduler in several:
-        if isinstance(scheduler, DictConfig) and "_target_" in scheduler:
-            _scale_one(train, scheduler)
-
-
-def _scale_one(train: DictConfig, scheduler: DictConfig) -> None:
-    taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
-    for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
-        if name in taken:
-            scheduler[name] = value
-    if (milestones := try_get_key(scheduler, "milestones")) is not None:
-        scheduler.milestones = milestone_iterations(milestones, train.train_iter)
-
-
-def _scale_periods(train: DictConfig, iter_per_epoch: int) -> None:
-    """Write periods in epochs as whole iterations, for what is shown; the hooks count the epochs themselves."""
-    if (epochs := try_get_key(train, "evaluation.eval_after_n_epoch")) is not None:
-        train.evaluation.eval_period = epochs * iter_per_epoch
-    if (epochs := try_get_key(train, "checkpointer.save_model_after_n_epoch")) is not None:
-        train.checkpointer.period = epochs * iter_per_epoch
 
 
 def default_setup(cfg: DictConfig, args: argparse.Namespace | None = None) -> None:

@@ -127,14 +127,10 @@ def _needed(copies: Copies, size: int) -> int:
 
 
 def _settings(copies: Copies, size: int) -> dict[str, int]:
-    train = copies.trainer.cfg.train if copies.is_config_file else copies.trainer.config
-    now = train.train_micro_batch_size if copies.is_config_file else train.batch_size
-    names = ("train.train_micro_batch_size", "train.num_accumulation_steps", "train.global_batch_size")
-    names = names if copies.is_config_file else ("batch_size", "gradient_accumulation_steps", "")
     if not size:
         return {}
-    total = now * copies.trainer._accumulation
+    trainer = copies.trainer
+    total = trainer._batch_size * trainer._accumulation
     steps = -(-total // size)
-    micro = -(-total // steps) if steps > 1 else size
-    found = {names[0]: micro, names[1]: steps, names[2]: micro * steps}
-    return {name: value for name, value in found.items() if name}
+    found: dict[str, int] = trainer._batch_settings(-(-total // steps) if steps > 1 else size, steps)
+    return found

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainwright.config.training.training_config import TrainingConfig
 
 
+# An override of one of these is a step of the user's own.
+OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
 # An override of one of these computes the loss itself.
 STEP_METHODS = ("train_step", "training_step", "compute_loss")
 

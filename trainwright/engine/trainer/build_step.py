@@ -16,19 +16,22 @@ from trainwright.data.prefetch import ahead
 from trainwright.data.streaming import StreamLoader, load_position, may_read_ahead
 from trainwright.engine.accumulation import mean_outputs
 from trainwright.engine.gradient_sync import explained
-from trainwright.engine.loss_fn import Contract, contract_for
+from trainwright.engine.label_alignment import predictions_of
+from trainwright.engine.loss_fn import Contract, contract_for, fields_of
 from trainwright.engine.pipeline_step import PipelineStep, StageMean, pipeline_settings
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import batches_from
 from trainwright.engine.trainer import loaders, optim
-from trainwright.engine.trainer.base import STEP_METHODS
-from trainwright.engine.trainer.processes import RankedTrainer
+from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
+from trainwright.engine.trainer.processes import RankedTrainer, has_all_gpus
 from trainwright.engine.trainer.train_metrics import MeasuredTrainer
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.hooks.method_overrides import install, is_overridden, uninstall
-from trainwright.models.outputs import scalars_of
+from trainwright.models.outputs import named_outputs, scalars_of
 
 logger = logging.getLogger("trainwright.engine")
+
+_SCORES = "prediction scores"  # no name of a model's output
 
 
 class SteppingTrainer(RankedTrainer, MeasuredTrainer):
@@ -75,9 +78,51 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         is_own = any(is_overridden(self, name) for name in STEP_METHODS)  # these compute the loss
         self._compute_loss = self.compute_loss if is_own else self._resolve_contract(inputs).compute_loss
         if self.config.graph:
-            from trainwright.engine.compiled.train_step import compile_steps
+            self._compile(step, inputs)
 
-            compile_steps(self, step)
+    def _compile(self, step: Step, inputs: Any) -> None:
+        """Let ``step`` run programs in place of ``train_step``, or log why that is not possible."""
+        from trainwright.engine.compiled.capture import batch_size_of
+        from trainwright.engine.compiled.train_step import CompiledStep, copied_scalars, refusal_of_overrides
+
+        model, metrics = self.model, self._train_metrics
+        is_own, names = is_overridden(self, "compute_loss"), None
+        compute_loss: Any = self.compute_loss
+        if not is_own:
+            contract = contract_for(model, inputs, self._criterion, self._own_loss)
+            names, compute_loss = fields_of(contract, self._own_loss), contract.compute_loss
+
+        def losses_of(inputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
+            if is_own and metrics is None:
+                return compute_loss(model, inputs), {}
+            recording = _Recording(model)
+            loss = compute_loss(recording, inputs)
+            named = None if isinstance(recording.outputs, Tensor) else named_outputs(recording.outputs)
+            wanted: dict[str, Any] = {} if named is None or len(named) == 1 else copied_scalars(named)
+            return loss, wanted if metrics is None else wanted | {_SCORES: predictions_of(recording.outputs)}
+
+        def logs_of(loss: Tensor, outputs: dict[str, Any]) -> dict[str, Any]:
+            if metrics is not None:
+                metrics.record(outputs.pop(_SCORES, None))
+            self._scalars = outputs or None
+            return {"step_loss": loss}
+
+        compiled = CompiledStep(
+            self.train_step,
+            losses_of,
+            logs_of,
+            self._update,
+            self.optimizer,
+            accumulates=self.config.gradient_accumulation_steps > 1,
+            backend="inductor",
+            names=names,
+            batch_size=batch_size_of(self.train_dataloader),
+            on_compiled=self.phases.count_compile,
+        )
+        refusal = refusal_of_overrides(self, OWN_STEP_METHODS)
+        if has_all_gpus(self.config.device_str):
+            refusal = "one process splits its batches over several GPUs"
+        compiled.use_in(step, refusal)
 
     def _train_outputs(self, model: Any, batch: Any) -> Mapping[str, Any]:
         """The part of a step after the forward pass, on the last stage of a pipeline."""
@@ -302,6 +347,21 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         if rows:
             rows = [scalars or {} for _, scalars in kept]
             update.put_scalars(storage, mean_outputs(rows, update.mean.weights), update.weight)
+
+
+class _Recording:
+    """The model with a record of its outputs; a new one for each capture."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.outputs: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.outputs = self.model(*args, **kwargs)
+        return self.outputs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
 
 def _row_of(kept: tuple[Any, dict[str, Any] | None]) -> dict[str, Any]:

@@ -137,7 +137,7 @@ class SavingTrainer(TrainerShared):
         done = self.state.global_step
         return any(period and -(-done // period) * period < self.total_steps for period in in_steps)
 
-    def _save_step(self, *, keep_trained: bool = False) -> None:
+    def _save(self, *, keep_trained: bool = False) -> None:
         """Save the current training state, named by its last step."""
         self._save_by(self.checkpointer, keep_trained=keep_trained)
 

@@ -16,6 +16,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
 from trainwright.config.errors import ConfigError, MissingFileError
 from trainwright.config.secrets import safe_trackers, without_secrets
+from trainwright.config.torch_names import GivenName
 from trainwright.engine.run_directory import CSV_NAME
 from trainwright.engine.trainer.best_metric import (
     key_of_monitor,
@@ -52,6 +53,25 @@ def apply_dev_run(config: "TrainingConfig", owner: Any) -> "TrainingConfig":
     if config.tensorboard is not None:
         changes["tensorboard"] = {**config.tensorboard, "log_dir": None}
     return config.copy_with(**changes)
+
+
+def settings_of_copy(
+    config: "TrainingConfig", folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool
+) -> "TrainingConfig":
+    """The settings of a copy that a check trains."""
+    settings: dict[str, Any] = {"output_dir": str(folder), "resume_from_checkpoint": True if resumes else None}
+    settings |= dict.fromkeys(("profile", "early_stopping", "tensorboard", "print_steps", "max_time"))
+    settings |= dict.fromkeys(
+        ("graph", "eval_on_start", "progress_bar", "load_best_model_at_end", "fast_dev_run"), False
+    )
+    if isinstance(config.optimizer, GivenName):  # passed to the copy, or set later
+        settings["optimizer"] = "Adam"
+    if isinstance(config.loss, GivenName):
+        settings["loss"] = None
+    if is_endless:
+        settings |= {"num_epochs": 100_000} | ({} if config.max_steps is None else {"max_steps": 100_000})
+    wanted = {**settings, "init_weights_from": None, **changes}
+    return config.copy_with(**{name: value for name, value in wanted.items() if config[name] != value})
 
 
 def dev_batches(config: "TrainingConfig") -> int | None:

@@ -1,10 +1,12 @@
 """Setup of a run of the Python API: its plan, its state and its hooks; what precedes and follows its steps."""
 
+import copy
 import logging
 import shlex
 import weakref
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.config.errors import ConfigError
+from trainwright.config.torch_names import GivenName
 from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.seeding import seed_everything
 from trainwright.engine.extra_parameters import log_untrained
@@ -20,7 +23,7 @@ from trainwright.engine.run_summary import facts_of_objects
 from trainwright.engine.state import TrainerState
 from trainwright.engine.step_plan import make_plan, num_steps, steps_of
 from trainwright.engine.trainer import loaders, optim, parts
-from trainwright.engine.trainer.base import STEP_METHODS
+from trainwright.engine.trainer.base import OWN_STEP_METHODS, STEP_METHODS
 from trainwright.engine.trainer.best_metric import (
     check_best_metric,
     metric_for_best,
@@ -55,11 +58,11 @@ from trainwright.parallel.dist import get_data_parallel_rank, get_world_size, is
 
 logger = logging.getLogger("trainwright.engine")
 
-_OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_step")
-
 
 class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     """Built before the first step, and called before and after the steps."""
+
+    _step_methods = (*OWN_STEP_METHODS, "inner_training_loop", "compute_loss")
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
@@ -84,7 +87,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         write = PeriodicWriter(lambda: self.build_writers(), self._log_is_due)  # with the settings of each training
         self._on_request: dict[str, Any] = {"evaluate": evaluate, "log": write}
         save = PeriodicCheckpointer(
-            self.checkpointer, self._save_is_due, save=self._save_step, saves_before_end=self._saves_before_end
+            self.checkpointer, self._save_is_due, save=self._save, saves_before_end=self._saves_before_end
         )
         return [
             IterationTimer(facts=facts_of_objects),
@@ -166,14 +169,19 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
     def _schedule_is_due(self, schedule: LRScheduler | None = None) -> bool:
         """Whether to step a schedule of torch or the user: by default once an epoch. Others step after each update."""
-        is_by_updates = isinstance(schedule or self.lr_scheduler, FormulaLR)
-        every = self._scheduling_steps(is_by_updates)
+        every = self._scheduling_steps(schedule or self.lr_scheduler)
         return self.state.has_passed(every) if every else True
 
-    def _scheduling_steps(self, is_by_updates: bool) -> int | None:
+    def _scheduling_steps(self, schedule: Any) -> int | None:
         """Steps between two steps of a schedule; None: it is stepped after each update."""
+        if not (self.config.lr_scheduler or self._is_given_schedule):
+            return None
         own = steps_of(self.config.lr_scheduling_steps, self.total_steps)
-        return own or (None if is_by_updates else self._plan.steps_per_epoch)
+        return own or (None if isinstance(schedule, FormulaLR) else self._plan.steps_per_epoch)
+
+    def _schedule_length(self, schedule: Any) -> int:
+        every = self._scheduling_steps(schedule)
+        return self.total_steps // every if every else self._plan.num_updates
 
     def _check_one_cycle(self) -> None:
         """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run.
@@ -181,12 +189,10 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
         Raises:
             ConfigError: the run is longer.
         """
-        schedule = self.lr_scheduler
+        schedule, plan = self.lr_scheduler, self._plan
         if not isinstance(schedule, OneCycleLR):
             return
-        is_torchs, plan = bool(self.config.lr_scheduler or self._is_given_schedule), self._plan
-        every = self._scheduling_steps(is_by_updates=False) if is_torchs else None
-        planned = plan.total_steps // every if every else plan.num_updates
+        every, planned = self._scheduling_steps(schedule), self._schedule_length(schedule)
         length, often = schedule.total_steps, f"every {every} steps" if every else "after each update"
         fix = f"Set total_steps={planned}"
         if every not in (None, 1):
@@ -246,16 +252,47 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
     def _use_loader(self, loader: Any) -> None:
         self.train_dataloader = loader
 
+    @property
+    def _listed_eval_loaders(self) -> list[Any]:
+        return [loader for loader in loaders.each(self.eval_dataloader) if loader is not None]
+
+    def _use_learning_rate(self, rate: float) -> None:
+        self.config.update({"learning_rate": rate})
+
+    @property
+    def _batch_size(self) -> int:
+        return self.config.batch_size
+
+    def _batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
+        return {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
+
+    @property
+    def _is_graph(self) -> bool:
+        return bool(self.config.graph)
+
+    @property
+    def _precision(self) -> str | None:
+        return self.config.mixed_precision
+
+    def _settings_of_copy(self, folder: Path, changes: dict[str, Any], *, resumes: bool, is_endless: bool) -> Any:
+        return parts.settings_of_copy(self.config, folder, changes, resumes=resumes, is_endless=is_endless)
+
+    def _change_copy(self, new: Any, memo: dict[int, Any]) -> None:
+        if isinstance(self.config.optimizer, GivenName) and id(self.optimizer) not in memo:
+            new.set_optimizer(copy.deepcopy(self.optimizer, memo))
+        if self.loss is not None and id(self.loss) not in memo:
+            new.set_loss(copy.deepcopy(self.loss, memo))
+        for callback in self.callbacks:
+            if id(callback) not in memo and not any(callback is one for one in self._built_in_callbacks):
+                new.add_callback(copy.deepcopy(callback, memo), singleton=False)
+
     def _facts(self) -> dict[str, Any]:
         config = self.config
         facts: dict[str, Any] = {
             "task": config.task,
-            "batch_size": config.batch_size,
             "num_train": _length(self.train_dataset),
             "num_eval": sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
             "iterations_per_epoch": self._plan.updates_per_epoch,
-            "precision": config.mixed_precision,
-            "mode": "graph" if config.graph else "eager",
             "metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
             "settings": "" if config.is_by_its_page else config.summary(),
         }
@@ -348,11 +385,11 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
 
     def _register_hooks(self) -> None:
         state = self.state
-        self._own_step = OwnStep(_OWN_STEP_METHODS, self._settings_of_step)
+        self._own_step = OwnStep(OWN_STEP_METHODS, self._settings_of_step)
         self._register_run_hooks(
             self._own_step,
             check_period=self._check_is_due if get_world_size() > 1 else self._log_is_due,
-            save=self._save_step if self.config.save_enabled else _do_not_save,
+            save=self._save if self.config.save_enabled else _do_not_save,
             steps_done=lambda: state.global_step,
             has_passed=lambda start, every: state.global_step > start and state.has_passed(every),
             total_steps=self.total_steps,

@@ -4,21 +4,20 @@ So it costs nothing per step.
 """
 
 import logging
-import math
 import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trainwright.events.phases import activities
 from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.notebook import Content, NotebookDisplay
+from trainwright.events.writers.rate import Position, Rate
 from trainwright.notebook import at_end_of_cell, is_kernel
 from trainwright.stacks import stack_of
 from trainwright.terminal import guarded, is_terminal, printable, shows_live_text
@@ -33,8 +32,6 @@ logger = logging.getLogger("trainwright.events")
 
 _REFRESH_S, _NOTEBOOK_REFRESH_S = 0.25, 0.5
 _READ_S = 1.0  # the period of reading metrics, which makes the training convert them to numbers
-_RATE_S = 10.0  # the rate is that of the last seconds
-_SHORTEST_S = 0.01  # no rate over less
 _MIN_BAR, _MAX_BAR = 20, 40  # cells
 _DEBUGGERS = ("pdb", "bdb", "cmd", "code", "pudb", "IPython.terminal.debugger")
 _TIMES = ("time", "data_time", "eta_seconds")
@@ -42,87 +39,6 @@ _TIMES = ("time", "data_time", "eta_seconds")
 live_bars: list["LiveBar"] = []
 
 """The bars that are on the terminal now, at most one. Lines are written above it."""
-
-
-class Position(NamedTuple):
-    """Iterations done of the run; ``start``: those of earlier runs; ``per_epoch``: None if there are no epochs.
-
-    Where the samples are no multiple of the batch, epochs end within an iteration, and ``per_epoch`` is a fraction: an
-    iteration belongs to the epoch of its first sample.
-    """
-
-    done: int
-    total: int
-    start: int = 0
-    per_epoch: int | Fraction | None = None
-
-    @property
-    def epoch(self) -> int:
-        """From 1."""
-        return self._epoch_of(self.done)
-
-    @property
-    def num_epochs(self) -> int:
-        return self._epoch_of(self.total)
-
-    def _epoch_of(self, done: int) -> int:
-        return 1 if self.per_epoch is None else max(0, min(done, self.total) - 1) // self.per_epoch + 1
-
-    @property
-    def of_epoch(self) -> tuple[int, int]:
-        """Iterations done of the epoch, or of the run if it has no epochs, and their number."""
-        if self.per_epoch is None:
-            return self.done, self.total
-        first, end = (math.ceil(epoch * self.per_epoch) for epoch in (self.epoch - 1, self.epoch))
-        return self.done - first, min(end, self.total) - first
-
-
-class Rate:
-    """Iterations per second of training, without evaluations, saves and compilation; and the time left.
-
-    ``clock`` returns seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._start = self._last = clock()
-        self._first_done = -1
-        self._aside_s = 0.0  # in evaluations and the like, since the first iteration
-        self._points: deque[tuple[float, int]] = deque()  # seconds of training, iterations
-
-    @property
-    def elapsed_s(self) -> float:
-        return self._clock() - self._start
-
-    def update(self, done: int, *, is_aside: bool) -> None:
-        """Call it regularly. ``is_aside``: the process does something else than steps."""
-        now, before = self._clock(), self._last
-        self._last = now
-        if is_aside:
-            self._aside_s += now - before
-        if self._first_done < 0:
-            self._first_done = done
-        if done <= (self._points[-1][1] if self._points else self._first_done):
-            return
-        self._points.append((now - self._aside_s, done))
-        while len(self._points) > 2 and self._points[-1][0] - self._points[0][0] > _RATE_S:
-            self._points.popleft()
-
-    @property
-    def per_s(self) -> float | None:
-        """None: unknown before two iterations; the first one does not count, as it loads and compiles."""
-        if len(self._points) < 2:
-            return None
-        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
-        # Between two drawings the process may have done little else than evaluate or save.
-        return (last - first) / (last_s - first_s) if last_s - first_s > _SHORTEST_S else None
-
-    def left_s(self, iterations: int, *, with_evaluations: bool) -> float:
-        """Seconds until ``iterations`` more are done, once the rate is known; evaluations take their share so far."""
-        last_s, done = self._points[-1]
-        since = self._last - self._aside_s - last_s
-        aside = self._aside_s / max(1, done - self._first_done) * iterations if with_evaluations else 0.0
-        return max(0.0, iterations / (self.per_s or math.inf) - since) + aside
 
 
 class LiveBar:

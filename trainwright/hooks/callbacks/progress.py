@@ -9,7 +9,8 @@ from datetime import timedelta
 from fractions import Fraction
 from typing import Any, Literal
 
-from trainwright.events.writers.progress import LiveBar, Position, bar_stream, live_bars, shown_name, shown_values
+from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_name, shown_values
+from trainwright.events.writers.rate import Position
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
