@@ -78,8 +78,10 @@ def collectives(settings: Settings) -> Found:
     summed = torch.full((2**10 if settings.tiny else 2**24,), rank + 1.0, device=device)
     dist.all_reduce(summed)
     gathered, scattered = torch.empty(ranks, device=device), torch.empty(1, device=device)
-    dist.all_gather_into_tensor(gathered, torch.full((1,), rank + 1.0, device=device))
-    dist.reduce_scatter_tensor(scattered, gathered)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    gather(gathered, torch.full((1,), rank + 1.0, device=device))
+    scatter(scattered, gathered)
     sent = torch.full((3,), float(rank), device=device)
     dist.broadcast(sent, 0)
     right = [

@@ -78,6 +78,17 @@ class Twins:
             change(model, optimizer)
         self.run()
 
+    def both_without_state(self, change: Callable[[nn.Module, Optimizer], Any]) -> None:
+        """As ``both``, after which parameters have no state: Adagrad creates none in a step before torch 2.12."""
+        if not isinstance(self.plain, torch.optim.Adagrad) or torch.__version__ >= "2.12":
+            self.both(change)
+            return
+        with pytest.raises(KeyError):
+            self.both(change)  # torch's step
+        self.models[1](torch.ones(1, 4)).sum().backward()
+        with pytest.raises(KeyError):
+            self.updaters[1].step()
+
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())
 def twins(request: pytest.FixtureRequest) -> Twins:
@@ -141,7 +152,7 @@ class TestWhatChangesBetweenSteps:
         def reset(_: nn.Module, optimizer: Optimizer) -> None:
             optimizer.state.clear()
 
-        twins.both(reset)
+        twins.both_without_state(reset)
 
     def test_a_state_changed_in_place(self) -> None:
         twins = Twins(torch.optim.Adam, {})
@@ -201,7 +212,7 @@ class TestWhatChangesBetweenSteps:
             model.register_forward_hook(lambda _, __, out: out + parameter.sum())
             optimizer.add_param_group({"params": [parameter], "lr": 0.1})
 
-        twins.both(add)
+        twins.both_without_state(add)
 
     def test_fused_no_more(self) -> None:
         twins = Twins(torch.optim.SGD, {"momentum": 0.9})

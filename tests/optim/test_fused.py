@@ -1,15 +1,18 @@
 """torch's fused optimizers are chosen where they may be, give the plain ones' result, and never against a choice."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 from torch.utils.data import TensorDataset
 
 from trainwright import LazyCall, Trainer, TrainingConfig
 from trainwright.optim import build_optimizer
+from trainwright.optim.fused import may_be_fused
 
 
 def net(**options: Any) -> nn.Module:
@@ -59,6 +62,17 @@ def test_what_fused_kernels_do_not_take_is_trained_by_the_plain_ones() -> None:
     assert not is_fused(build_optimizer(LazyCall(torch.optim.Adam)(lr=0.01), net(dtype=torch.complex64)))
     assert not is_fused(build_optimizer(LazyCall(torch.optim.Adam)(lr=0.01), net(device="meta")))
     assert is_fused(build_optimizer(LazyCall(torch.optim.Adam)(lr=0.01), net(dtype=torch.bfloat16)))
+
+
+@pytest.mark.parametrize(("version", "expected"), [("2.11.0+cu130", False), ("2.12.0", True), ("2.14.1+cu130", True)])
+def test_adagrad_is_fused_on_cuda_where_torch_has_it(
+    version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    there: Any = SimpleNamespace(device=torch.device("cuda"))
+    assert may_be_fused(torch.optim.Adagrad, [there]) is expected
+    assert may_be_fused(torch.optim.SGD, [there])
+    assert may_be_fused(torch.optim.Adagrad, [torch.ones(1)])
 
 
 def test_a_run_goes_on_with_the_kind_that_it_began_with(tmp_path: Path) -> None:

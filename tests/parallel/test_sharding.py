@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.distributed.layout_runs import APIS, assert_equal_runs, build_language, train, train_on_ranks
@@ -26,7 +27,7 @@ from trainwright.parallel.dist import get_rank, get_world_size
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.parallelize import parallelize
-from trainwright.parallel.sharding import ShardedGradients, sharded_units
+from trainwright.parallel.sharding import ShardedGradients, check_shardable, sharded_units
 
 ZERO_2 = {"zero_stage": 2}
 ZERO_3 = {"zero_stage": 3}
@@ -36,6 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "untied, recomputed": {"tied": False, "recompute": True, "clip": 0.2},
 }
 CPU = torch.device("cpu")
+REDUCES_UNUSED = "set_reduce_scatter_unused_params"  # of FSDPModule, since torch 2.13
 
 
 @pytest.fixture(scope="module")
@@ -441,11 +443,15 @@ class Branches(nn.Module):
         return {"loss": self.layers[0](x).sum() + (self.layers[1](x).sum() if self.batches % 2 == get_rank() else 0)}
 
 
-def train_branches() -> dict[str, Tensor]:
+def train_branches() -> dict[str, Tensor] | str:
+    """The weights; the message if this torch is refused."""
     torch.manual_seed(0)
     use_layout(Layout(data=2, zero_stage=1), "cpu")
     model = Branches()
-    parallelize(model, CPU, find_unused_parameters=True)
+    try:
+        parallelize(model, CPU, find_unused_parameters=True)
+    except ConfigError as error:
+        return str(error)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     one = EagerTrainer(model, [{"x": torch.ones(1, 3)}] * 4, optimizer, find_unused_parameters=True)
     one.train(0, 4)
@@ -454,11 +460,22 @@ def train_branches() -> dict[str, Tensor]:
 
 def test_ranks_may_use_different_parameters() -> None:
     first, second = on_ranks(train_branches)
+    if not hasattr(FSDPModule, REDUCES_UNUSED):
+        assert first == second
+        assert "needs torch 2.13" in first
+        return
     torch.manual_seed(0)
     before = Branches().state_dict()
     for name, step in {"layers.0": 0.4, "layers.1": 0.2}.items():
         torch.testing.assert_close(first[f"{name}.bias"], before[f"{name}.bias"] - step)
         torch.testing.assert_close(first[f"{name}.bias"], second[f"{name}.bias"])
+
+
+def test_a_torch_that_cannot_reduce_unused_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(FSDPModule, REDUCES_UNUSED, raising=False)
+    check_shardable(Branches())
+    with pytest.raises(ConfigError, match=r"find_unused_parameters=True .* needs torch 2\.13 or newer; this is torch"):
+        check_shardable(Branches(), is_one_unit=True)
 
 
 class Seen(DatasetEvaluator):

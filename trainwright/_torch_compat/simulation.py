@@ -185,7 +185,7 @@ def static_pipeline() -> AbstractContextManager[Any]:
     """A context in which stages of torch's pipelines do not ask each other whether all know the shapes: all do."""
     from torch.distributed.pipelining import schedules
 
-    name = "_warmup_p2p"  # since torch 2.13
+    name = "_warmup_p2p"  # since torch 2.12
     kind: Any = schedules._PipelineSchedule
     if not hasattr(kind, name):
         return nullcontext()

@@ -61,9 +61,17 @@ def run_fused(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def may_be_fused(optimizer_class: Any, parameters: Iterable[Tensor]) -> bool:
-    """Whether torch has a fused step for these parameters: of those spread over processes only Adam and AdamW do."""
-    is_adam = isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Adam)  # AdamW is one
-    return is_adam or not any(hasattr(parameter, "placements") for parameter in parameters)  # DTensors
+    """Whether torch has a fused step for these parameters.
+
+    Of those spread over processes only Adam and AdamW do; Adagrad has one on CUDA devices since torch 2.12.
+    """
+    if isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Adam):  # AdamW is one
+        return True
+    needs_cpu = optimizer_class is torch.optim.Adagrad and torch.__version__ < "2.12"
+    return not any(
+        hasattr(parameter, "placements") or (needs_cpu and parameter.device.type != "cpu")  # DTensors have placements
+        for parameter in parameters
+    )
 
 
 def keep_possible_kernels(optimizer: Optimizer) -> None:

@@ -87,6 +87,8 @@ def check_steps_of_parts(optimizer: Any) -> None:
 
 def check_shardable(model: nn.Module, *, is_one_unit: bool = False) -> None:
     """Raise if :func:`shard_data` cannot share ``model``."""
+    if is_one_unit:
+        _check_unused_parameters()
     _roots(model)
     _check_types(model, () if is_one_unit else sharded_units(model))
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
@@ -94,6 +96,17 @@ def check_shardable(model: nn.Module, *, is_one_unit: bool = False) -> None:
         raise ConfigError(
             f"ZeRO: {', '.join(scalars[:3])}{' …' if len(scalars) > 3 else ''} of {type(model).__name__} has no"
             " dimension to divide. Make it a tensor of shape (1,)."
+        )
+
+
+def _check_unused_parameters() -> None:
+    """Raise if torch cannot average the gradients of parameters that only some ranks use: it would wait forever."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise ConfigError(
+            "find_unused_parameters=True with ZeRO, tensor or pipeline parallelism needs torch 2.13 or newer; this is"
+            f" torch {torch.__version__}. Install a newer torch, use data parallelism alone, or set it to False."
         )
 
 
