@@ -200,3 +200,9 @@ def test_the_number_of_processes_is_needed(capsys: pytest.CaptureFixture[str]) -
 def test_an_option_without_effect_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "-n", "4", "--to", "slurm", "--print", "--image", "registry/project:1", *TRAIN]) == 0
     assert "--image has no effect with --to slurm" in capsys.readouterr().err
+
+
+def test_a_script_continues_when_the_queue_starts_its_job_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "-n", "4", "--to", "slurm", "--print", "train.py", "x"]) == 0
+    words = capsys.readouterr().out.split()
+    assert words.index("launch") < words.index("--resume") < words.index("train.py")

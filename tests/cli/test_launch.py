@@ -130,3 +130,17 @@ def test_a_refusal_of_all_processes_is_one_message_with_its_exit_code(launch: La
     assert done.stderr.count("train.global_batch_size: 8 must be divisible by") == 1
     assert "The smallest that fits is 16." in done.stderr
     assert "see its traceback" not in done.stderr
+
+
+def test_a_script_may_continue_and_python_is_left_out(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text('import os\nprint("resume", os.environ.get("TRAINWRIGHT_RESUME"))')
+    assert "resume 1" in launch("-n", 1, "--resume", "script.py").stdout
+    assert "resume None" in launch("-n", 1, "script.py").stdout
+    assert "'python' is left out" in launch("-n", 1, "python", "script.py", code=2).stderr
+
+
+def test_more_processes_than_cores(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.cli.launch._run", lambda arguments: 0)
+    assert main(["launch", "-n", "1000", "script.py"]) == 2  # no such file
+    assert main(["launch", "-n", "1000", __file__]) == 0
+    assert "1000 processes share" in capsys.readouterr().err

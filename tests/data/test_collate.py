@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from trainwright.data import DataError, DistTensorData, Instance, collate, to_batch
-from trainwright.data.collate import count_samples, mixed
+from trainwright.data.collate import add_batch_note, count_samples, mixed
 
 
 def test_samples_that_are_no_instances_are_batched_as_torch_does():
@@ -254,3 +254,29 @@ def test_mixup_finds_images_and_labels(images, labels):
 def test_mixup_of_fields_that_are_not_clear_is_an_error():
     with pytest.raises(DataError, match=r"mixup_func: the batch .* has 2 fields of images and 0 of labels"):
         mixed(lambda *pair: pair, {"a": torch.ones(2, 1, 4), "b": torch.ones(2, 1, 4)})
+
+
+SCORES = torch.zeros(4, 3)
+KNOWN_ERRORS = {
+    "a label without a score": (lambda: F.cross_entropy(SCORES, torch.full((4,), 3)), "A label is 3."),
+    "a negative label": (lambda: F.cross_entropy(SCORES, torch.full((4,), -1)), "A label is -1."),
+    "labels as floats": (lambda: F.cross_entropy(SCORES, torch.zeros(4)), "these are Float: convert them"),
+    "labels of shape (B, 1)": (lambda: F.cross_entropy(SCORES, torch.zeros(4, 1).long()), "labels.squeeze(1)"),
+    "columns of classes": (lambda: F.cross_entropy(SCORES, torch.zeros(4, 3).long()), "labels.argmax(1)"),
+    "an id without a row": (lambda: torch.nn.Embedding(5, 2)(torch.tensor([7])), "resize_token_embeddings"),
+    "inputs as doubles": (lambda: torch.nn.Linear(3, 2)(SCORES.double()), "The inputs are Double"),
+    "images as doubles": (lambda: torch.nn.Conv2d(1, 2, 1)(torch.zeros(1, 1, 3, 3).double()), "The inputs are double"),
+    "too few features": (lambda: torch.nn.Linear(10, 2)(SCORES), "expects 10 features and receives 3"),
+    "a loss per sample": (lambda: torch.zeros(3, requires_grad=True).mul(1).backward(), "such as loss.mean()"),
+}
+
+
+@pytest.mark.parametrize(("call", "fix"), KNOWN_ERRORS.values(), ids=KNOWN_ERRORS)
+def test_errors_of_torch_about_data_get_a_fix(call, fix):
+    with pytest.raises((RuntimeError, IndexError)) as raised:
+        call()
+    for _ in range(2):  # noted once
+        add_batch_note(raised.value, {"x": SCORES})
+    batch, note = raised.value.__notes__
+    assert batch == "The batch of this step: {x: float32 (4, 3) on cpu}"
+    assert fix in note

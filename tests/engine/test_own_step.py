@@ -282,14 +282,15 @@ def test_an_optimizer_may_step_twice_in_an_update(tmp_path: Path) -> None:
     assert twice._grad_scaler.state_dict()["_growth_tracker"] == 2 * twice.max_iter
 
 
-def test_a_training_step_without_a_backward_pass_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_training_step_without_a_backward_pass_is_refused_in_the_first_update(tmp_path: Path) -> None:
     class WithoutBackward(Trainer):
         def training_step(self, batch: Any) -> Any:
             return self.compute_loss(self.model, batch)
 
     trainer = WithoutBackward(make(), config(tmp_path), train_dataset=PAIRS)
-    trainer.train()
-    assert "WithoutBackward.training_step has left no gradient in the first update" in caplog.text
+    with pytest.raises(ConfigError, match=r"WithoutBackward\.training_step has left no gradient in the first update"):
+        trainer.train()
+    assert trainer.iter == 0
 
 
 def test_a_step_that_never_steps_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

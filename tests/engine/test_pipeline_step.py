@@ -261,7 +261,7 @@ def test_an_error_of_a_stage_names_it_and_ends_the_others(tmp_path: Path) -> Non
     with pytest.raises(AssertionError) as raised:
         on_ranks(train_stages_by_config, tmp_path, "1F1B", 4)
     last = str(raised.value).rpartition("ValueError: planted")[2]
-    assert "In pipeline stage 1 of 0 to 1 (layers 2 to 3), micro-batch 3 of 4." in last
+    assert "In pipeline stage 1 of stages 0 to 1 (layers 2 to 3), micro-batch 3 of 4." in last
 
 
 def test_float16_with_a_fused_optimizer(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_the_start_names_the_layout_the_model_and_the_stage(tmp_path: Path) -> N
     ranks = on_ranks(start_of_four, tmp_path, world_size=4)
     start = ranks[0][0]
     assert re.search(r"Model +LlamaForCausalLM: 4,688 parameters \(18.8 kB\): model 4,176, lm_head 512\n", start)
-    stage = r"pipeline stage 0 of 0 to 1 \(layers 0 to 0\): 2,336 of these parameters \(9.34 kB\)"
+    stage = r"pipeline stage 0 of stages 0 to 1 \(layers 0 to 0\): 2,336 parameters \(9.34 kB\)"
     assert re.search(rf"Stage +{stage}", start), start
     assert re.search(r"Layout +4 processes: 2 data \(ZeRO 1\) x 2 pipeline\n", start)
     assert not [text for _, texts in ranks for text in texts if "view" in text]

@@ -165,3 +165,10 @@ def test_the_config_of_another_start_is_kept(tmp_path: Path) -> None:
     seeds = {p.name: OmegaConf.load(p).train.seed for p in tmp_path.glob("*.yaml")}
     assert seeds == {"config.1.yaml": 0, "config.2.yaml": 1, "config.yaml": 2}
     assert json.loads((tmp_path / ".trainwright.json").read_text())["files"][:3] == sorted(seeds)
+
+
+def test_a_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = RunFolder(tmp_path / "file" / "run", resume=False)
+    with pytest.raises(ConfigError, match=r"train\.output_dir: the folder .*run cannot be made \(Not a directory\)"):
+        folder.prepare(CONFIG)

@@ -60,14 +60,14 @@ def test_all_faults_are_in_one_message() -> None:
     plan = {"blocks.*.qq": "colwise", "blocks.*.up": "colwize", "blok.*.up": "colwise", "norm": "colwise"}
     message = faults(gpt(), 2, plan)
     assert "'blocks.*.qq' matches no module. blocks.0 has no 'qq'. Did you mean 'q'?" in message
-    assert "no such word 'colwize'. Did you mean 'colwise'?" in message
+    assert "there is no style 'colwize'. Did you mean 'colwise'?" in message
     assert "The model has no 'blok'. Did you mean 'blocks'?" in message
     assert "norm is a LayerNorm; 'colwise' cuts an nn.Linear" in message
 
 
 def test_sizes_and_heads_that_do_not_divide_are_refused_with_the_arithmetic() -> None:
     assert "blocks.*.[qkv] (colwise) has 12 outputs, and 12 / 5 is 2.4" in faults(gpt(), 5)
-    assert "_Block has 6 heads (num_heads), which 4 does not divide" in faults(gpt(), 4)
+    assert "_Block has 6 heads (num_heads), which cannot be divided among 4 processes" in faults(gpt(), 4)
 
 
 def test_fused_projections_are_refused_unless_their_outputs_are_ordered_by_head() -> None:
@@ -105,7 +105,9 @@ def test_a_model_of_transformers_has_its_own_plan() -> None:
     assert words["model.layers.0.self_attn.o_proj"] == "rowwise"
     assert words["lm_head"] == "colwise_gather_output"
     assert words["model.embed_tokens"] == "embedding_rowwise"
-    assert "LlamaAttention has 2 heads (num_key_value_heads), which 4 does not divide" in faults(model, 4)
+    assert "LlamaAttention has 2 heads (num_key_value_heads), which cannot be divided among 4 processes" in faults(
+        model, 4
+    )
 
 
 def test_experts_of_transformers_are_refused_by_name() -> None:

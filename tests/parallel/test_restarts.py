@@ -49,3 +49,10 @@ def test_the_start_of_this_process() -> None:
 
     start = _start_of(os.getpid())
     assert start is None or start < time.time() + 1
+
+
+def test_a_job_that_a_queue_starts_again_continues(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.utime(checkpoint, (500, 500))  # before this launcher
+    monkeypatch.setenv("TRAINWRIGHT_RESUME", "1")
+    assert is_continued(checkpoint)
+    assert not is_continued(checkpoint.with_name("none"))

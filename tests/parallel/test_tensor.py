@@ -237,6 +237,8 @@ def faults() -> dict[str, Any]:
         "length": error_of(lambda: loss_of(sequence, batches(length=7)[0])),
         "no norm": error_of(lambda: sharded(Unnormalized(), sequence_parallel=True)(batches()[0])),
         "no split loss": error_of(lambda: loss_of(sharded(gpt()), batches()[0])),
+        "id": error_of(lambda: sharded(gpt())(token_ids=torch.tensor([[0, 33]]))),
+        "negative id": error_of(lambda: sharded(of_transformers("Llama"))(input_ids=torch.tensor([[0, -1]]))),
     }
 
 
@@ -246,8 +248,10 @@ def test_faults_that_torch_does_not_report_are_errors() -> None:
         assert "so that the copies would" in found["other seeds"]
         assert "ConfigError: tensor parallel: every process holds scale.weight (1 parameters)" in found["unlisted"]
         assert "a batch has 7 tokens, which 2 (tensor_parallel_size) does not divide" in found["length"]
-        assert "does not come from a module with the word 'norm'" in found["no norm"]
+        assert "does not come from a module with the style 'norm'" in found["no norm"]
         assert found["no split loss"] != "no error"
+        assert "index out of range in self: the ids are 0 to 33, the embedding has 33 rows" in found["id"]
+        assert "the ids are -1 to 0" in found["negative id"]
 
 
 def replicas(steps: int) -> list[Tensor]:

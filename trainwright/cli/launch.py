@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -93,6 +94,11 @@ def parser() -> TrainingArgumentParser:
         help="restarts after a failure (default: 0)",
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="the run continues from its latest checkpoint, if there is one, also that of a script",
+    )
+    parser.add_argument(
         "--rejoin",
         type=whole_number(),
         default=0,
@@ -165,14 +171,21 @@ def _check_command(args: argparse.Namespace) -> None:
         if not args.to and not Path(name).is_file():
             raise MissingFileError(f"launch: {name}: no such file.")
         return
+    if re.fullmatch(r"python[0-9.]*|torchrun", name):
+        raise ConfigError(f"launch: {name!r} is left out: trainwright launch [options] SCRIPT ... runs it with Python.")
     raise ConfigError(f"launch: no command and no script {name!r}. {did_you_mean(name, commands)}")
 
 
 def _program(args: argparse.Namespace) -> list[str]:
     """The arguments of torchrun that follow its options."""
+    is_command = not args.module and args.command[0] in COMMANDS
+    if args.resume and not is_command:
+        from trainwright.parallel.restarts import RESUME  # here: loads torch
+
+        os.environ[RESUME] = "1"
     if args.module:
         return ["-m", *args.command]
-    if args.command[0] not in COMMANDS:
+    if not is_command:
         return list(args.command)
     return ["-m", "trainwright", *_with_resume(args)]
 
@@ -180,10 +193,10 @@ def _program(args: argparse.Namespace) -> list[str]:
 def _with_resume(args: argparse.Namespace) -> list[str]:
     """The command; a training that may be restarted continues from its latest checkpoint."""
     command = list(args.command)
-    may_restart = args.max_restarts > 0 or args.min_nodes < args.max_nodes or bool(args.to)
+    may_restart = args.resume or args.max_restarts > 0 or args.min_nodes < args.max_nodes or bool(args.to)
     if command[0] != "train" or not may_restart or {"--resume", "--eval-only", "--fast-dev-run"} & {*command}:
         return command
-    if not args.to:
+    if not (args.to or args.resume):
         print("trainwright launch: adds --resume, so that a restart continues the run.", file=sys.stderr)
     return [*command, "--resume"]
 
@@ -201,6 +214,8 @@ def _write_job_file(args: argparse.Namespace) -> None:
     options += [text for name in ("--max-restarts", "--rejoin") if (n := _value(args, name)) for text in (name, str(n))]
     options += [*_passed_on(args), *(["-m"] if args.module else [])]
     is_command = not args.module and args.command[0] in COMMANDS
+    if not is_command:
+        options.insert(0, "--resume")  # the job may be started again
     write_job_file(args, options, _with_resume(args) if is_command else args.command)
 
 
@@ -242,6 +257,12 @@ def _num_processes(asked: str | None) -> str:
     devices = torch.accelerator.device_count()
     if asked is None:
         return str(max(1, devices))
+    cores = len(os.sched_getaffinity(0))
+    if asked.isdecimal() and not devices and int(asked) > 2 * cores:
+        print(
+            f"trainwright launch: {asked} processes share {cores} CPU cores, and each waits for the others.",
+            file=sys.stderr,
+        )
     if asked.isdecimal() and 0 < devices < int(asked):
         raise ConfigError(
             f"launch: --nproc-per-node: got {asked}, but this machine has {devices} GPU{'s' * (devices > 1)}. Start at"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from trainwright.config.errors import did_you_mean
 
 _NONE = "there is no equivalent"
+_PROCESSES = "torchrun --nproc-per-node N SCRIPT"
 _SMOOTHING = "loss={'name_': 'CrossEntropyLoss', 'label_smoothing': 0.1}"
 
 # Settings of a TrainingConfig.
@@ -52,10 +53,10 @@ SETTINGS = {
     "model_ema": "ema={'decay': 0.999}",
     "model_ema_decay": "ema={'decay': 0.999}",
     "swa": "ema={'average': 'equal', 'start': 0.75}",
-    "devices": "torchrun --nproc-per-node N SCRIPT, or device",
+    "devices": f"{_PROCESSES}, or device",
     "num_nodes": "torchrun --nnodes N SCRIPT",
     "accelerator": "device, or Trainer(..., accelerator=Accelerator())",
-    "strategy": "torchrun --nproc-per-node N SCRIPT",
+    "strategy": _PROCESSES,
     "torch_compile": "graph=True",
     "compile": "graph=True",
     "profiler": "profile",
@@ -73,7 +74,9 @@ SETTINGS = {
     "dataloader_prefetch_factor": "train_dataloader=build_image_train_loader(..., prefetch_factor=...)[0]",
     "wandb": "trackers='wandb'",
     "enable_model_summary": "trainer.print_info()",
-    **dict.fromkeys(("remove_unused_columns", "deepspeed", "fsdp", "neftune_noise_alpha"), _NONE),
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "zero_stage=1, 2 or 3, with torchrun"),
+    **dict.fromkeys(("num_gpus", "gpus", "n_gpu", "num_processes", "nproc_per_node"), _PROCESSES),
+    **dict.fromkeys(("remove_unused_columns", "neftune_noise_alpha"), _NONE),
 }
 
 # Keys of config files, and flags of the command line.
@@ -109,6 +112,7 @@ KEYS = {
     **dict.fromkeys(("compile", "torch_compile"), "graph.enabled"),
     **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
     "config": "--config-file",
+    **dict.fromkeys(("zero_stage", "fsdp", "deepspeed"), "train.zero_optimization.stage, with .enabled=True"),
 }
 
 # Attributes of a trainer.
@@ -151,6 +155,7 @@ ARGUMENTS = {
     "collate_fn": "data_collator",
     "scheduler": "lr_scheduler",
     "model_init": "model",
+    **dict.fromkeys(("devices", "strategy", "num_gpus", "gpus"), _PROCESSES),
 }
 
 # Arguments of train().

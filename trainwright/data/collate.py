@@ -1,5 +1,6 @@
 """From samples to a batch, and from a batch to the arguments of the model's ``forward`` on its device."""
 
+import re
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,42 @@ collate_parts()  # counts the types that torch knows, before the user adds any
 _NOTE = "The batch of this step: "
 _MAX_PARTS = 8  # longer lists are described by their length
 
+# What to change for errors of torch about data, by a pattern of their messages (torch 2.11 to 2.14).
+_FIXES = {
+    r"Target (-?\d+) is out of bounds": (
+        r"A label is \1. Labels of C classes are 0 to C - 1, where C is the number of scores that the model returns for"
+        r" a sample: change the labels, the number of the model's outputs, or the ignore_index of the loss."
+    ),
+    r"index out of range in self": (
+        "An embedding has no row for an id of this batch: ids are 0 to num_embeddings - 1. Tokens that were added to a"
+        " tokenizer need a larger embedding (resize_token_embeddings in transformers)."
+    ),
+    r"expected target dtype to be Long or Byte, but got (\w+)": (
+        r"Class labels are whole numbers, and these are \1: convert them with labels.long(). For numbers to predict,"
+        r" use a loss such as MSELoss."
+    ),
+    r"0D or 1D target tensor expected": (
+        "Class labels have the shape (B,), one for each sample: use labels.squeeze(1) for (B, 1), and"
+        " labels.argmax(1) for one column per class."
+    ),
+    r"Expected floating point type for target with class probabilities": (
+        "The labels have one column per class: use their class indices, labels.argmax(1), or probabilities,"
+        " labels.float()."
+    ),
+    r"mat1 and mat2 must have the same dtype, but got (\w+) and (\w+)": (
+        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."
+    ),
+    r"Input type \((?:torch\.)?(\w+)\) and (?:bias|weight) type \((?:torch\.)?(\w+)\) should be the same": (
+        r"The inputs are \1 and the model's weights are \2: convert the inputs, for example with inputs.float()."
+    ),
+    r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)": (
+        r"A layer expects \3 features and receives \2: change the layer's in_features, or the shape of its input."
+    ),
+    r"grad can be implicitly created only for scalar outputs": (
+        "The loss has several numbers: it must be one, such as loss.mean()."
+    ),
+}
+
 
 def collate(samples: Sequence[Any]) -> Any:
     """Collate samples: `Instance` samples become an `Instance`, others the result of torch's ``default_collate``.
@@ -40,9 +77,19 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def add_batch_note(error: BaseException, batch: Any) -> None:
-    """Add a note with the names, shapes, types and devices of the batch to an error of a step, once."""
+    """Add a note with the names, shapes, types and devices of the batch to an error of a step, once; and a fix."""
     if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         error.add_note(_NOTE + _describe(batch))
+        if (fix := _fix_of(str(error))) is not None:
+            error.add_note(fix)
+
+
+def _fix_of(message: str) -> str | None:
+    """What to change in the data or the loss for a known error of torch; None: it is not known."""
+    for pattern, fix in _FIXES.items():
+        if (match := re.search(pattern, message)) is not None:
+            return match.expand(fix)
+    return None
 
 
 def _describe(value: Any) -> str:

@@ -191,7 +191,12 @@ class TrainerBase:
             finally:
                 self._is_training, self._has_trained = False, True
                 self._stepper = None  # it may be the trainer itself: avoids a reference cycle
-            self.after_train()
+            try:
+                self.after_train()
+            except Exception as error:
+                cause = None if isinstance(error, UserError) else error
+                logger.error("Training failed in its end: %s", error, exc_info=cause, extra=FILE_ONLY)
+                raise
 
     def run_step(self) -> None:
         """One iteration: one update of the weights."""

@@ -432,13 +432,11 @@ class _FirstWindow:
 
     def warn(self) -> None:
         settings = self._settings
-        if self._lacks_gradients and "backward" not in self.used:
-            logger.warning(
-                "%s.%s has left no gradient in the first update: no parameter changes. It must call"
-                " self.backward(loss), also where it returns the loss.",
-                self._trainer.__class__.__name__, " and ".join(self._own),
-            )  # fmt: skip
-            return
+        if self._lacks_gradients and not self._has_raw_step and "backward" not in self.used:
+            raise ConfigError(
+                f"{self._trainer.__class__.__name__}.{' and '.join(self._own)} has left no gradient in the first"
+                " update: no parameter would change. It must call self.backward(loss), also where it returns the loss."
+            )
         if self._has_lost_gradients:
             logger.warning(
                 "%s.%s sets gradients to None within an accumulation window (%s): only"

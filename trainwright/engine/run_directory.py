@@ -238,8 +238,10 @@ class RunFolder:
         self._config = config
         remember_secrets(config)
         self.check_free()
-        if is_main_process():
-            self.check_names()
+        with raised_together():
+            if is_main_process():
+                self.check_names()
+                make_folder(self.path, self.setting)
         if not self.holds_a_run():
             self.open()
 
@@ -327,6 +329,20 @@ def is_left_out(path: Path) -> bool:
     return kind is not None
 
 
+def make_folder(path: Path, setting: str) -> None:
+    """Make the folder that a setting names, with those above it.
+
+    Raises:
+        ConfigError: the system refuses it.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: the folder {path} cannot be made ({error.strerror}). Set a folder that can be written."
+        ) from error
+
+
 def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
     """Lock a folder against other processes; returns the descriptor, None on systems without locks.
 
@@ -337,7 +353,7 @@ def lock_folder(path: Path, setting: str = "output_dir") -> int | None:
         import fcntl
     except ImportError:  # Windows
         return None
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path, setting)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system releases it when the process ends

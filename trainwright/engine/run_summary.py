@@ -136,7 +136,7 @@ def _described_stages(model: nn.Module) -> str | None:
         return None
     size = ModelSize.of(model)
     names = "; ".join(map(str, pipeline.stages))
-    return f"{names}: {size.total:,} of these parameters ({_bytes(size.num_bytes)}) in this process"
+    return f"{names}: {size.total:,} parameters ({_bytes(size.num_bytes)}) in this process"
 
 
 def _described_optimizer(optimizer: Any, schedule: str | None) -> str:

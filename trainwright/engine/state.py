@@ -289,7 +289,8 @@ class TrainerState(TrainingState):
         if faults:
             raise ConfigError(
                 f"The run cannot be resumed: {'; '.join(faults)}. Use the same data, gradient_accumulation_steps and"
-                " batch_size (with another number of processes, the same total batch size),"
+                " batch_size (with another number of processes, the same total batch size, or"
+                " TrainingConfig(elastic=True), which derives the accumulation),"
                 " or start a new run with TrainingConfig.init_weights_from."
             )
         super().load_state_dict(state)

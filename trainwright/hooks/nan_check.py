@@ -23,7 +23,7 @@ _MAX_SPIKES = 10  # in a training
 
 _HELP = (
     "Try a smaller learning rate or gradient clipping, and check the data of that iteration; non_finite='skip'"
-    " skips such updates. Every checkpoint was checked before it was saved: the newest one is valid."
+    " skips such updates. Checkpoints are checked before they are saved, so the newest one, if there is one, is valid."
 )
 
 

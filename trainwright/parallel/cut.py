@@ -158,7 +158,7 @@ class Stage(nn.Module):
 
     def __str__(self) -> str:
         layers = f"layers {self.layers[0]} to {self.layers[-1]}" if self.layers else "no layers"
-        return f"pipeline stage {self.index} of 0 to {self._number - 1} ({layers})"
+        return f"pipeline stage {self.index} of stages 0 to {self._number - 1} ({layers})"
 
 
 def cut_model(

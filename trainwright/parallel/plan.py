@@ -86,7 +86,7 @@ def check_plan(
     for pattern, word in plan.items():
         found = [name for name in modules if _matches(name, pattern)]
         if word not in CUTS and word not in WHOLE:
-            faults.append(f"{pattern!r}: no such word {word!r}. {did_you_mean(word, [*CUTS, *WHOLE])}")
+            faults.append(f"{pattern!r}: there is no style {word!r}. {did_you_mean(word, [*CUTS, *WHOLE])}")
         elif not found:
             faults.append(f"{pattern!r} matches no module. {_near(pattern, modules)}")
         else:
@@ -98,7 +98,7 @@ def check_plan(
     faults += chain(_head_faults(modules, words, size), _complete_ties(model, modules, words))
     if sequence_parallel and not {"sequence_begin", "norm"} <= {*words.values()}:
         faults.append(
-            'sequence parallel needs modules with the words "sequence_begin" and "norm", which this plan has not.'
+            'sequence parallel needs modules with the styles "sequence_begin" and "norm"; this plan has none.'
             " Set sequence_parallel=False."
         )
     if faults:
@@ -175,7 +175,7 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
             yield (
                 f"{name} (colwise) has {module.out_features} outputs of {module.in_features} inputs, as fused q, k and"
                 " v have: a part of them would mix q, k and v of different heads. Make them separate modules; or, if"
-                " its outputs are ordered by head, give it the word 'colwise_by_head'."
+                " its outputs are ordered by head, give it the style 'colwise_by_head'."
             )
 
 
@@ -192,7 +192,10 @@ def _head_faults(modules: Mapping[str, nn.Module], words: Mapping[str, str], siz
             for attribute in _HEADS:
                 heads = getattr(owner, attribute, None)
                 if isinstance(heads, int) and heads % size:
-                    yield f"{type(module).__name__} has {heads} heads ({attribute}), which {size} does not divide."
+                    yield (
+                        f"{type(module).__name__} has {heads} heads ({attribute}), which cannot be divided among {size}"
+                        f" processes: tensor_parallel_size must divide {heads}. ZeRO (zero_stage) has no such limit."
+                    )
 
 
 def _complete_ties(model: nn.Module, modules: Mapping[str, nn.Module], words: dict[str, str]) -> Iterator[str]:
@@ -208,7 +211,7 @@ def _complete_ties(model: nn.Module, modules: Mapping[str, nn.Module], words: di
                 cuts[owner] = _cut_of(modules[owner], words[owner])
         if len({*cuts.values()}) > 1:
             by = ", ".join(f"{owner} ({words.get(owner, 'replicated')})" for owner in owners)
-            yield f"{by} have one tied weight, which these words cut differently."
+            yield f"{by} have one tied weight, which these styles cut differently."
 
 
 def _cut_of(module: nn.Module, word: str | None) -> int | None:

@@ -171,12 +171,31 @@ class _Colwise(ColwiseParallel):
 
 
 class _Embedding(RowwiseParallel):
-    """Torch's style, with gradients in the layout of the weight: torch computes those of the whole vocabulary."""
+    """Torch's style, with gradients in the layout of the weight: torch computes those of the whole vocabulary.
+
+    Ids outside the vocabulary are refused on the CPU, as without tensor parallelism: torch's style takes them for ids
+    of other processes, so that all of them would add a zero vector. On accelerators, where reading them would wait for
+    the device in each step, those of the first batch are refused.
+    """
 
     def __init__(self) -> None:
         super().__init__(input_layouts=Replicate())
+        self._is_checked = False
+
+    def _check_ids(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        ids = inputs[0].to_local() if isinstance(inputs[0], DTensor) else inputs[0]
+        number: Any = module.num_embeddings
+        if self._is_checked or type(ids) is not Tensor or not ids.numel():  # no numbers in an estimate
+            return
+        self._is_checked = ids.device.type != "cpu"
+        low, high = (int(value) for value in torch.aminmax(ids))
+        if low < 0 or high >= number:
+            raise IndexError(
+                f"index out of range in self: the ids are {low} to {high}, the embedding has {number} rows"
+            )
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_pre_hook(self._check_ids)
         module = super()._apply(module, device_mesh)
         _replace_during_forward(module, ["weight"], lambda weight: weight.redistribute(placements=weight.placements))
         return module
@@ -209,8 +228,8 @@ class _Scores(ColwiseParallel):
 def _refuse_part(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     if not isinstance(inputs[0], DTensor):
         raise ConfigError(
-            f"sequence parallel: the input of a colwise {module} does not come from a module with the word 'norm',"
-            " which gathers the tokens of all processes. Give the word to the module before it."
+            f"sequence parallel: the input of a colwise {module} does not come from a module with the style 'norm',"
+            " which gathers the tokens of all processes. Give the style to the module before it."
         )
 
 
@@ -277,7 +296,7 @@ def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
         raise ConfigError(
             f"tensor parallel: every process holds {', '.join(found[:5])} ({len(found)} parameters), but the gradients"
             " differ between the processes, so that the copies would. A module between colwise and rowwise"
-            " modules needs the word 'head_norm' in the plan, one that has a part of the tokens (sequence parallel) the"
+            " modules needs the style 'head_norm' in the plan, one that has a part of the tokens (sequence parallel) the"
             " word 'norm'. Random numbers must be the same on these processes: seed with the data rank, not the rank."
         )
 

@@ -81,7 +81,10 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 own.remove(near[0])
                 yield Fault(near[0], f"no such section. Did you mean {name!r}?", ConfigKeyError)
             else:
-                text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
+                text = (
+                    f"this section is missing. A run needs {' and '.join(_REQUIRED)}. (A script of the Python API is"
+                    " not a config file: Python runs it, or trainwright launch on several processes.)"
+                )
                 yield Fault(name, text, ConfigKeyError)
     for name in own:
         # Other sections are allowed, so only a typing error of one letter is a fault.

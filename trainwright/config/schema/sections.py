@@ -118,6 +118,7 @@ def _divide(total: int, divisor: int, named: str, given: str) -> int:
         nearest = f"The nearest that fit are {below} and {above}." if below else f"The smallest that fits is {above}."
         raise ConfigError(
             f"train.global_batch_size: {total} must be divisible by {named}, which is {divisor} ({given}). {nearest}"
+            " Or set another train.train_micro_batch_size."
         )
     return total // divisor
 

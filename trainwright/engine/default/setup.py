@@ -247,6 +247,10 @@ def join_ranks(cfg: DictConfig) -> torch.device:
     """
     asked = try_get_key(cfg, "train.dist.device_type") or try_get_key(cfg, "train.input_placement_device")
     zero = cfg.train.zero_optimization
+    if zero.stage != 1 and not zero.enabled:
+        logger.warning(
+            "train.zero_optimization.stage=%s has no effect: train.zero_optimization.enabled is False.", zero.stage
+        )
     sizes = {**cfg.train.dist, "zero_stage": zero.stage if zero.enabled else 0, "device_type": asked}
     device = setup_dist_util(sizes, name=_layout_key, check=lambda: check_same_settings(_containers(cfg)))
     if not cfg.train.get("resume", False) and is_continued(Path(cfg.train.output_dir, POINTER_NAME)):
