@@ -150,7 +150,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parser(command: str) -> TrainingArgumentParser:
-    parser = TrainingArgumentParser(prog=f"trainwright checkpoint {command}", description=_COMMANDS[command][1])
+    prog, (_, usage, text) = f"trainwright checkpoint {command}", _COMMANDS[command]
+    parser = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", description=text)
     what = "a checkpoint" if command == "show" else "the folder of a run, or one checkpoint"
     parser.add_argument("path", metavar="CHECKPOINT" if command == "show" else "PATH", help=what)
     parser.add_common("json")
@@ -231,11 +232,19 @@ def _export(path: Path, args: argparse.Namespace) -> int:
     return COMPLETE
 
 
-_COMMANDS: dict[str, tuple[Callable[[Path, argparse.Namespace], int], str]] = {
-    "list": (_list, "the checkpoints of a run, and the one that --resume uses"),
-    "show": (_show, "the contents of one: files, states, weights"),
-    "verify": (_verify, "read one, or all of a run, and compare every byte with the checksums"),
-    "export": (_export, "write the weights of one, or of the one that --resume uses, as one file"),
+_COMMANDS: dict[str, tuple[Callable[[Path, argparse.Namespace], int], str, str]] = {
+    "list": (_list, "FOLDER [--verify] [--json]", "the checkpoints of a run, and the one that --resume uses"),
+    "show": (_show, "CHECKPOINT [--json]", "the contents of one: files, states, weights"),
+    "verify": (
+        _verify,
+        "PATH [--deep] [--json]",
+        "read one, or all of a run, and compare every byte with the checksums",
+    ),
+    "export": (
+        _export,
+        "PATH [--output FOLDER] [--json]",
+        "write the weights as one file: of a checkpoint, or of the one that --resume uses",
+    ),
 }
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _EPILOG = "exit code: 0 done, 1 `diff` found differences, 2 wrong file or argument"
 _COMMANDS = {
-    "show": "every setting of a config or a run, and where it was set",
-    "diff": "the settings that differ between two configs or runs",
-    "schema": "JSON schema of YAML files, for editors",
+    "show": ("CONFIG|RUN [--changed] [--yaml|--json] [key=value ...]", "every setting, and where it was set"),
+    "diff": ("A B [--json]", "the settings that differ; A and B are configs or runs"),
+    "schema": ("[python|config] [--output FILE]", "JSON schema of YAML files, for editors"),
 }
 _DEFAULT = "default"
 _MAX_SHOWN = 100  # characters of a value
@@ -36,14 +36,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parser(command: str) -> TrainingArgumentParser:
-    parser = TrainingArgumentParser(prog=f"trainwright config {command}", description=_COMMANDS[command])
+    prog, (usage, text) = f"trainwright config {command}", _COMMANDS[command]
+    parser = TrainingArgumentParser(prog=prog, usage=f"{prog} {usage}", description=text)
     if command == "schema":
         parser.add_argument("api", nargs="?", default="config", choices=["config", "python"],
                             help="of config files (default), or of the settings of the Python API")  # fmt: skip
         parser.add_argument("--output", metavar="FILE", type=Path, help="write it to a file")
         return parser
     if command == "show":
-        parser.usage = "trainwright config show CONFIG|RUN [--changed] [--yaml|--json] [key=value ...]"
         parser.add_argument("opts", nargs="*", metavar="CONFIG|RUN [key=value ...]", help="a configuration, overrides")
         parser.add_argument("--changed", action="store_true", help="only the settings that are not defaults")
         parser.add_argument("--yaml", action="store_true", help="print a complete YAML file")

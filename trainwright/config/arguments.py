@@ -55,9 +55,13 @@ class CommandsParser(TrainingArgumentParser):
     def __init__(self, parsers: Mapping[str, TrainingArgumentParser], **settings: Any) -> None:
         super().__init__(**settings)
         self._parsers = parsers
-        commands = self.add_subparsers(title="commands", metavar="COMMAND", parser_class=TrainingArgumentParser)
+        commands = self.add_subparsers(parser_class=TrainingArgumentParser)  # for the completion of a shell
         for name, parser in parsers.items():
-            commands.add_parser(name, parents=[parser], add_help=False, help=parser.description)
+            commands.add_parser(name, parents=[parser], add_help=False)
+
+    def format_help(self) -> str:
+        parts = (f"  {parser.usage}\n        {parser.description}" for parser in self._parsers.values())
+        return "\n".join([f"usage: {self.prog} COMMAND ...\n", *parts, f"\n{self.epilog}\n"])
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
         name, *rest = args
