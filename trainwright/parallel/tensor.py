@@ -296,8 +296,8 @@ def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
         raise ConfigError(
             f"tensor parallel: every process holds {', '.join(found[:5])} ({len(found)} parameters), but the gradients"
             " differ between the processes, so that the copies would. A module between colwise and rowwise"
-            " modules needs the style 'head_norm' in the plan, one that has a part of the tokens (sequence parallel) the"
-            " word 'norm'. Random numbers must be the same on these processes: seed with the data rank, not the rank."
+            " modules needs the style 'head_norm' in the plan, one that has a part of the tokens (sequence parallel)"
+            " the style 'norm'. Random numbers must be the same on these processes: seed with the data rank, not the rank."
         )
 
 
