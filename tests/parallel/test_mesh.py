@@ -27,7 +27,6 @@ def _places() -> dict[str, Any]:
             "data": (dist.get_data_parallel_rank(), dist.get_data_parallel_size()),
             "tensor": (dist.get_tensor_parallel_rank(), dist.get_tensor_parallel_size()),
             "pipeline": (dist.get_pipeline_parallel_rank(), dist.get_pipeline_parallel_size()),
-            "ends": (mesh.is_first_stage, mesh.is_last_stage),
             "data ranks": dist.gather_over_data(dist.get_rank()),
             "their sum": rank.item(),
         }
@@ -47,4 +46,3 @@ def test_places_of_four_processes() -> None:
     assert [place["data ranks"] for place in tensor] == [[0, 2], [1, 3]] * 2
     assert [place["pipeline"] for place in stages] == [(rank, 4) for rank in range(4)]
     assert [place["data"] for place in stages] == [(0, 1)] * 4
-    assert [place["ends"] for place in stages] == [(True, False), (False, False), (False, False), (False, True)]

@@ -1,6 +1,5 @@
 """Tensor parallel on real processes: the numbers of one process, and no silent fault."""
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import loss_parallel
 
 from tests.ranks import on_ranks
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
@@ -126,16 +126,6 @@ def sharded(model: nn.Module, plan: Mapping[str, str] | None = None, **settings:
     return model
 
 
-@contextlib.contextmanager
-def split_loss() -> Any:
-    from trainwright.parallel.tensor import LossParallel
-
-    loss = LossParallel()
-    loss.enter()
-    yield
-    loss.exit()
-
-
 def difference(
     build: Callable[[], nn.Module], settings: Mapping[str, Any], recompute: bool = False, **train_with: Any
 ) -> float:
@@ -150,7 +140,7 @@ def difference(
         recompute_blocks(model)
     sharded(model, **settings)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    with split_loss():
+    with loss_parallel():
         values = train(model, **train_with)
     return max(abs(a - b) for a, b in zip(values, expected, strict=True))
 
@@ -224,7 +214,7 @@ def faults() -> dict[str, Any]:
     def check(model: nn.Module, seed: int) -> str:
         sharded(model)
         torch.manual_seed(seed)
-        with split_loss():
+        with loss_parallel():
             loss_of(model, batches()[0]).backward()  # type: ignore[no-untyped-call]
         return error_of(lambda: check_replicas(model, mesh))
 
@@ -260,7 +250,7 @@ def replicas(steps: int) -> list[Tensor]:
 
     torch.manual_seed(7)
     model = sharded(gpt(hidden_dropout_prob=0.2))
-    with split_loss():
+    with loss_parallel():
         train(model, steps=steps)
     return [p.to_local().detach().clone() for p in model.parameters() if is_whole(p)]  # type: ignore[attr-defined]
 

@@ -28,16 +28,16 @@ from trainwright.checkpoint.optimizer_state import has_other_order
 from trainwright.checkpoint.saving import CheckpointWriter, wait_for_saves
 from trainwright.checkpoint.shard_index import state_of
 from trainwright.checkpoint.sharded_saving import (
+    Alone,
     Share,
     Sharing,
     check_is_shared,
     is_of_model,
-    make_share,
     own_part,
+    serialize,
     use_own_rates,
     verify_together,
     weights_of_stage,
-    write_share,
 )
 from trainwright.checkpoint.shards import PIPELINE
 from trainwright.checkpoint.state_files import (
@@ -50,11 +50,9 @@ from trainwright.checkpoint.state_files import (
     lay_out_as_parameters,
     read_model_state,
     read_state,
-    serialize,
     state_names,
-    stored_state,
 )
-from trainwright.checkpoint.verify import identity, read_unchanged, verify
+from trainwright.checkpoint.verify import identity, read_unchanged
 from trainwright.checkpoint.weights import load_weights, read_weights, unwrap
 from trainwright.config.errors import MissingFileError, did_you_mean
 from trainwright.optim.fused import keep_possible_kernels
@@ -185,8 +183,6 @@ class Checkpointer:
         """
         meet("Checkpointer.save")
         self.loaded_from = None
-        write: Callable[[], None] | None = None
-        share: Share | None = None
         sharing = self._sharing_now()
         with raised_together():
             check_name(name)
@@ -202,33 +198,23 @@ class Checkpointer:
             if self.attachments is not None and (self._is_writer or sharing is not None):
                 attached = self.attachments()  # of a sharded model, all processes gather what it holds
                 attached = attached if self._is_writer else {}
-            if sharing is not None:
-                share = self._share(sharing, extra, attached)
-                if keep_trained:
-                    share = replace(share, files=self._with_trained(share.files, iteration))
-            else:
-                files: Mapping[str, Writer] = serialize(
-                    self._saved_model(), self.checkpointables, extra, attached, self.only, self.model
-                )
-                if self._is_writer:
-                    if keep_trained:
-                        files = self._with_trained(files, iteration)
-                    if self.asynchronous:
-                        files = self._writer.stage(files, iteration)
-                    write = partial(self._writer.write, name, files, iteration, **commit)
+            share = self._share(sharing, extra, attached)
+            if keep_trained:
+                share = replace(share, files=self._with_trained(share.files, iteration))
+            if sharing is None and self._is_writer and self.asynchronous:
+                share = replace(share, files=self._writer.stage(share.files, iteration))
         # Nothing is written unless every rank has collected its state.
-        if sharing is not None and share is not None and dist.broadcast_object(self.save_to_disk):
-            if self.asynchronous:
-                share = replace(share, files=self._staged_together(share.files, iteration))
-            together = partial(write_share, sharing.ranks, share)
-            layout = sharing.grid.sizes
-            write = partial(self._writer.write_together, name, together, iteration, layout=layout, **commit)
+        writes = self._is_writer if sharing is None else dist.broadcast_object(self.save_to_disk)
+        if writes and sharing is not None and self.asynchronous:
+            share = replace(share, files=self._staged_together(share.files, iteration))
+        ranks, layout = (Alone(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
+        write = partial(self._writer.write, name, share, iteration, ranks=ranks, layout=layout, **commit)
         if self.asynchronous:
-            if write is not None:
+            if writes:
                 self._writer.submit(write)
             return
         with raised_together():
-            if write is not None:
+            if writes:
                 write()
 
     def load(
@@ -363,11 +349,7 @@ class Checkpointer:
         """
         sharing = self._sharing_now()
         with raised_together():
-            files: Mapping[str, Writer]
-            if sharing is not None:
-                files = self._share(sharing, {}, {}).files
-            else:
-                files = serialize(self._saved_model(), self.checkpointables, {}, only=self.only, names_from=self.model)
+            files = self._share(sharing, {}, {}).files
             if reserve and self.asynchronous and (self._is_writer or sharing is not None):
                 self._writer.reserve(files)
 
@@ -381,15 +363,15 @@ class Checkpointer:
             self._sharing = None if mesh is None else Sharing.of(mesh, unwrap(self.model).state_dict())
         return self._sharing
 
-    def _share(self, sharing: Sharing, extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
-        return make_share(
+    def _share(self, sharing: Sharing | None, extra: Mapping[str, Any], attached: Mapping[str, bytes]) -> Share:
+        return serialize(
             self._saved_model(),
             self.checkpointables,
             extra,
             attached,
             self.only,
-            grid=sharing.grid,
-            held_before=sharing.held_before,
+            grid=None if sharing is None else sharing.grid,
+            held_before=() if sharing is None else sharing.held_before,
             names_from=self.model,
         )
 
@@ -428,9 +410,7 @@ class Checkpointer:
         with raised_together():
             own = unwrap(self.model).state_dict()
             is_shared = self._mesh() is not None or any(map(is_dtensor, own.values()))
-            verified = verify(folder) if dist.is_main_process() and not is_shared else None
-        manifest = verify_together(folder) if is_shared else dist.broadcast_object(verified)
-        assert manifest is not None, "rank 0 has verified it, or every rank has raised"
+        manifest = verify_together(folder)
         with raised_together():
             held = state_names(manifest)
             extra: dict[str, Any] = read_state(folder, manifest, EXTRA)
@@ -438,8 +418,7 @@ class Checkpointer:
             states = {}
             for name in (name for name in wanted if name in held):
                 target = self.checkpointables[name]
-                read = stored_state if is_shared and is_of_model(target) else read_state
-                states[name] = read(folder, manifest, name)
+                states[name] = read_state(folder, manifest, name, reads_tensors=not (is_shared and is_of_model(target)))
                 check_state(states[name], target, str(folder / f"{name}.json"))
         if is_shared:
             weights = weights_of_stage(weights, own)

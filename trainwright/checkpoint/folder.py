@@ -251,10 +251,7 @@ def keep_newest(save_dir: PathLike, prefix: str, max_to_keep: int, *, links: Ite
     if type(max_to_keep) is not int or max_to_keep < 1:
         raise CheckpointError(f"max_to_keep: got {max_to_keep!r}; it must be an int >= 1.")
     folder = Path(os.path.abspath(save_dir))
-    order = order_of(folder)
-    newest_first = sorted([*order.resumable, *order.others], key=lambda entry: entry.rank, reverse=True)
-    readable = [entry.path for entry in (*newest_first, *order.superseded)]
-    steps = [path for path in readable if re.fullmatch(rf"{re.escape(prefix)}_\d+" if prefix else r"\d+", path.name)]
+    steps = _newest_first(folder, prefix)
     excess = {real_path(path) for path in steps[max_to_keep:]}
     for link in links:
         if link.is_symlink() and real_path(link) in excess:
@@ -268,12 +265,15 @@ def keep_named(save_dir: PathLike, prefix: str, names: Collection[str]) -> list[
     Protected checkpoints and folders without a readable manifest are kept, as by :func:`keep_newest`.
     """
     folder = Path(os.path.abspath(save_dir))
+    return _delete_unprotected(folder, [path for path in _newest_first(folder, prefix) if path.name not in names])
+
+
+def _newest_first(folder: Path, prefix: str) -> list[Path]:
+    """The readable step checkpoints of a prefix, superseded ones last."""
     order = order_of(folder)
-    found = [entry.path for entry in (*order.resumable, *order.others, *order.superseded)]
-    shape = re.compile(rf"{re.escape(prefix)}_\d+")
-    return _delete_unprotected(
-        folder, [path for path in found if shape.fullmatch(path.name) and path.name not in names]
-    )
+    newest_first = sorted([*order.resumable, *order.others], key=lambda entry: entry.rank, reverse=True)
+    readable = [entry.path for entry in (*newest_first, *order.superseded)]
+    return [path for path in readable if re.fullmatch(rf"{re.escape(prefix)}_\d+" if prefix else r"\d+", path.name)]
 
 
 def _delete_unprotected(folder: Path, paths: Iterable[Path]) -> list[str]:

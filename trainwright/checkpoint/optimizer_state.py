@@ -3,7 +3,7 @@
 torch numbers the parameters of an optimizer. A numbered state fits only the same parameters in the same order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -48,19 +48,10 @@ def by_name(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in state.items() if key != NAMES}, "state": states, "param_groups": groups}
 
 
-def numbered(
-    state: Any,
-    optimizer: Optimizer,
-    model: nn.Module,
-    *,
-    is_part: bool = False,
-    read: Callable[[Any, Any], Any] | None = None,
-) -> Any:
+def numbered(state: Any, optimizer: Optimizer, model: nn.Module, *, is_part: bool = False) -> Any:
     """The state that ``optimizer.load_state_dict`` takes, from one of :func:`with_names` or :func:`by_name`.
 
-    Args:
-        is_part: the optimizer may have fewer parameters than the state.
-        read: called with each saved value and its parameter; returns the value to load.
+    ``is_part``: the optimizer may have fewer parameters than the state.
 
     Raises:
         CheckpointError: the optimizer has other parameters.
@@ -72,63 +63,50 @@ def numbered(
     is_by_name = saved is None and any(isinstance(name, str) for name in _numbers(state))
     is_same_order = saved == names or (saved is None and not is_by_name)
     has_other_number = saved is not None and len(saved) != len(names)  # the optimizer's own load says which group
-    if read is None and (is_same_order or (has_other_number and not is_part)):
-        return {key: value for key, value in state.items() if key not in (NAMES, TIED)}
+    others = {key: value for key, value in state.items() if key not in (NAMES, TIED)}
+    if is_same_order or (has_other_number and not is_part):
+        return others
     named = state if is_by_name else by_name(state)
-    return _Renumbered(named, names, tied, is_part).state(optimizer, read)
+    group_of = {name: group for group in named["param_groups"] for name in group["params"]}
+    found = _saved_names(names, tied, named.get(TIED, {}), group_of, is_part=is_part)
+    groups, states, start = [], dict[int, Any](), 0
+    for place, group in enumerate(optimizer.param_groups):
+        end = start + len(group["params"])
+        own = [found[name] for name in names[start:end]]
+        groups.append({**_settings(own, place, named["param_groups"], group_of), "params": list(range(start, end))})
+        states |= {number: named["state"][name] for number, name in enumerate(own, start) if name in named["state"]}
+        start = end
+    return {**others, "state": states, "param_groups": groups}
 
 
-class _Renumbered:
-    """A state by name, and the names of the parameters that load it."""
+def _saved_names(
+    names: list[str], tied: Mapping[str, str], saved_ties: Mapping[str, str], saved: Mapping[str, Any], *, is_part: bool
+) -> dict[str, str]:
+    """The name of each parameter in a state: one of several names of a tied parameter is enough."""
+    others: dict[str, list[str]] = {}
+    for other, first in (*tied.items(), *saved_ties.items()):
+        others.setdefault(first, []).append(other)
+        others.setdefault(other, []).append(first)
+    candidates = {name: next((n for n in (name, *others.get(name, ())) if n in saved), None) for name in names}
+    found = {name: candidate for name, candidate in candidates.items() if candidate is not None}
+    missing = [name for name in names if name not in found]
+    unused = [name for name in saved if name not in {*names, *tied, *found.values()} and not is_part]
+    if missing or unused:
+        lines = [f"not in the checkpoint: {', '.join(group_names(missing))}"] if missing else []
+        lines += [f"not in the optimizer: {', '.join(group_names(unused))}"] if unused else []
+        raise CheckpointError("\n  ".join(["the parameters of the optimizer are not those of the run.", *lines]))
+    return found
 
-    def __init__(self, state: Mapping[str, Any], names: list[str], tied: Mapping[str, str], is_part: bool) -> None:
-        self._state, self._names = state, names
-        self._groups = {name: group for group in state["param_groups"] for name in group["params"]}
-        others: dict[str, list[str]] = {}
-        for other, first in (*tied.items(), *state.get(TIED, {}).items()):
-            others.setdefault(first, []).append(other)
-            others.setdefault(other, []).append(first)
-        # One of several names of a tied parameter is enough.
-        self._found = {
-            name: found
-            for name in names
-            if (found := next((n for n in (name, *others.get(name, ())) if n in self._groups), None)) is not None
-        }
-        known = {*names, *tied}
-        missing = [name for name in names if name not in self._found]
-        unused = [name for name in self._groups if name not in known and name not in self._found.values()]
-        if missing or (unused and not is_part):
-            lines = [f"not in the checkpoint: {', '.join(group_names(missing))}"] if missing else []
-            lines += [f"not in the optimizer: {', '.join(group_names(unused))}"] if unused and not is_part else []
-            raise CheckpointError("\n  ".join(["the parameters of the optimizer are not those of the run.", *lines]))
 
-    def state(self, optimizer: Optimizer, read: Callable[[Any, Any], Any] | None) -> dict[str, Any]:
-        """As a numbered state of the optimizer."""
-        groups, states, start = [], dict[int, dict[str, Any]](), 0
-        for place, group in enumerate(optimizer.param_groups):
-            end = start + len(group["params"])
-            found = [self._found[name] for name in self._names[start:end]]
-            groups.append({**self._settings(found, place), "params": list(range(start, end))})
-            for number, (name, parameter) in enumerate(zip(found, group["params"], strict=True), start):
-                if name in self._state["state"]:
-                    values = self._state["state"][name]
-                    states[number] = {
-                        key: value if read is None else read(value, parameter) for key, value in values.items()
-                    }
-            start = end
-        others = {key: value for key, value in self._state.items() if key != TIED}
-        return {**others, "state": states, "param_groups": groups}
-
-    def _settings(self, found: list[str], place: int) -> dict[str, Any]:
-        """The saved learning rate and so on of a group with these parameters."""
-        saved = self._state["param_groups"]
-        places = {id(self._groups[name]): self._groups[name] for name in found}
-        if len(places) > 1:
-            raise CheckpointError(
-                f"group {place} of the optimizer holds parameters that the checkpoint has in {len(places)} groups:"
-                f" {', '.join(group_names(found)[:5])}. Use the same groups."
-            )
-        return next(iter(places.values()), saved[min(place, len(saved) - 1)])
+def _settings(own: list[str], place: int, saved: list[Any], group_of: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved learning rate and so on of a group with these parameters."""
+    groups = {id(group_of[name]): group_of[name] for name in own}
+    if len(groups) > 1:
+        raise CheckpointError(
+            f"group {place} of the optimizer holds parameters that the checkpoint has in {len(groups)} groups:"
+            f" {', '.join(group_names(own)[:5])}. Use the same groups."
+        )
+    return next(iter(groups.values()), saved[min(place, len(saved) - 1)])
 
 
 def _numbers(state: Mapping[str, Any]) -> list[Any]:

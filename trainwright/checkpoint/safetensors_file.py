@@ -6,20 +6,17 @@ it. Reading uses the library.
 """
 
 import json
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
-from trainwright.checkpoint.safetensors_header import read_header
+from trainwright.checkpoint.errors import CheckpointTypeError
+from trainwright.checkpoint.safetensors_header import open_tensors, read_header
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -126,33 +123,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     The tensors may be memory-mapped: copy them before the file may be deleted.
     """
-    read_header(path)  # the library silently uses the last of two tensors of one name
-    try:
-        with _utf8_name(path) as name_of_file, safe_open(name_of_file, framework="pt") as file:
-            names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
-
-
-def open_tensors(path: Path) -> Any:  # a safe_open, which has no annotations
-    """The file, to read single tensors by ``get_tensor(name)``."""
-    try:
-        with _utf8_name(path) as name_of_file:
-            return safe_open(name_of_file, framework="pt")
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a safetensors file ({error}).") from error
-
-
-@contextmanager
-def _utf8_name(path: Path) -> Iterator[str]:
-    """A name of the file that the library can open: it requires UTF-8."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        with tempfile.TemporaryDirectory() as folder:
-            link = Path(folder, "tensors")
-            link.symlink_to(path.resolve())
-            yield str(link)
-    else:
-        yield str(path)
+    header = read_header(path)
+    with open_tensors(path) as file:
+        return {name: file.get_tensor(name) for name in header.tensors}, header.metadata

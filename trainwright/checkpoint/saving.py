@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,6 +33,7 @@ from trainwright.checkpoint.files import (
     remove_stale,
     replace_link,
     swap_folders,
+    sync_folder,
     temporary_sibling,
 )
 from trainwright.checkpoint.folder import (
@@ -43,6 +45,7 @@ from trainwright.checkpoint.folder import (
     write_pointer,
 )
 from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, measure
+from trainwright.checkpoint.sharded_saving import Alone, Share, merged_states
 from trainwright.checkpoint.staging import StagingArea
 from trainwright.parallel import dist
 
@@ -162,59 +165,52 @@ class CheckpointWriter:
     def write(
         self,
         name: str,
-        files: Mapping[str, Writer],
+        share: Share,
         iteration: int | None,
         *,
+        ranks: Alone,
+        layout: Mapping[str, int] | None,
         tag_last: bool,
         on_commit: Callable[[], object] | None,
     ) -> None:
-        """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``."""
+        """Commit a checkpoint: write its folder, update the pointer, call ``on_commit``.
+
+        Each of ``ranks`` calls this, those of a sharded run in their background threads.
+        """
         folder, before = self._folder, self._last_of(iteration)
+        new_manifest = partial(self._new_manifest, iteration, tag_last, layout)
         with self._errors_of(name):
-            manifest = self._begin(iteration, tag_last)
-            self._last_committed = write_checkpoint(folder / name, files, manifest, before=before)
+            self._last_committed = write_checkpoint(folder / name, share, ranks, new_manifest, before)
             if tag_last:
-                write_pointer(folder, name)
-        self._call(on_commit, name)
-
-    def write_together(
-        self,
-        name: str,
-        write: "WriteTogether",
-        iteration: int | None,
-        *,
-        layout: Mapping[str, int],
-        tag_last: bool,
-        on_commit: Callable[[], object] | None,
-    ) -> None:
-        """Commit a checkpoint with all other ranks by ``write``; each calls this in its background thread."""
-
-        def finish() -> None:
-            if tag_last:
-                write_pointer(self._folder, name)
-            self._call(on_commit, name)
-
-        with self._errors_of(name):
-            self._last_committed = write(
-                self._folder / name,
-                lambda: replace(self._begin(iteration, tag_last), layout=layout),
-                self._last_of(iteration),
-                finish,
-            )
+                ranks.first(lambda: write_pointer(folder, name))
+        ranks.first(lambda: self._call(on_commit, name))
 
     def _last_of(self, iteration: int | None) -> "Committed | None":
         """The last checkpoint, if it is of the same iteration."""
         last = self._last_committed
         return None if last is None or iteration is None or last.manifest.iteration != iteration else last
 
-    def _begin(self, iteration: int | None, tag_last: bool) -> Manifest:
+    def _new_manifest(self, iteration: int | None, tag_last: bool, layout: Mapping[str, int] | None) -> Manifest:
         """Prepare the folder for a new checkpoint; returns its manifest without its files."""
         from trainwright.events.writers.writer_thread import sync_files  # imported only by processes that write
 
         sync_files()  # the checkpoint records which metrics are written
         self._folder.mkdir(parents=True, exist_ok=True)
         self.remove_stale()
-        return _new_manifest(self._folder, iteration, tag_last=tag_last)
+        try:
+            previous = read_pointer(self._folder)
+        except (CheckpointError, OSError):
+            previous = None
+        return Manifest(
+            {},
+            iteration,
+            dist.get_world_size(),
+            datetime.now(UTC).isoformat(timespec="microseconds"),
+            sequence=next_sequence(self._folder),
+            previous=previous,
+            tag_last=tag_last,
+            layout=layout,
+        )
 
     @contextlib.contextmanager
     def _errors_of(self, name: str) -> Iterator[None]:
@@ -249,23 +245,6 @@ class CheckpointWriter:
             logger.warning("%s: temporary files of an earlier run could not be deleted (%s).", self._folder, error)
 
 
-def _new_manifest(folder: Path, iteration: int | None, *, tag_last: bool) -> Manifest:
-    """The manifest of a checkpoint that is saved now, without its files."""
-    try:
-        previous = read_pointer(folder)
-    except (CheckpointError, OSError):
-        previous = None
-    return Manifest(
-        {},
-        iteration,
-        dist.get_world_size(),
-        datetime.now(UTC).isoformat(timespec="microseconds"),
-        sequence=next_sequence(folder),
-        previous=previous,
-        tag_last=tag_last,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Committed:
     """A checkpoint that this process has written: its folder and its manifest."""
@@ -283,52 +262,64 @@ class CommittedFile:
 
     def __call__(self, file: BinaryIO) -> None:
         with open(self.source.folder / self.name, "rb") as source:
-            while block := source.read(_COPY_BYTES):
-                file.write(block)
-
-
-# Called with the path, a function that returns the manifest without its files, the last checkpoint if it is of the same
-# iteration, and what rank 0 calls at the end.
-WriteTogether = Callable[[Path, Callable[[], Manifest], Committed | None, Callable[[], object]], Committed]
+            shutil.copyfileobj(source, file, _COPY_BYTES)
 
 
 def write_checkpoint(
-    path: Path, writers: Mapping[str, Writer], manifest: Manifest, *, before: Committed | None
+    path: Path, share: Share, ranks: Alone, new_manifest: Callable[[], Manifest], before: Committed | None
 ) -> Committed:
     """Write a checkpoint to ``path`` atomically: readers never see a partial checkpoint.
 
+    Each of ``ranks`` writes its share into one temporary folder, which the first one commits.
+
     Args:
-        manifest: the values of the manifest except for its files.
+        new_manifest: called by the first rank; the manifest without its files.
         before: a checkpoint of the same iteration; files equal to its files become hard links to them.
+
+    Raises:
+        OSError: a process could not write its files, or does not see the folder of rank 0. Raised on every rank.
     """
-    check_replaceable(path)
-    entries: dict[str, FileEntry] = {}
-    if before is not None:
-        entries = {name: entry_of(writer) for name, writer in writers.items()}
-    if before and (same := committed_alike(path, replace(manifest, files=entries), before)) is not None:
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> tuple[str, Manifest]:
+            _check_replaceable(path)
+            manifest = new_manifest()
+            stack.enter_context(locked(path.parent))
+            temporary = temporary_sibling(path)
+            os.mkdir(temporary)
+            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+            return temporary.name, manifest
+
+        name, manifest = ranks.first(begin)
+        temporary = path.with_name(name)
+        is_shared = manifest.layout is not None
+        parts = ranks.each(lambda: (_write_files(temporary, share.files, before, is_shared=is_shared), share.trees))
+
+        def commit() -> Committed:
+            entries = _write_files(temporary, merged_states([trees for _, trees in parts]), before, is_shared=is_shared)
+            for files, _ in parts:
+                entries |= files
+            return _commit(path, temporary, replace(manifest, files=entries), before)
+
+        return ranks.first(commit)
+
+
+def _commit(path: Path, temporary: Path, manifest: Manifest, before: Committed | None) -> Committed:
+    if before and (same := _committed_alike(path, manifest, before)) is not None:
         return same
-    with placed(path, manifest.iteration) as folder:
-        temporary = temporary_sibling(folder)
-        try:
-            with locked(folder.parent):
-                os.mkdir(temporary)
-                manifest = replace(manifest, files=write_files(temporary, writers, before, entries.__getitem__))
-                with open(temporary / MANIFEST_NAME, "xb") as file:
-                    file.write(manifest.to_bytes())
-                commit_folder(temporary, folder)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with _placed(path, manifest.iteration) as folder:
+        (temporary / MANIFEST_NAME).write_bytes(manifest.to_bytes())
+        commit_folder(temporary, folder)
     return Committed(real_path(path), manifest)
 
 
-def check_replaceable(path: Path) -> None:
+def _check_replaceable(path: Path) -> None:
     """Raise unless ``path`` is free, or a checkpoint that a new one may replace."""
     if path.exists() and not (path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))):
         raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
 
 
-def committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:
+def _committed_alike(path: Path, manifest: Manifest, before: Committed) -> Committed | None:
     """``before`` under the name ``path``, if it has the same files; None if ``path`` needs a folder of its own."""
     if manifest.files == before.manifest.files and is_checkpoint(before.folder):
         if real_path(path) == before.folder:
@@ -340,7 +331,7 @@ def committed_alike(path: Path, manifest: Manifest, before: Committed) -> Commit
 
 
 @contextlib.contextmanager
-def placed(path: Path, iteration: int | None) -> Iterator[Path]:
+def _placed(path: Path, iteration: int | None) -> Iterator[Path]:
     """The folder to commit a new checkpoint to; after the block, ``path`` names it."""
     is_real_folder = path.is_dir() and not path.is_symlink()
     as_link = _is_link_name(path) and not is_real_folder
@@ -375,28 +366,32 @@ def remove_unlinked(save_dir: Path) -> None:
                 logger.warning("%s: could not be deleted (%s).", path, error)
 
 
-def write_files(
-    folder: Path,
-    writers: Mapping[str, Writer],
-    before: Committed | None,
-    entry_of_name: Callable[[str], FileEntry],
-    *,
-    syncs: bool = False,
+def _write_files(
+    folder: Path, writers: Mapping[str, Writer], before: Committed | None, *, is_shared: bool
 ) -> dict[str, FileEntry]:
-    """Write files into ``folder``; those equal to the files of ``before`` become hard links, if the filesystem can."""
+    """Write files into ``folder``; those equal to the files of ``before`` become hard links, if the filesystem can.
+
+    ``is_shared``: with other processes, perhaps of other hosts. Then they are synced here.
+    """
     written: dict[str, FileEntry] = {}
-    for name, writer in writers.items():
-        if "/" in name:
+    try:
+        for name, writer in writers.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        known = None if before is None else before.manifest.files.get(name)
-        if before and known and entry_of_name(name) == known and _link_file(before.folder, folder, name):
-            written[name] = known
-            continue
-        with open(folder / name, "xb") as file:
-            written[name] = measure(writer, file)
-            if syncs:
-                file.flush()
-                os.fsync(file.fileno())
+            known = None if before is None else before.manifest.files.get(name)
+            if before and known and _entry_of(writer) == known and _link_file(before.folder, folder, name):
+                written[name] = known
+                continue
+            with open(folder / name, "xb") as file:
+                written[name] = measure(writer, file)
+                if is_shared:
+                    file.flush()
+                    os.fsync(file.fileno())
+        for inner in {(folder / name).parent for name in writers if is_shared}:
+            sync_folder(inner)
+    except OSError as error:
+        if is_shared:
+            error.add_note(f"Rank {dist.get_rank()} on {socket.gethostname()} could not write its share.")
+        raise
     return written
 
 
@@ -409,7 +404,7 @@ def _link_file(source: Path, target: Path, name: str) -> bool:
     return True
 
 
-def entry_of(writer: Writer) -> FileEntry:
+def _entry_of(writer: Writer) -> FileEntry:
     """Size and checksum of what ``writer`` writes."""
     return writer.source.manifest.files[writer.name] if isinstance(writer, CommittedFile) else measure(writer)
 

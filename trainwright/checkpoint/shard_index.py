@@ -19,7 +19,6 @@ from trainwright.checkpoint.safetensors_header import COPIES, RENAMED, TIED, Hea
 
 OFFSETS = "DCP_SHARDING_INFO"  # metadata key: JSON of {name: {"saved_offsets": [...]}}, as torch writes it
 SHAPES = "shapes"  # metadata key: JSON of {name: shape of the complete tensor}
-Slices = tuple[slice, ...]
 _FILE = re.compile(r"(?P<state>.+?)(-\d{5,}-of-\d{5,})?\.safetensors", re.DOTALL)
 
 

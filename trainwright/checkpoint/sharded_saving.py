@@ -1,12 +1,11 @@
-"""Saving a sharded run: each process writes its own files, in one temporary folder that rank 0 commits.
+"""What each process writes and reads of a checkpoint: all of it, or its share of a sharded run.
 
-A process saves its parts of the tensors, and its stage's part of the states. Writing runs in the writer thread of every
-process. An error of any of them is raised in all, and nothing is committed.
+A process of a sharded run saves its parts of the tensors, and its stage's part of the states. Writing runs in the
+writer thread of every process. An error of any of them is raised in all, and nothing is committed.
 """
 
 import json
 import os
-import shutil
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
@@ -14,31 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.files import (
-    Writer,
-    atomic_write,
-    locked,
-    named,
-    real_path,
-    sync_folder,
-    temporary_sibling,
-)
-from trainwright.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, read_manifest
+from trainwright.checkpoint.files import Writer, temporary_sibling
+from trainwright.checkpoint.manifest import Manifest, read_manifest
 from trainwright.checkpoint.optimizer_state import by_name, numbered, with_names
 from trainwright.checkpoint.safetensors_file import TensorFile
-from trainwright.checkpoint.saving import (
-    Committed,
-    check_replaceable,
-    committed_alike,
-    entry_of,
-    placed,
-    write_files,
-)
 from trainwright.checkpoint.shard_index import shard_name
 from trainwright.checkpoint.shards import Grid, StoredTensor, share_of
 from trainwright.checkpoint.state_files import (
@@ -53,6 +36,7 @@ from trainwright.checkpoint.state_files import (
 from trainwright.checkpoint.verify import file_faults
 from trainwright.checkpoint.weights import split_model_state, unwrap
 from trainwright.config.errors import MissingFileError
+from trainwright.optim.named import parameters_of
 from trainwright.parallel import dist
 
 if TYPE_CHECKING:
@@ -69,7 +53,19 @@ class Share:
     trees: dict[str, Any]  # {state: its encoded form}, on the first process of each stage
 
 
-class Ranks:
+class Alone:
+    """The exchanges of a process that writes everything."""
+
+    def first(self, work: Callable[[], T]) -> T:
+        """What ``work()`` returns on rank 0, on every rank. Its error is raised on every rank."""
+        return work()
+
+    def each(self, work: Callable[[], T]) -> list[T]:
+        """What ``work()`` returns on every rank, by rank. An error of any rank is raised on every rank."""
+        return [work()]
+
+
+class Ranks(Alone):
     """Exchanges between the writer threads of all processes, on a process group of their own.
 
     Every process must create it, and call its methods in the same order.
@@ -79,13 +75,11 @@ class Ranks:
         self._group = dist.new_cpu_group()
 
     def first(self, work: Callable[[], T]) -> T:
-        """What ``work()`` returns on rank 0, on every rank. Its error is raised on every rank."""
         results: list[Any] = self.each(work if dist.is_main_process() else lambda: None)
         result: T = results[0]
         return result
 
     def each(self, work: Callable[[], T]) -> list[T]:
-        """What ``work()`` returns on every rank, by rank. An error of any rank is raised on every rank."""
         result: Any = None
         error: BaseException | None = None
         try:
@@ -115,83 +109,6 @@ class Sharing:
         all_names = dist.all_gather_object((grid.stage, [*names])) if grid.stages > 1 else []
         held_before = frozenset(name for stage, held in all_names if stage < grid.stage for name in held)
         return cls(mesh, grid, held_before, Ranks())
-
-
-def write_share(
-    ranks: Ranks,
-    share: Share,
-    path: Path,
-    new_manifest: Callable[[], Manifest],
-    before: Committed | None,
-    finish: Callable[[], object],
-) -> Committed:
-    """Write a checkpoint to ``path`` together with all other processes.
-
-    Args:
-        new_manifest: called on rank 0; the manifest without its files.
-        before: a checkpoint of the same iteration; files equal to its files become hard links to them.
-        finish: called on rank 0 when the checkpoint is committed.
-
-    Raises:
-        OSError: a process could not write its files, or does not see the folder of rank 0.
-    """
-    with ExitStack() as stack:
-
-        def begin() -> tuple[str, Manifest]:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            check_replaceable(path)
-            manifest = new_manifest()
-            stack.enter_context(locked(path.parent))
-            temporary = temporary_sibling(path)
-            os.mkdir(temporary)
-            stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-            return temporary.name, manifest
-
-        name, manifest = ranks.first(begin)
-        temporary = path.with_name(name)
-        parts = ranks.each(lambda: (_write_files(temporary, path, share.files, before), share.trees))
-
-        def commit() -> Committed:
-            states = {
-                name: [trees[name] for _, trees in parts if name in trees] for _, trees in parts for name in trees
-            }
-            texts = {
-                f"{name}.json": bytes_writer(json.dumps(merged(trees), separators=(",", ":")).encode())
-                for name, trees in states.items()
-            }
-            entries = _write_files(temporary, path, texts, before)
-            for files, _ in parts:
-                entries |= files
-            committed = _commit(path, temporary, replace(manifest, files=entries), before)
-            finish()
-            return committed
-
-        return ranks.first(commit)
-
-
-def _commit(path: Path, temporary: Path, manifest: Manifest, before: Committed | None) -> Committed:
-    if before and (same := committed_alike(path, manifest, before)) is not None:
-        return same
-    with placed(path, manifest.iteration) as folder:
-        atomic_write(temporary / MANIFEST_NAME, manifest.to_bytes())
-        os.rename(temporary, folder)
-        sync_folder(folder.parent)
-    return Committed(real_path(path), manifest)
-
-
-def _write_files(
-    temporary: Path, path: Path, files: Mapping[str, Writer], before: Committed | None
-) -> dict[str, FileEntry]:
-    """Write and sync the files of one process."""
-    try:
-        entries = write_files(temporary, files, before, lambda name: entry_of(files[name]), syncs=True)
-        for folder in {(temporary / name).parent for name in files}:
-            sync_folder(folder)
-    except OSError as error:
-        known_error = named(error, path)
-        known_error.add_note(f"Rank {dist.get_rank()} on {socket.gethostname()} could not write its share.")
-        raise known_error from error
-    return entries
 
 
 def check_is_shared(folder: Path) -> None:
@@ -252,63 +169,66 @@ def model_tensors_key(checkpointable: Any) -> str | None:
     return getattr(checkpointable, "model_tensors", None)
 
 
-def make_share(
+def serialize(
     model: nn.Module,
     checkpointables: Mapping[str, Stateful],
     extra: Mapping[str, Any],
-    attached: Mapping[str, bytes],
-    only: Collection[str] | None,
+    attached: Mapping[str, bytes] | None = None,
+    only: Collection[str] | None = None,
     *,
-    grid: Grid,
-    held_before: Collection[str],
-    names_from: nn.Module,
+    grid: Grid | None = None,
+    held_before: Collection[str] = (),
+    names_from: nn.Module | None = None,
 ) -> Share:
-    """The share of this process. Does not copy tensors.
+    """What this process writes of a checkpoint. Does not copy tensors: a `TensorFile` reads them when it is called.
 
     Args:
+        attached: additional files for people and other programs, without state.
+        only: the names of the weights.
+        grid: of the processes that write it together; None: this one writes all of it.
         held_before: the names of weights that an earlier stage of a pipeline has too, and writes.
-        names_from: the module whose parameters the optimizers have.
+        names_from: the module whose parameters the optimizers have, if ``model`` is an average of it.
 
     Raises:
         CheckpointTypeError: a state holds a value that a checkpoint cannot store.
     """
-    weights, metadata, model_extra = split_model_state(model, only, is_sharded=True)
-    weights = {name: tensor for name, tensor in weights.items() if name not in held_before}
-    files: dict[str, Writer | None] = {_file(MODEL, grid): share_of(weights, metadata, grid)}
-    trees: dict[str, Any] = {}
+    weights, metadata, model_extra = split_model_state(model, only, is_sharded=grid is not None)
     with without_compiler():
         states = {name: checkpointable.state_dict() for name, checkpointable in checkpointables.items()}
-    for name, state in [*states.items(), (MODEL_EXTRA, model_extra)]:
+    states |= {EXTRA: dict(extra), **({MODEL_EXTRA: model_extra} if model_extra else {})}
+    files, shards, trees = dict[str, Writer](), dict[str, Writer](), dict[str, Any]()
+
+    def add_tensors(name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, is_split: bool) -> None:
+        if grid is None or not is_split:
+            files[f"{name}.safetensors"] = TensorFile(tensors, metadata)
+        elif (part := share_of(tensors, metadata, grid)) is not None:
+            shards[shard_name(name, grid.rank, grid.world_size)] = part
+
+    weights = {name: tensor for name, tensor in weights.items() if name not in held_before}
+    add_tensors(MODEL, weights, metadata, is_split=grid is not None)
+    for name, state in states.items():
         checkpointable = checkpointables.get(name)
-        if name == MODEL_EXTRA and not state:
-            continue
-        if name == MODEL_EXTRA or is_of_model(checkpointable):
-            text, tensors = encode_state(_own(state, checkpointable, held_before, names_from), name, is_sharded=True)
-            files[_file(name, grid)] = share_of(tensors, {}, grid)
+        if isinstance(checkpointable, Optimizer):
+            state = with_names(state, checkpointable, model if names_from is None else names_from)
+        is_split = grid is not None and (name == MODEL_EXTRA or is_of_model(checkpointable))
+        state = _own(state, checkpointable, held_before) if is_split else state
+        text, tensors = encode_state(state, name, is_sharded=is_split)
+        if is_split:
             trees[name] = json.loads(text)
         else:
-            text, tensors = encode_state(state, name)
-            files |= {
-                f"{name}.json": bytes_writer(text),
-                f"{name}.safetensors": TensorFile(tensors) if tensors else None,
-            }
-    files[f"{EXTRA}.json"] = bytes_writer(encode_state(dict(extra), EXTRA)[0])
-    files |= {name: bytes_writer(content) for name, content in attached.items()}
-    is_own = (lambda name: True) if grid.rank == 0 else {_file(name, grid) for name in (MODEL, *trees)}.__contains__
-    return Share(
-        {name: writer for name, writer in files.items() if writer is not None and is_own(name)},
-        trees if grid.is_first_of_stage else {},
-    )
+            files[f"{name}.json"] = bytes_writer(text)
+        if tensors:
+            add_tensors(name, tensors, {}, is_split=is_split)
+    files |= {name: bytes_writer(content) for name, content in (attached or {}).items()}
+    if grid is None:
+        return Share(files, {})
+    return Share(shards | (files if grid.rank == 0 else {}), trees if grid.is_first_of_stage else {})
 
 
-def _file(state: str, grid: Grid) -> str:
-    return shard_name(state, grid.rank, grid.world_size)
-
-
-def _own(state: Any, checkpointable: Any, held_before: Collection[str], names_from: nn.Module) -> Any:
+def _own(state: Any, checkpointable: Any, held_before: Collection[str]) -> Any:
     """A state with the names of weights, without those that an earlier stage writes."""
     if isinstance(checkpointable, Optimizer):
-        state = by_name(with_names(state, checkpointable, names_from))
+        state = by_name(state)
     key = "state" if isinstance(checkpointable, Optimizer) else model_tensors_key(checkpointable)
     if key is None:
         return state
@@ -321,7 +241,7 @@ def own_part(state: Any, target: Any, model: nn.Module, *, is_part: bool) -> Any
     ``is_part``: the model is a stage of the one in the checkpoint.
     """
     if isinstance(target, Optimizer):
-        return numbered(state, target, model, is_part=is_part, read=_read_like if _has_stored(state) else None)
+        return _with_parts(numbered(state, target, model, is_part=is_part), target)
     key = model_tensors_key(target)
     if key is None or not isinstance(state, Mapping) or not isinstance(state.get(key), Mapping):
         return state
@@ -348,13 +268,26 @@ def use_own_rates(schedule: Any) -> None:
     schedule._last_lr = [group["lr"] for group in groups]
 
 
-def _has_stored(state: Any) -> bool:
-    states = state.get("state", {}).values() if isinstance(state, Mapping) else ()
-    return any(isinstance(value, StoredTensor) for values in states for value in values.values())
+def _with_parts(state: Any, optimizer: Optimizer) -> Any:
+    """A numbered state with this process's part of each `StoredTensor`."""
+    if not isinstance(state, Mapping) or "state" not in state:
+        return state
+    parameters = dict(enumerate(parameters_of(optimizer)))
+    states = {
+        number: {k: v.like(parameters.get(number)) if isinstance(v, StoredTensor) else v for k, v in values.items()}
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": states}
 
 
-def _read_like(value: Any, parameter: Any) -> Any:
-    return value.like(parameter) if isinstance(value, StoredTensor) else value
+def merged_states(parts: list[dict[str, Any]]) -> dict[str, Writer]:
+    """The JSON files of the states of all stages."""
+    names = dict.fromkeys(name for trees in parts for name in trees)
+    trees_of = {name: merged([trees[name] for trees in parts if name in trees]) for name in names}
+    return {
+        f"{name}.json": bytes_writer(json.dumps(tree, separators=(",", ":")).encode())
+        for name, tree in trees_of.items()
+    }
 
 
 def merged(trees: list[Any]) -> Any:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor, with_chunk
 from trainwright.checkpoint.errors import CheckpointError
-from trainwright.checkpoint.safetensors_file import DTYPES, TensorFile, open_tensors
+from trainwright.checkpoint.safetensors_file import DTYPES, TensorFile
+from trainwright.checkpoint.safetensors_header import open_tensors
 from trainwright.checkpoint.shard_index import OFFSETS, SHAPES, Index, IndexEntry, read_index
 
 if TYPE_CHECKING:
@@ -113,13 +114,16 @@ class StoredTensor:
         """All values, on the CPU."""
         return self._block((0,) * len(self.shape), tuple(self.shape))
 
+    def mapped(self) -> Tensor:
+        """All values, in the memory of the file if one file has them."""
+        part = self._entry.parts[0]
+        return self._reader.tensor(part.file, self._name) if part.shape == self.shape else self.whole()
+
     def meta(self) -> Tensor:
         """A tensor of the same shape and dtype without values."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
-    def clone(self) -> "StoredTensor":
-        """Itself: it never changes."""
-        return self
+    clone = whole
 
     def numpy(self) -> Any:
         """All values as an array."""

@@ -13,27 +13,24 @@ import json
 import math
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol  # Any: a state is the user's, anything may be in it; each value is checked
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.files import Writer, read_regular
 from trainwright.checkpoint.folder import WEIGHTS_NAME
 from trainwright.checkpoint.manifest import MANIFEST_NAME, Manifest
-from trainwright.checkpoint.optimizer_state import with_names
-from trainwright.checkpoint.safetensors_file import TensorFile, check_tensor, local_of, read_tensors, tensor_key
+from trainwright.checkpoint.safetensors_file import check_tensor, local_of, tensor_key
 from trainwright.checkpoint.shard_index import tensor_files
 from trainwright.checkpoint.shards import ShardReader, StoredTensor
-from trainwright.checkpoint.weights import read_weights, split_model_state
 
 MODEL = "model"  # the state of the module itself
 EXTRA = "extra"  # the keyword arguments of Checkpointer.save
@@ -59,43 +56,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-def serialize(
-    model: nn.Module,
-    checkpointables: Mapping[str, Stateful],
-    extra: Mapping[str, Any],
-    attached: Mapping[str, bytes] | None = None,
-    only: Collection[str] | None = None,
-    names_from: nn.Module | None = None,
-) -> dict[str, Writer]:
-    """The files of a checkpoint, by name. Does not copy tensors: a `TensorFile` reads them when it is called.
-
-    ``attached``: additional files for people and other programs, without state. ``only``: the names of the weights.
-    ``names_from``: the module whose parameters the optimizers have, if ``model`` is an average of it.
-
-    Raises:
-        CheckpointTypeError: a state holds a value that a checkpoint cannot store.
-    """
-    weights, metadata, model_extra = split_model_state(model, only)
-    states: dict[str, Any] = {EXTRA: dict(extra), **({MODEL_EXTRA: model_extra} if model_extra else {})}
-    with without_compiler():
-        states |= {
-            name: _state_of(checkpointable, model if names_from is None else names_from)
-            for name, checkpointable in checkpointables.items()
-        }
-    files: dict[str, Writer] = {WEIGHTS_NAME: TensorFile(weights, metadata)}
-    for name, state in states.items():
-        text, tensors = encode_state(state, name)
-        files[f"{name}.json"] = bytes_writer(text)
-        if tensors:
-            files[f"{name}.safetensors"] = TensorFile(tensors)
-    return files | {name: bytes_writer(content) for name, content in (attached or {}).items()}
-
-
-def _state_of(checkpointable: Stateful, model: nn.Module) -> Any:  # Any: each class has its own state
-    state = checkpointable.state_dict()
-    return with_names(state, checkpointable, model) if isinstance(checkpointable, Optimizer) else state
-
-
 def check_state(state: object, target: Stateful, source: str) -> None:
     """Check the state of an optimizer, a scheduler or a trainer, before anything is loaded."""
     module = type(target).__module__
@@ -113,19 +73,10 @@ def state_names(manifest: Manifest) -> list[str]:
     return [name for name in names if name not in RESERVED_NAMES]
 
 
-def read_state(folder: Path, manifest: Manifest, name: str) -> Any:  # Any: what was saved
-    """The state saved as ``name``; its tensors are copies."""
-    tensors_name = f"{name}.safetensors"
-    if tensor_files(manifest, name) not in ([], [tensors_name]):
-        return completed(stored_state(folder, manifest, name))
-    tensors = read_tensors(folder / tensors_name)[0] if tensors_name in manifest.files else {}
-    return decode_state(read_regular(folder / f"{name}.json"), tensors, str(folder / f"{name}.json"))
-
-
-def stored_state(folder: Path, manifest: Manifest, name: str) -> Any:  # Any: what was saved
-    """The state saved as ``name`` with a `StoredTensor` for each tensor, to read only a part of them."""
-    tensors = ShardReader(folder, tensor_files(manifest, name)).stored()
-    return decode_state(read_regular(folder / f"{name}.json"), tensors, str(folder / f"{name}.json"))
+def read_state(folder: Path, manifest: Manifest, name: str, *, reads_tensors: bool = True) -> Any:  # what was saved
+    """The state saved as ``name``; its tensors are copies, or each a `StoredTensor`, to read only a part of them."""
+    stored, path = ShardReader(folder, tensor_files(manifest, name)).stored(), folder / f"{name}.json"
+    return decode_state(read_regular(path), stored, str(path), copies_tensors=reads_tensors)
 
 
 def completed(state: Any) -> Any:
@@ -144,12 +95,9 @@ def read_model_state(folder: Path, manifest: Manifest, own: Mapping[str, Any] | 
     tensors that it does not have or has in another shape only shape and dtype.
     """
     extra = read_state(folder, manifest, MODEL_EXTRA) if f"{MODEL_EXTRA}.json" in manifest.files else {}
-    files = tensor_files(manifest, MODEL)
-    if own is None and files == [WEIGHTS_NAME]:
-        return {**read_weights(folder / WEIGHTS_NAME), **extra}
-    stored = ShardReader(folder, files).stored()
+    stored = ShardReader(folder, tensor_files(manifest, MODEL)).stored()
     if own is None:
-        return {**completed(stored), **extra}
+        return {**{name: tensor.mapped() for name, tensor in stored.items()}, **extra}
     has_shape = {name: getattr(own.get(name), "shape", None) == tensor.shape for name, tensor in stored.items()}
     return {**{name: t.like(own[name]) if has_shape[name] else t.meta() for name, t in stored.items()}, **extra}
 
@@ -192,10 +140,12 @@ def encode_state(state: object, name: str, *, is_sharded: bool = False) -> tuple
     return text.encode(), encoder.tensors
 
 
-def decode_state(text: bytes, tensors: Mapping[str, Any], source: str) -> Any:  # the type is the saved state's
-    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient; each `StoredTensor` is itself."""
+def decode_state(
+    text: bytes, tensors: Mapping[str, Any], source: str, *, copies_tensors: bool = True
+) -> Any:  # the type is the saved state's
+    """The inverse of `encode_state`. Tensors are copies on the CPU, without gradient."""
     try:
-        return _Decoder(tensors).decode(json.loads(text))
+        return _Decoder(tensors, copies_tensors).decode(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{source}: not a state of this library ({type(error).__name__}: {error}).") from error
 
@@ -295,9 +245,9 @@ def _encode_key(key: Any, path: tuple[str, ...]) -> Any:
 
 
 class _Decoder:
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, tensors: Mapping[str, Any], copies_tensors: bool) -> None:
         self._tensors = tensors
-        self._copies: dict[str, Any] = {}
+        self._copies: dict[str, Any] = {} if copies_tensors else dict(tensors)
         self._tags: dict[str, Callable[[Any], Any]] = {
             "$tuple": lambda items: tuple(self.decode(item) for item in items),
             "$float": _decode_float,

@@ -97,7 +97,18 @@ _MD5 = {
 }
 
 
-class MNIST(Dataset[tuple[Any, Any]]):
+class _Images(Dataset[tuple[Any, Any]]):
+    """Pairs of an image and its class, after their transforms."""
+
+    transform: Callable[[Any], Any] | None
+    target_transform: Callable[[int], Any] | None
+
+    def _transformed(self, image: Any, target: Any) -> tuple[Any, Any]:
+        image = image if self.transform is None else self.transform(image)
+        return image, target if self.target_transform is None else self.target_transform(target)
+
+
+class MNIST(_Images):
     """Pairs of an image, uint8 of shape (H, W), and its digit, an int, after their transforms.
 
     The files are searched in ``root/MNIST/raw``, then in ``root``, plain or gzipped. ``download`` downloads missing
@@ -138,13 +149,7 @@ class MNIST(Dataset[tuple[Any, Any]]):
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        image: Any = self.data[index].copy()
-        target: Any = int(self.targets[index])
-        if self.transform is not None:
-            image = self.transform(image)
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return image, target
+        return self._transformed(self.data[index].copy(), int(self.targets[index]))
 
     def __repr__(self) -> str:
         return f"MNIST(root={str(self.root)!r}, train={self.train})"
@@ -210,7 +215,7 @@ def _check_content(content: bytes, url: str, *, is_published: bool) -> None:
     parse_idx(content, url, num_dimensions=3 if "images" in name else 1)
 
 
-class FakeData(Dataset[tuple[Any, Any]]):
+class FakeData(_Images):
     """Pairs of a random image, uint8 of shape (H, W, C) or (H, W) for one channel, and a class in ``[0, num_classes)``.
 
     A sample is a function of ``index + random_offset``, the same on every machine and in every worker; the global
@@ -251,12 +256,7 @@ class FakeData(Dataset[tuple[Any, Any]]):
         image: Any = generator.integers(0, 256, (height, width, channels), dtype=np.uint8)
         if channels == 1:
             image = image[:, :, 0]
-        target: Any = int(generator.integers(self.num_classes))
-        if self.transform is not None:
-            image = self.transform(image)
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return image, target
+        return self._transformed(image, int(generator.integers(self.num_classes)))
 
     def __repr__(self) -> str:
         return (

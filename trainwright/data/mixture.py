@@ -3,11 +3,10 @@
 import copy
 import random
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, IterableDataset
 
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.data.order import Bijection, Indices, Order
@@ -36,7 +35,7 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[1], int | float)
 
 
-class MixedDataset(Dataset[Any]):
+class MixedDataset(ConcatDataset[Any]):
     """Data sets that give each epoch a share of samples by weight.
 
     An epoch has ``length`` samples, by default as many as all data sets together. Each data set gives its exact share
@@ -50,10 +49,11 @@ class MixedDataset(Dataset[Any]):
         ConfigTypeError: a data set has no ``__len__`` or ``__getitem__``. `MixedStream` is for streams.
     """
 
+    datasets: list[Any]  # anything with len() and []
+
     def __init__(self, datasets: Sequence[Any], weights: Sequence[float], *, length: int | None = None) -> None:
-        self.datasets = list(datasets)
-        self.weights = checked_weights(self.datasets, weights)
-        for number, dataset in enumerate(self.datasets):
+        self.weights = checked_weights(datasets, weights)
+        for number, dataset in enumerate(datasets):
             if is_stream(dataset) or not hasattr(dataset, "__len__"):
                 raise ConfigTypeError(
                     f"MixedDataset.datasets[{number}]: {type(dataset).__name__} has no __getitem__ and __len__; mix"
@@ -61,15 +61,11 @@ class MixedDataset(Dataset[Any]):
                 )
             if len(dataset) == 0:
                 raise ConfigError(f"MixedDataset.datasets[{number}]: {type(dataset).__name__} is empty.")
-        self._ends = list(accumulate(map(len, self.datasets)))
-        self.length = self._ends[-1] if length is None else length
+        super().__init__(datasets)
+        self.length = self.cumulative_sizes[-1] if length is None else length
 
     def __len__(self) -> int:
         return self.length
-
-    def __getitem__(self, index: int) -> Any:
-        source = int(np.searchsorted(self._ends, index, side="right"))
-        return self.datasets[source][int(index) - (self._ends[source - 1] if source else 0)]
 
     def sample_order(self, *, shuffle: bool) -> Order:
         """The order of the samples in each epoch, for samplers."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import nullcontext
 from itertools import count, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,18 +21,6 @@ from trainwright.data.instance import DistTensorData, Instance
 from trainwright.data.seeding import kept_generators
 
 _WITH_STREAMS = ("cuda", "xpu")
-
-
-class Copier(Protocol):
-    """Copies batches to the device in the background."""
-
-    def copied(self, batch: Any) -> tuple[Any, list[Tensor]]:
-        """Start the copy: the batch on the device, and its tensors that are still being copied."""
-        ...
-
-    def wait_for(self, tensors: list[Tensor]) -> None:
-        """Make all later computations wait for these tensors."""
-        ...
 
 
 def ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
@@ -55,7 +43,7 @@ class _Begun(NamedTuple):
     tensors: list[Tensor]
 
 
-def _one_ahead(batches: Iterable[Any], copier: Copier) -> Iterator[Any]:
+def _one_ahead(batches: Iterable[Any], copier: "SideStream") -> Iterator[Any]:
     reading = iter(batches)
     begun = _begin(reading, copier)
     while isinstance(begun, _Begun):
@@ -70,7 +58,7 @@ def _one_ahead(batches: Iterable[Any], copier: Copier) -> Iterator[Any]:
             del begun  # its traceback holds this frame
 
 
-def _begin(reading: Iterator[Any], copier: Copier) -> _Begun | Exception | None:
+def _begin(reading: Iterator[Any], copier: "SideStream") -> _Begun | Exception | None:
     """The next batch, whose copy has started; None at the end. An error is raised with its own batch: those before it
     are trained on first, as without prefetching.
     """
@@ -90,11 +78,13 @@ class SideStream:
         self._stream = torch.Stream(device)
 
     def copied(self, batch: Any) -> tuple[Any, list[Tensor]]:
+        """Start the copy: the batch on the device, and its tensors that are still being copied."""
         tensors: list[Tensor] = []
         with self._stream:
             return _on(self._device, batch, tensors), tensors
 
     def wait_for(self, tensors: list[Tensor]) -> None:
+        """Make all later computations wait for these tensors."""
         if tensors:
             current = torch.accelerator.current_stream(self._device)
             current.wait_stream(self._stream)

@@ -74,7 +74,7 @@ def _part(dataset: Any, index: int) -> tuple[Any, int] | None:
     """The data set inside a subset, a concatenation or a mixture that has the sample, and its index there."""
     many = getattr(dataset, "datasets", None)
     if isinstance(many, Sequence):
-        ends = getattr(dataset, "cumulative_sizes", None) or getattr(dataset, "_ends", None)
+        ends = getattr(dataset, "cumulative_sizes", None)
         if ends is None or index >= ends[-1]:
             return None
         number = bisect_right(ends, index)

@@ -1,21 +1,8 @@
 """Hooks: code that runs around the steps of a training."""
 
+from trainwright.hooks import callbacks
 from trainwright.hooks.base import CallbackHook, HookBase
-from trainwright.hooks.callbacks import (
-    Callback,
-    CallbackList,
-    EarlyStoppingCallback,
-    Logs,
-    ModelCheckpointCallback,
-    PrintCallBack,
-    PrintCallback,
-    ProgressBarCallBack,
-    ProgressBarCallback,
-    RunCallbacks,
-    TensorBoardCallBack,
-    TensorBoardCallback,
-    TrainerControl,
-)
+from trainwright.hooks.callbacks import *  # noqa: F403  # the names of its __all__
 from trainwright.hooks.checkpoint import BestCheckpointer, PeriodicCheckpointer
 from trainwright.hooks.evaluation import EvalHook
 from trainwright.hooks.lr_scheduler import LRScheduler, ReduceOnPlateau
@@ -42,17 +29,5 @@ __all__ = [
     "Float32MatmulPrecision",
     "NonFiniteError",
     "Interruptions",
-    "Callback",
-    "CallbackList",
-    "TrainerControl",
-    "Logs",
-    "RunCallbacks",
-    "EarlyStoppingCallback",
-    "ModelCheckpointCallback",
-    "TensorBoardCallback",
-    "TensorBoardCallBack",
-    "PrintCallback",
-    "PrintCallBack",
-    "ProgressBarCallback",
-    "ProgressBarCallBack",
 ]
+__all__ += callbacks.__all__

@@ -163,15 +163,17 @@ class PeriodicCheckpointer(HookBase):
                 return
             delete_older = None  # after the final one too: a kill may have prevented earlier deletions
             if self._max_to_keep is not None and self._checkpointer.save_to_disk:
-                delete_older = partial(_delete_older, self._checkpointer.save_dir, self._prefix, self._max_to_keep)
+                delete_older = partial(
+                    _delete, keep_newest, self._checkpointer.save_dir, self._prefix, self._max_to_keep
+                )
             iteration = self.trainer.iterations_done - 1
             name = f"{self._prefix}_final" if is_final else f"{self._prefix}_{iteration:07d}"
             self._checkpointer.save(name, on_commit=delete_older, iteration=iteration, **settings)
 
 
-def _delete_older(save_dir: str, prefix: str, max_to_keep: int) -> None:
+def _delete(keep: Callable[..., object], save_dir: str, *which: Any) -> None:
     try:
-        keep_newest(save_dir, prefix, max_to_keep)
+        keep(save_dir, *which)
     except OSError as error:  # the next save tries again; an extra checkpoint does no harm
         logger.warning("%s: an older checkpoint could not be deleted (%s).", save_dir, error)
 
@@ -282,7 +284,7 @@ class BestCheckpointer(HookBase):
         settings: dict[str, Any] = {"tag_last": False, "iteration": iteration}
         with self.trainer.phases.counting("save"):
             names = [name for _, _, name in self.top]
-            delete = partial(_delete_others, self._checkpointer.save_dir, self._file_prefix, names)
+            delete = partial(_delete, keep_named, self._checkpointer.save_dir, self._file_prefix, names)
             for value, at, name in self.top:
                 if at == iteration:
                     self._checkpointer.save(name, on_commit=delete, **settings, **{self.metric: value})
@@ -323,13 +325,6 @@ class BestCheckpointer(HookBase):
             ", ".join(sorted(self.trainer.last_eval_results)) or "nothing",
             self._file_prefix,
         )
-
-
-def _delete_others(save_dir: str, prefix: str, names: list[str]) -> None:
-    try:
-        keep_named(save_dir, prefix, names)
-    except OSError as error:  # the next save tries again; an extra checkpoint does no harm
-        logger.warning("%s: a checkpoint could not be deleted (%s).", save_dir, error)
 
 
 def _relative(path: str) -> str:

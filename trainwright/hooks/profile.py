@@ -17,7 +17,7 @@ from trainwright.hooks.timer import duration, percent
 from trainwright.parallel.dist import get_rank
 
 if TYPE_CHECKING:
-    from torch.profiler import ProfilerAction, ProfilerActivity
+    from torch.profiler import ProfilerActivity
     from torch.profiler import profile as Profiler
 
 logger = logging.getLogger("trainwright.hooks")
@@ -104,15 +104,16 @@ class ProfileHook(HookBase):
 
     def _begin(self, iteration: int) -> None:
         """Start a window before ``iteration``."""
-        from torch.profiler import profile
+        from torch.profiler import profile, schedule
 
         self._first = iteration
         self._countdown = 0
         profiler = None
+        action_of = schedule(wait=0, warmup=self._warmup, active=self._active, repeat=1)
         try:
             profiler = profile(
                 activities=_activities(getattr(self.trainer, "device", None)),
-                schedule=self._action_at,
+                schedule=lambda step: action_of(max(0, step - iteration)),  # asked for 0 before its start is known
                 on_trace_ready=self._write,
                 **self._options,
             )
@@ -148,17 +149,6 @@ class ProfileHook(HookBase):
             with contextlib.suppress(Exception):  # it may not have been started
                 profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         logger.warning("The profiler failed, so profiling stops: %s: %s", type(error).__name__, error)
-
-    def _action_at(self, step: int) -> "ProfilerAction":
-        """What the profiler does in iteration ``step``; it asks for step 0 before its start is known."""
-        from torch.profiler import ProfilerAction
-
-        number = max(0, step - self._first) - self._warmup
-        if number < 0:
-            return ProfilerAction.WARMUP
-        if number < self._active - 1:
-            return ProfilerAction.RECORD
-        return ProfilerAction.RECORD_AND_SAVE if number == self._active - 1 else ProfilerAction.NONE
 
     def _write(self, profiler: "Profiler") -> None:
         """Write the trace, and log a table of it."""

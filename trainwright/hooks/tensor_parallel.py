@@ -1,5 +1,6 @@
 """What tensor parallel needs during a training: the loss of scores that stay apart, and one check of the gradients."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from trainwright.hooks.base import HookBase
@@ -16,14 +17,15 @@ class TensorParallel(HookBase):
     """
 
     def __init__(self) -> None:
-        from trainwright.parallel.tensor import LossParallel
-
-        self._loss = LossParallel()
+        self._loss = ExitStack()
         self._handles: list[Any] = []
         self._is_checked = False
 
     def before_train(self) -> None:
-        self._loss.enter()
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        self._loss.close()  # of a training that failed before its end
+        self._loss.enter_context(loss_parallel())
         self._is_checked = False
         first, *_ = each_optimizer(self.trainer.optimizer)
         self._handles.append(first.register_step_pre_hook(self._check))
@@ -34,7 +36,7 @@ class TensorParallel(HookBase):
 
     def after_train(self) -> None:
         self._remove()
-        self._loss.exit()
+        self._loss.close()
 
     def _check(self, *_: Any) -> None:
         from trainwright.parallel.tensor import check_replicas

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.plan import tied_names
 
 
 class Cut(Protocol):
@@ -221,16 +222,7 @@ def cut_model(
     return stages, ties, ids
 
 
-# Forms of models.
-
-
-class _Form(Protocol):
-    """How a kind of model is cut."""
-
-    layers: str
-    passes_input: bool
-
-    def run(self, model: Any, stage: Stage, hidden: Tensor, batch: Any) -> Any: ...
+# Forms of models: the name of their layers, and how a stage of them is run.
 
 
 class _Declared:
@@ -366,11 +358,8 @@ def _drop_parameters(model: nn.Module, places: Mapping[str, int], own: set[int])
 
 
 def _ties(model: nn.Module, places: Mapping[str, int]) -> list[Tie]:
-    names_of: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names_of.setdefault(id(parameter), []).append(name)
     ties = []
-    for names in names_of.values():
+    for names in tied_names(model):
         at: dict[int, tuple[str, ...]] = {}
         for name in names:
             place = _place_of(name, places)

@@ -67,11 +67,6 @@ class Layout:
         """Whether each process holds the whole model: one process, or data parallelism without ZeRO."""
         return self.tensor == self.pipeline == 1 and self.zero_stage == 0
 
-    @property
-    def is_data_parallel_only(self) -> bool:
-        """Whether the number of processes may change during a run: each holds all stages and all parts of a layer."""
-        return self.tensor == self.pipeline == 1
-
     @classmethod
     def of(
         cls, asked: Mapping[str, Any], world_size: int, name: Callable[[str], str] = "TrainingConfig.{}".format

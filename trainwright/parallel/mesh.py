@@ -50,21 +50,6 @@ class Mesh:
         """The stages of one copy."""
         return self.device_mesh["pp"].get_group()
 
-    @cached_property
-    def tensor_group(self) -> "ProcessGroup":
-        """The processes that hold the parts of the same layers."""
-        return self.device_mesh["tp"].get_group()
-
-    @property
-    def is_first_stage(self) -> bool:
-        """Whether this process has the first layers, which take the batch."""
-        return self.pipeline_rank == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this process has the last layers, which compute the loss."""
-        return self.pipeline_rank == self.layout.pipeline - 1
-
 
 def use_layout(layout: Layout, device_type: str) -> Mesh | None:
     """Arrange the processes as ``layout`` says, from now on; None: each holds the whole model.

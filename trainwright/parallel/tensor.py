@@ -3,8 +3,8 @@
 All parameters become DTensors, also those that every process holds: gradient norms and optimizers take no mixture.
 """
 
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     RowwiseParallel,
-    loss_parallel,
     parallelize_module,
 )
 
@@ -41,15 +40,17 @@ def shard_tensors(
         words: of the modules by name, from :func:`~trainwright.parallel.plan.check_plan`. Modules of other pipeline
             stages are left out.
         sequence_parallel: between the layers each process has a part of the tokens.
-        splits_scores: scores with the word "colwise_loss" stay apart in training, and cross-entropy needs
-            :class:`LossParallel`; False: they are gathered.
+        splits_scores: scores with the word "colwise_loss" stay apart in training, and cross-entropy needs torch's
+            ``loss_parallel``; False: they are gathered.
     """
     ties = tied_names(model)
-    modules = dict(model.named_modules())
+    modules, styles = dict(model.named_modules()), _styles(sequence_parallel)
     for name, word in words.items():
         if not isinstance(modules.get(name), Absent | None):
-            word = "colwise_gather_output" if word == "colwise_loss" and not splits_scores else word
-            parallelize_module(modules[name], mesh, _style(word, sequence_parallel), src_data_rank=None)
+            make, change = styles["colwise_gather_output" if word == "colwise_loss" and not splits_scores else word]
+            parallelize_module(modules[name], mesh, make(), src_data_rank=None)
+            if change is not None:
+                change(modules[name])
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             parallelize_module(module, mesh, Replicated(), src_data_rank=None)
@@ -61,23 +62,66 @@ def shard_tensors(
         model.register_forward_hook(_with_local_losses)
 
 
-def _style(word: str, sequence_parallel: bool) -> ParallelStyle:
+def _styles(
+    sequence_parallel: bool,
+) -> dict[str, tuple[Callable[[], ParallelStyle], Callable[[nn.Module], object] | None]]:
+    """For each word the style, and what else is changed in a module."""
     tokens: Placement = _PART_OF_TOKENS if sequence_parallel else Replicate()
-    make: dict[str, Callable[[], ParallelStyle]] = {
-        "colwise": functools.partial(_Colwise, is_whole=not sequence_parallel),
-        "colwise_by_head": functools.partial(_Colwise, is_whole=not sequence_parallel),
-        "colwise_gather_output": _Gathered,
-        "colwise_loss": _Scores,
-        "rowwise": functools.partial(RowwiseParallel, output_layouts=tokens),
-        "rowwise_split_input": functools.partial(RowwiseParallel, input_layouts=Replicate()),
-        "embedding_rowwise": _Embedding,
-        "embedding_colwise": functools.partial(ColwiseParallel, output_layouts=Replicate()),
-        "replicated": Replicated,
-        "norm": functools.partial(Replicated, output=tokens, sums_gradients=sequence_parallel),
-        "head_norm": functools.partial(Replicated, sums_gradients=True),
-        "sequence_begin": Split if sequence_parallel else Replicated,
+    colwise = ColwiseParallel, _refuse_parts if sequence_parallel else None
+    return {
+        "colwise": colwise,
+        "colwise_by_head": colwise,
+        "colwise_gather_output": (partial(ColwiseParallel, output_layouts=Replicate()), _copy_output),
+        "colwise_loss": (partial(ColwiseParallel, use_local_output=False), _gather_in_evaluation),
+        "rowwise": (partial(RowwiseParallel, output_layouts=tokens), None),
+        "rowwise_split_input": (partial(RowwiseParallel, input_layouts=Replicate()), None),
+        "embedding_rowwise": (partial(RowwiseParallel, input_layouts=Replicate()), _complete_embedding),
+        "embedding_colwise": (partial(ColwiseParallel, output_layouts=Replicate()), None),
+        "replicated": (Replicated, None),
+        "norm": (partial(Replicated, output=tokens, sums_gradients=sequence_parallel), None),
+        "head_norm": (partial(Replicated, sums_gradients=True), None),
+        "sequence_begin": (Split if sequence_parallel else Replicated, None),
     }
-    return make[word]()
+
+
+def _copy_output(module: nn.Module) -> None:
+    """Return an output that may be changed in place: torch's FSDP expects no views among a model's outputs."""
+    module.register_forward_hook(lambda module, inputs, output: output.clone())
+
+
+def _gather_in_evaluation(module: nn.Module) -> None:
+    """Scores of classes stay apart in training only."""
+    module.register_forward_hook(lambda module, _, scores: scores if module.training else scores.full_tensor())
+
+
+def _complete_embedding(module: nn.Module) -> None:
+    """Refuse ids outside the vocabulary, and compute gradients in the layout of the weight, not those of all rows.
+
+    Torch's style takes such an id for one of another process, so that all processes would use a zero vector. Each batch
+    is checked on the CPU; on an accelerator, where reading ids waits for the device, only the first.
+    """
+    is_checked = False
+
+    def check(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal is_checked
+        ids = inputs[0].to_local() if isinstance(inputs[0], DTensor) else inputs[0]
+        if is_checked or type(ids) is not Tensor or not ids.numel():  # in an estimate there are no numbers
+            return
+        is_checked = ids.device.type != "cpu"
+        number: Any = module.num_embeddings
+        low, high = (int(value) for value in torch.aminmax(ids))
+        if low < 0 or high >= number:
+            raise IndexError(
+                f"index out of range in self: the ids are {low} to {high}, the embedding has {number} rows"
+            )
+
+    module.register_forward_pre_hook(check, prepend=True)  # before torch makes a DTensor of the input
+    _replace_during_forward(module, ["weight"], lambda weight: weight.redistribute(placements=weight.placements))
+
+
+def _refuse_parts(module: nn.Module) -> None:
+    """Refuse the tokens of one process: all are needed."""
+    module.register_forward_pre_hook(_refuse_part, prepend=True)  # before torch makes a DTensor of the input
 
 
 class Replicated(ParallelStyle):
@@ -157,74 +201,6 @@ class Split(ParallelStyle):
         return module
 
 
-class _Colwise(ColwiseParallel):
-    """Torch's style, which refuses the tokens of one process where all are needed."""
-
-    def __init__(self, *, is_whole: bool) -> None:
-        super().__init__()
-        self._is_whole = is_whole
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if not self._is_whole:
-            module.register_forward_pre_hook(_refuse_part)
-        return super()._apply(module, device_mesh)
-
-
-class _Embedding(RowwiseParallel):
-    """Torch's style, with gradients in the layout of the weight: torch computes those of the whole vocabulary.
-
-    Ids outside the vocabulary are refused on the CPU, as without tensor parallelism: torch's style takes them for ids
-    of other processes, so that all of them would add a zero vector. On accelerators, where reading them would wait for
-    the device in each step, those of the first batch are refused.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(input_layouts=Replicate())
-        self._is_checked = False
-
-    def _check_ids(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        ids = inputs[0].to_local() if isinstance(inputs[0], DTensor) else inputs[0]
-        number: Any = module.num_embeddings
-        if self._is_checked or type(ids) is not Tensor or not ids.numel():  # no numbers in an estimate
-            return
-        self._is_checked = ids.device.type != "cpu"
-        low, high = (int(value) for value in torch.aminmax(ids))
-        if low < 0 or high >= number:
-            raise IndexError(
-                f"index out of range in self: the ids are {low} to {high}, the embedding has {number} rows"
-            )
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.register_forward_pre_hook(self._check_ids)
-        module = super()._apply(module, device_mesh)
-        _replace_during_forward(module, ["weight"], lambda weight: weight.redistribute(placements=weight.placements))
-        return module
-
-
-class _Gathered(ColwiseParallel):
-    """Torch's style, whose output may be changed in place: torch's FSDP expects no views among a model's outputs."""
-
-    def __init__(self) -> None:
-        super().__init__(output_layouts=Replicate())
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module = super()._apply(module, device_mesh)
-        module.register_forward_hook(lambda module, inputs, output: output.clone())
-        return module
-
-
-class _Scores(ColwiseParallel):
-    """The scores of classes: they stay apart in training, and are gathered in evaluation."""
-
-    def __init__(self) -> None:
-        super().__init__(use_local_output=False)
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module = super()._apply(module, device_mesh)
-        module.register_forward_hook(lambda module, _, scores: scores if module.training else scores.full_tensor())
-        return module
-
-
 def _refuse_part(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     if not isinstance(inputs[0], DTensor):
         raise ConfigError(
@@ -233,29 +209,10 @@ def _refuse_part(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         )
 
 
-class LossParallel:
-    """Cross-entropy of scores that stay apart, while it is entered, in this process. May be entered again."""
-
-    def __init__(self) -> None:
-        self._context: Any = None
-
-    def enter(self) -> None:
-        """Cross-entropy of a DTensor adds up what the processes have."""
-        if self._context is None:
-            self._context = loss_parallel()
-            self._context.__enter__()
-
-    def exit(self) -> None:
-        """As before ``enter``."""
-        context, self._context = self._context, None
-        if context is not None:
-            context.__exit__(None, None, None)
-
-
 def with_local_loss(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, which computes a loss from scores that stay apart, with a loss that is a tensor of this process."""
 
-    @functools.wraps(function)
+    @wraps(function)
     def compute_loss(*arguments: Any, **named: Any) -> Any:
         return local_loss(function(*arguments, **named))
 
@@ -297,7 +254,7 @@ def check_replicas(model: nn.Module, mesh: DeviceMesh) -> None:
             f"tensor parallel: every process holds {', '.join(found[:5])} ({len(found)} parameters), but the gradients"
             " differ between the processes, so that the copies would. A module between colwise and rowwise"
             " modules needs the style 'head_norm' in the plan, one that has a part of the tokens (sequence parallel)"
-            " the style 'norm'. Random numbers must be the same on these processes: seed with the data rank, not the rank."
+            " the style 'norm'. Random numbers must be the same on these processes: seed them with the data rank."
         )
 
 

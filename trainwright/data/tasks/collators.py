@@ -55,21 +55,26 @@ Samples = Sequence[dict[str, Any]]
 Batch = dict[str, Tensor]
 
 
-class CharLevelOCRDataCollator:
+class _WithBlank:
+    """Base of collators that pad labels (B, L) with ``pad_token_id``, the blank of CTC."""
+
+    def __init__(self, pad_token_id: int = 0) -> None:
+        self.pad_token_id = pad_token_id
+
+    def _labels(self, samples: Samples) -> Batch:
+        rows = [sample["labels"] for sample in samples if "labels" in samples[0]]
+        return {"labels": pad(rows, self.pad_token_id)} if rows else {}
+
+
+class CharLevelOCRDataCollator(_WithBlank):
     """``pixel_values`` (B, C, H, W) and ``labels`` (B, L), padded with ``pad_token_id``, the blank of CTC.
 
     Raises:
         DataError: images have different sizes.
     """
 
-    def __init__(self, pad_token_id: int = 0) -> None:
-        self.pad_token_id = pad_token_id
-
     def __call__(self, samples: Samples) -> Batch:
-        batch = {"pixel_values": _images(samples)}
-        if "labels" in samples[0]:
-            batch["labels"] = pad([sample["labels"] for sample in samples], self.pad_token_id)
-        return batch
+        return {"pixel_values": _images(samples), **self._labels(samples)}
 
 
 class ImageCaptioningDataCollator:
@@ -112,20 +117,14 @@ class TextGenerationDataCollator(SequenceLabelingDataCollator):
     """``token_ids``, ``attention_mask`` and ``labels`` (B, L): each label is the token at its position, or -100."""
 
 
-class SpeechRecognitionDataCollator:
+class SpeechRecognitionDataCollator(_WithBlank):
     """``input_features`` (B, T, F) and ``attention_mask`` (B, T), and ``labels`` (B, L) padded with
     ``pad_token_id``, the blank of CTC.
     """
 
-    def __init__(self, pad_token_id: int = 0) -> None:
-        self.pad_token_id = pad_token_id
-
     def __call__(self, samples: Samples) -> Batch:
         rows = [sample["input_features"] for sample in samples]
-        batch = {"input_features": pad(rows, 0.0), "attention_mask": pad_mask(rows)}
-        if "labels" in samples[0]:
-            batch["labels"] = pad([sample["labels"] for sample in samples], self.pad_token_id)
-        return batch
+        return {"input_features": pad(rows, 0.0), "attention_mask": pad_mask(rows), **self._labels(samples)}
 
 
 def _images(samples: Samples) -> Tensor:

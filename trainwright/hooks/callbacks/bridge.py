@@ -72,8 +72,9 @@ class RunCallbacks(HookBase):
         self.control = TrainerControl() if control is None else control
         self.logs = Logs()
         self._steps_per_epoch = steps_per_epoch
-        actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
-        self._requests = ControlRequests(self.control, self._save_iteration if save is None else save, actions)
+        self._save_by = self._save_iteration if save is None else save
+        self._actions = {"should_epoch_stop": end_epoch, "should_evaluate": evaluate, "should_log": log}
+        self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
         self._metric = metric
         self._mean_loss = EpochMean(loss_name)
         self._epoch: int | None = None  # the epoch that has started and not ended
@@ -120,7 +121,7 @@ class RunCallbacks(HookBase):
 
     def epoch_loss_with(self, step_loss: float) -> float:
         """The mean loss of the epoch so far, including a running step."""
-        return self._mean_loss.read_with(self.trainer.storage, step_loss)
+        return self._mean_loss.read(self.trainer.storage, step_loss)
 
     # Hook methods.
 
@@ -147,7 +148,7 @@ class RunCallbacks(HookBase):
 
     def before_step(self) -> None:
         if self.control.should_save:
-            self._requests.save(self._checkpointer())
+            self._save()
         if not self._is_entered:
             self._enter_epoch()
         if not self._is_fed:
@@ -160,16 +161,16 @@ class RunCallbacks(HookBase):
         if is_over and not is_last:  # the last epoch ends after the final evaluation
             self._leave_epoch()
         if self._is_alone:
-            self._requests.apply(self.trainer)
+            self._apply_requests()
         elif is_over or self._evaluated_at == self.trainer.iterations_done:
-            self._requests.synchronize()
-            self._requests.apply(self.trainer)
+            self._share_requests()
+            self._apply_requests()
 
     def after_train(self) -> None:
         if self._is_train_begun and not has_failed(self.trainer):
             if self._epoch is not None:
                 self._leave_epoch()
-            self._requests.synchronize()
+            self._share_requests()
 
     def after_end(self) -> None:
         if not self._is_train_begun:
@@ -178,12 +179,13 @@ class RunCallbacks(HookBase):
         self.control.has_failed = has_failed(self.trainer)
         try:
             if not self.control.has_failed:
-                self._requests.save(self._checkpointer())
+                self._save()
         finally:
             try:
                 self.callbacks.on_train_end(self.logs)
             finally:
-                self._requests.wait(alone=self.control.has_failed)
+                for checkpointer in self._checkpointers.values():
+                    checkpointer.wait(alone=self.control.has_failed)
 
     # State of a resume.
 
@@ -281,9 +283,6 @@ class RunCallbacks(HookBase):
             named["eval_epoch_metric"] = results[metric]
         return named
 
-    def _checkpointer(self) -> Checkpointer | None:
-        return getattr(self.trainer, "checkpointer", None)
-
     def _show_storage(self) -> None:
         """Make the stored loss readable in the logs."""
         self._is_shown = True
@@ -301,38 +300,22 @@ class RunCallbacks(HookBase):
         iteration = self.trainer.iterations_done - 1
         checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
 
+    # Requests.
 
-class ControlRequests:
-    """Applies the flags of ``control`` and clears them.
-
-    ``actions``: the function for each flag; None: the training does not support it.
-    """
-
-    def __init__(
-        self,
-        control: TrainerControl,
-        save: Callable[[Checkpointer], None],
-        actions: dict[str, Callable[[], object] | None],
-    ) -> None:
-        self._control = control
-        self._save_by = save
-        self._actions = actions
-        self._checkpointers: dict[str, Checkpointer] = {}  # for folders other than the run's own
-
-    def synchronize(self) -> None:
+    def _share_requests(self) -> None:
         """Apply a request of one process to all."""
         if get_world_size() == 1:
             return
-        own = [getattr(self._control, name) for name in _REQUESTS]
+        own = [getattr(self.control, name) for name in _REQUESTS]
         if not is_any(any(own)):
             return
         all_requests = all_gather_object(own)
         for name, requested in zip(_REQUESTS, zip(*all_requests, strict=True), strict=True):
-            setattr(self._control, name, any(requested))
+            setattr(self.control, name, any(requested))
 
-    def apply(self, trainer: Any) -> None:
-        """Apply every request except a save, which :meth:`save` handles between two iterations."""
-        control = self._control
+    def _apply_requests(self) -> None:
+        """Apply every request and clear it, except a save, which :meth:`_save` handles between two iterations."""
+        trainer, control = self.trainer, self.control
         if control.should_epoch_stop or control.should_evaluate or control.should_log:
             self._act()
         if control.should_training_stop and trainer.iter + 1 < trainer.max_iter:
@@ -342,17 +325,18 @@ class ControlRequests:
 
     def _act(self) -> None:
         for name, action in self._actions.items():
-            if getattr(self._control, name):
-                setattr(self._control, name, False)
+            if getattr(self.control, name):
+                setattr(self.control, name, False)
                 if action is None:
                     raise ConfigError(f"A callback has set trainercontrol.{name}; this training does not support it.")
                 action()
 
-    def save(self, own: Checkpointer | None) -> None:
-        """Save if requested; ``own`` is the trainer's Checkpointer."""
-        if not self._control.should_save:
+    def _save(self) -> None:
+        """Save if requested."""
+        control, own = self.control, getattr(self.trainer, "checkpointer", None)
+        if not control.should_save:
             return
-        folder, self._control.should_save, self._control.save_dir = self._control.save_dir, False, None
+        folder, control.should_save, control.save_dir = control.save_dir, False, None
         if own is None:
             raise ConfigError("A callback has set trainercontrol.should_save; this training has no checkpointer.")
         if folder is None:
@@ -368,8 +352,3 @@ class ControlRequests:
                 **dict[str, Any](own.checkpointables),
             )
         self._save_by(self._checkpointers[folder])
-
-    def wait(self, *, alone: bool) -> None:
-        """Wait for saves in folders other than the run's own."""
-        for checkpointer in self._checkpointers.values():
-            checkpointer.wait(alone=alone)

@@ -22,15 +22,10 @@ class EpochMean:
         """Start an epoch with ``iteration``."""
         self._next, self._total, self._count = iteration, 0.0, 0
 
-    def read(self, storage: EventStorage) -> float:
-        """The mean so far; NaN before the first value of the epoch."""
-        local = self._add_final(storage)
-        return (self._total + sum(local)) / (self._count + len(local)) if self._count + len(local) else float("nan")
-
-    def read_with(self, storage: EventStorage, value: float) -> float:
-        """The mean with one more value, which is not stored yet."""
-        local = self._add_final(storage)
-        return (self._total + sum(local) + value) / (self._count + len(local) + 1)
+    def read(self, storage: EventStorage, *more: float) -> float:
+        """The mean so far, with ``more`` values that are not stored yet; NaN before the first value of the epoch."""
+        values = [*self._add_final(storage), *more]
+        return (self._total + sum(values)) / (self._count + len(values)) if self._count + len(values) else float("nan")
 
     def _add_final(self, storage: EventStorage) -> list[float]:
         """Add the new values; returns those that are not final, because they are means of this process only."""
