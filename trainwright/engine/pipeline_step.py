@@ -194,7 +194,7 @@ class StageSync:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.finish = pipeline.sum_tied_gradients
+        self.finish = pipeline.tied.sum_gradients
 
     def before_batch(self, *, is_last: bool) -> None:
         """Nothing: all batches of an update are read before the first forward pass."""
@@ -211,7 +211,7 @@ class StageSync:
 
 def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None, optimizer: Any) -> dict[str, Any]:
     """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
-    pipeline.check_tied_settings(optimizer.param_groups)
+    pipeline.tied.check_settings(optimizer.param_groups)
     return {
         "replica": StageSync(pipeline),
         "differentiate": Captured(grad_scaler, pipeline.device),

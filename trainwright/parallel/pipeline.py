@@ -11,24 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.cut import Stage, Tie, cut_model
-from trainwright.parallel.dist import TIED_COPY, gather_over_pipeline, new_cpu_group
+from trainwright.parallel.cut import Stage, cut_model
+from trainwright.parallel.dist import gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+from trainwright.parallel.tied import TiedParameters
 
 logger = logging.getLogger("trainwright.parallel")
 
 Outline = tuple[dict[str, str], dict[str, type[nn.Module]]]
-
-_NO_SETTINGS = ("params", "param_names", "name")  # of an optimizer's group
 
 MAX_SCHEDULES = 16  # of different shapes; each has buffers for the hidden states of its micro-batches
 
@@ -65,7 +61,7 @@ class Pipeline:
         stages: the stages of this process, the earliest first. What shards or wraps the model does it to each of them.
         is_last: whether this process has the last stage, which computes outputs and losses.
         last_rank: the pipeline rank of the process that has it.
-        ties: the parameters that several stages hold.
+        tied: the parameters that several stages hold.
         layer_stages: the stage of each layer.
         complete_size: of the model before it was cut.
         forward_s, backward_s: seconds of the latest ``run`` in forward and backward passes of this process's stages.
@@ -81,17 +77,16 @@ class Pipeline:
         self._rank_of = [_rank_of(stage, layout.pipeline, layout.schedule) for stage in range(number)]
         own = [stage for stage, rank in enumerate(self._rank_of) if rank == mesh.pipeline_rank]
         self._model, self.outline = model, outline_of(model)
-        self.stages, self.ties, self.layer_stages = cut_model(model, number, own, layout.all_stages.stage_ids)
+        self.stages, ties, self.layer_stages = cut_model(model, number, own, layout.all_stages.stage_ids)
+        self.tied = TiedParameters(model, ties, own, self._rank_of, mesh)
         # Schedules with zero bubbles detach outputs in place, which views do not allow. FSDP2 warns of views.
         for stage in self.stages:
             stage.copies_output = layout.schedule.endswith("ZeroBubble") or layout.data > 1
         self.is_last, self.last_rank = self.stages[-1].is_last, self._rank_of[-1]
         self.device = device
         self._mesh, self._group = mesh, mesh.pipeline_group
-        self._tie_groups = [self._group_of(tie) for tie in self.ties]
         self._shapes: dict[Any, list[tuple[Tensor, Tensor]]] = {}
         self._schedules: dict[Any, Any] = {}
-        self._copies: list[list[nn.Parameter]] | None = None
         # At stage 3 parameters are gathered in each pass: data ranks must make the same passes in the same order.
         self._agree = _agreement() if layout.zero_stage == 3 and layout.shard > 1 else None
         self._has_warned = False
@@ -376,88 +371,10 @@ class Pipeline:
         for module in self._sharded:
             module.reshard()
 
-    # Parameters that several stages hold.
-
-    @torch.no_grad()
-    def sum_tied_gradients(self) -> None:
-        """Add up the gradients of a parameter over the stages that hold it; each gets the sum."""
-        dist: Any = torch.distributed
-        for copies, group in zip(self._tied_copies(), self._tie_groups, strict=True):
-            if not copies or not copies[0].requires_grad:
-                continue
-            for copied in copies:
-                if copied.grad is None:
-                    copied.grad = torch.zeros_like(copied)
-            parts = [_local(copied.grad) for copied in copies]
-            for part in parts[1:]:
-                parts[0] += part
-            if group is not None:
-                dist.all_reduce(parts[0], group=group)
-            for part in parts[1:]:
-                part.copy_(parts[0])
-
-    def _tied_copies(self) -> list[list[nn.Parameter]]:
-        if self._copies is None:  # not earlier: sharding replaces parameters
-            own = {stage.index for stage in self.stages}
-            self._copies = []
-            for tie, group in zip(self.ties, self._tie_groups, strict=True):
-                names = {stage: names[0] for stage, names in tie.names.items() if stage in own}
-                copies = {stage: self._model.get_parameter(name) for stage, name in names.items()}
-                for stage, copied in copies.items():
-                    if stage != min(tie.names):
-                        setattr(copied, TIED_COPY, tie.names[min(tie.names)][0])
-                self._copies.append([*copies.values()])
-                if group is not None and copies:
-                    _check_alike(tie, next(iter(copies.values())), group)
-        return self._copies
-
     def complete(self) -> None:
         """Call this when the stages are sharded: parameters that another stage counts in the norm are marked."""
-        self._copies = None
-        self._tied_copies()
+        self.tied.find_copies()
         self._sharded = [m for stage in self.stages for m in stage.modules() if hasattr(m, "reshard")]  # FSDPModules
-
-    def check_tied_settings(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Check that an optimizer updates all copies of a parameter alike. Every process must call this.
-
-        Raises:
-            ConfigError: its groups have different settings for them.
-        """
-        dist: Any = torch.distributed
-        settings = {
-            id(parameter): {key: value for key, value in group.items() if key not in _NO_SETTINGS}
-            for group in groups
-            for parameter in group["params"]
-        }
-        for tie, copies, group in zip(self.ties, self._tied_copies(), self._tie_groups, strict=True):
-            if not copies:
-                continue
-            found: list[Any] = [[settings.get(id(copied)) for copied in copies]]
-            if group is not None:
-                found *= dist.get_world_size(group)
-                dist.all_gather_object(found, found[0], group=group)
-            first, *others = [one for values in found for one in values]
-            for other in others:
-                if other != first:
-                    names = " and ".join(names[0] for names in tie.names.values())
-                    different = [key for key in first or {} if other is None or first[key] != other.get(key)]
-                    raise ConfigError(
-                        f"{names} are one weight on several pipeline stages; the optimizer must update its copies"
-                        f" alike, but their groups differ in {', '.join(different) or 'whether they train it'}."
-                    )
-
-    def _group_of(self, tie: Tie) -> "ProcessGroup | None":
-        """The processes that hold the parameter; None: it is only one. Every process must call this."""
-        dist: Any = torch.distributed
-        ranks = sorted({self._rank_of[stage] for stage in tie.names})
-        if len(ranks) == 1:
-            return None
-        if len(ranks) == self._mesh.layout.pipeline:
-            return self._group
-        places = self._mesh.device_mesh.mesh[ranks].flatten(1).T.tolist()  # one row for each data and tensor rank
-        groups = [dist.new_group(row) for row in places]
-        mine = dist.get_rank()
-        return next((group for row, group in zip(places, groups, strict=True) if mine in row), None)
 
 
 def _agreement() -> Callable[..., list[bool]]:
@@ -584,22 +501,3 @@ def _described(key: Any) -> str:
             f"{one[0]} {_described(one[1])}" if isinstance(one[0], str) else _described(one) for one in key if one
         )
     return getattr(key, "__name__", str(key))
-
-
-def _local(gradient: Any) -> Tensor:
-    local: Tensor = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return local
-
-
-def _check_alike(tie: Tie, parameter: Any, group: "ProcessGroup") -> None:
-    """Check that all stages hold a parameter in the same parts."""
-    dist: Any = torch.distributed
-    mine = tuple(_local(parameter).shape), str(getattr(parameter, "placements", None)), parameter.requires_grad
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    if len(set(found)) > 1:
-        names = " and ".join(names[0] for names in tie.names.values())
-        raise ConfigError(
-            f"{names} are one weight on several pipeline stages, which must hold it alike; got {found} (shape, parts,"
-            " requires_grad)."
-        )
