@@ -11,7 +11,6 @@ PACKAGE = Path(trainwright.__file__).parent
 TESTS = Path(__file__).parents[1]
 # Modules whose tests are elsewhere, and why.
 ELSEWHERE = {
-    "_torch_compat/pipeline_stage.py": ("distributed/test_pipeline_layouts.py", "stages need several processes"),
     "_torch_compat/tensor_chunks.py": (
         "distributed/test_sharded_checkpoints.py",
         "parts need several processes",

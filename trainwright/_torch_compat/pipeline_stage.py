@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import torch
 from torch.distributed.pipelining import PipelineStage
 
 
@@ -38,6 +39,14 @@ class TimedStage(PipelineStage):
 
     def _post_metadata_inference_cleanup(self) -> None:
         """Nothing: shapes are given. Torch would free parameters, and gradients of earlier micro-batches."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[Any]:
+        """The first exchange with the neighbours, before torch 2.12: not with a neighbour on this process.
+
+        ZBVZeroBubble has one, to which gloo cannot send.
+        """
+        operations: list[Any] = super()._get_init_p2p_neighbors_ops()
+        return [operation for operation in operations if operation.peer != torch.distributed.get_rank()]
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         start = time.perf_counter()

@@ -69,7 +69,8 @@ def test_a_counter_of_the_class_stays_eager(caplog: pytest.LogCaptureFixture) ->
     both(net=CountsByClass)
     assert CountsByClass.num_calls == 2 * FEW_UPDATES
     assert len(refusals(caplog)) == 1
-    assert "writes to type(graph.model)" in refusals(caplog)[0]
+    # Of a torch that does not trace it, as 2.11, the line that does it.
+    assert re.search(r"writes to type\(graph\.model\)|`setattr`.*test_capture\.py:\d+", refusals(caplog)[0])
 
 
 class Normalizes(Small):

@@ -403,5 +403,6 @@ def _short(source: str) -> str:
 def _check_operations(graph: torch.fx.GraphModule) -> None:
     if any("activation_checkpoint" in str(node.target) for node in graph.graph.nodes):
         raise NotCapturable("activation checkpointing would be undone: a program computes everything once")
-    if any(node.target is torch.Tensor.set_ for node in graph.graph.nodes):
+    targets = [node.target for node in graph.graph.nodes]
+    if torch.Tensor.set_ in targets or any("shallow_copy_data_" in str(target) for target in targets):  # torch 2.14's
         raise NotCapturable("the forward pass replaces the data of a tensor (x.data = y); use x.copy_(y)")

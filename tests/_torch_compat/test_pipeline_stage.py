@@ -1,0 +1,15 @@
+"""Stages of torch's pipelines."""
+
+import torch
+from torch import nn
+
+from trainwright._torch_compat.pipeline_stage import TimedStage
+from trainwright._torch_compat.simulation import simulated_process
+
+
+def test_a_stage_exchanges_nothing_with_its_own_process_at_first() -> None:
+    with simulated_process(1, 2):
+        shape = torch.empty(2, device="meta")
+        stage = TimedStage(nn.Linear(2, 2), 1, 4, torch.device("cpu"), shape, shape)
+        stage.stage_index_to_group_rank = {0: 0, 1: 1, 2: 1, 3: 0}  # of ZBVZeroBubble
+        assert [operation.peer for operation in stage._get_init_p2p_neighbors_ops()] == [0, 0]
