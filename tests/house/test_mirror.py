@@ -9,6 +9,7 @@ import trainwright
 
 PACKAGE = Path(trainwright.__file__).parent
 TESTS = Path(__file__).parents[1]
+MOST_LINES = 530  # of a module; at about 500, look for the seam
 # Modules whose tests are elsewhere, and why.
 ELSEWHERE = {
     "_torch_compat/tensor_chunks.py": (
@@ -59,3 +60,8 @@ def test_the_exceptions_are_needed() -> None:
 def test_declarations_alone_need_no_tests() -> None:
     assert not has_functions("class Error(Exception):\n    code = 2\n\nfrom a import b\nNAMES = (b, Error)\n")
     assert has_functions("class A:\n    def method(self): ...\n")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_read_in_one_sitting(module: str) -> None:
+    assert len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) <= MOST_LINES
