@@ -1,4 +1,4 @@
-"""Public names that load their file on first use (PEP 562), so that a room costs what is used of it and no more."""
+"""Public names that load their file on first use (PEP 562), so that a package costs what is used of it and no more."""
 
 import gc
 import importlib
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
-def on_first_use(room: str, names_of: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of the package ``room``. ``names_of`` has, for each of its files, the names it holds.
+def on_first_use(package: str, names_of: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of ``package``. ``names_of`` has, for each of its files, the names it holds.
 
     A file's own name stands for the file; what it holds under that name cannot be had so, as importing a file puts the
-    file there. A whole path, ``trainwright.room.file``, is a file of another room.
+    file there. A whole path, ``trainwright.package.file``, is a file of another package.
 
     >>> __getattr__ = on_first_use("trainwright.config", {"errors": "UserError ConfigError"})
     >>> __getattr__("ConfigError")
@@ -21,12 +21,12 @@ def on_first_use(room: str, names_of: Mapping[str, str]) -> Callable[[str], obje
 
     def load(name: str) -> object:
         if name not in file_of:
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         file = file_of[name]
         with _collector_paused():
-            module = importlib.import_module(file if file.startswith("trainwright.") else f"{room}.{file}")
+            module = importlib.import_module(file if file.startswith("trainwright.") else f"{package}.{file}")
         value: object = module if name == file else getattr(module, name)
-        setattr(sys.modules[room], name, value)  # found directly from now on
+        setattr(sys.modules[package], name, value)  # found directly from now on
         return value
 
     return load

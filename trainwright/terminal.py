@@ -1,6 +1,6 @@
 """Standard output and standard error: they may be closed, full, or a pipe whose reader has ended (``| head -1``).
 
-Imports nothing of ours and nothing slow, so every room may import it.
+Imports nothing of ours and nothing slow, so every package may import it.
 """
 
 import errno

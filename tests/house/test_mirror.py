@@ -18,7 +18,7 @@ ELSEWHERE = {
     ),
     "cli/commands.py": ("cli/test_main.py", "the table is tested with the command that reads it"),
     "engine/trainer/base.py": ("engine/trainer/test_trainer.py", "declares the attributes of the trainer, no more"),
-    "engine/training_loop.py": ("examples/test_recipes_own_loop.py", "its recipe is compared with a plain loop"),
+    "engine/own_loop.py": ("examples/test_recipes_own_loop.py", "its recipe is compared with a plain loop"),
     "hooks/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),
     "optim/named.py": ("engine/test_several_optimizers.py", "named optimizers are tested in trainings of both APIs"),
     "optim/weight_average.py": ("engine/test_weight_average.py", "averages are tested in trainings of both APIs"),

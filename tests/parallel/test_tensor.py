@@ -117,8 +117,8 @@ def train(
 def sharded(model: nn.Module, plan: Mapping[str, str] | None = None, **settings: Any) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from trainwright.parallel.plan import check_plan, tensor_plan
     from trainwright.parallel.tensor import shard_tensors
+    from trainwright.parallel.tensor_plan import check_plan, tensor_plan
 
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("tp",))
     words = check_plan(model, plan or tensor_plan(model), mesh.size())

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from trainwright.data.tasks.dataset import register_dataset as register_dataset
     from trainwright.data.tasks.image_processor import ImageProcessor as ImageProcessor
     from trainwright.data.tasks.image_processor import ImageProcessorConfig as ImageProcessorConfig
+    from trainwright.data.tasks.ocr_speech_datasets import OCRDataset as OCRDataset
+    from trainwright.data.tasks.ocr_speech_datasets import OCRDatasetConfig as OCRDatasetConfig
+    from trainwright.data.tasks.ocr_speech_datasets import SpeechRecognitionDataset as SpeechRecognitionDataset
+    from trainwright.data.tasks.ocr_speech_datasets import (
+        SpeechRecognitionDatasetConfig as SpeechRecognitionDatasetConfig,
+    )
     from trainwright.data.tasks.preprocessor import Preprocessor as Preprocessor
     from trainwright.data.tasks.preprocessor import PreprocessorConfig as PreprocessorConfig
     from trainwright.data.tasks.preprocessor import PreprocessorsContainer as PreprocessorsContainer
@@ -57,10 +63,6 @@ if TYPE_CHECKING:
     from trainwright.data.tasks.tokenizer import TextTokenizerConfig as TextTokenizerConfig
     from trainwright.data.tasks.tokenizer import Tokenizer as Tokenizer
     from trainwright.data.tasks.tokenizer import TokenizerConfig as TokenizerConfig
-    from trainwright.data.tasks.transcripts import OCRDataset as OCRDataset
-    from trainwright.data.tasks.transcripts import OCRDatasetConfig as OCRDatasetConfig
-    from trainwright.data.tasks.transcripts import SpeechRecognitionDataset as SpeechRecognitionDataset
-    from trainwright.data.tasks.transcripts import SpeechRecognitionDatasetConfig as SpeechRecognitionDatasetConfig
 
 # The block above says the same to type checkers; tests/house holds the two together.
 _NAMES_OF = {
@@ -93,7 +95,7 @@ _NAMES_OF = {
         "TextNormalizer TextNormalizerConfig HFTokenizer HFTokenizerConfig TextTokenizer "
         "TextTokenizerConfig Tokenizer TokenizerConfig"
     ),
-    "tasks.transcripts": "OCRDataset OCRDatasetConfig SpeechRecognitionDataset SpeechRecognitionDatasetConfig",
+    "tasks.ocr_speech_datasets": "OCRDataset OCRDatasetConfig SpeechRecognitionDataset SpeechRecognitionDatasetConfig",
     "transforms": "transforms",
 }
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trainwright.engine.estimation import estimate as estimate
     from trainwright.engine.estimation import fitting_layouts as fitting_layouts
     from trainwright.engine.loop import TrainerBase as TrainerBase
+    from trainwright.engine.own_loop import TrainingLoop as TrainingLoop
     from trainwright.engine.trainer.trainer import Trainer as Trainer
-    from trainwright.engine.training_loop import TrainingLoop as TrainingLoop
     from trainwright.hooks.base import HookBase as HookBase
 
 # The block above repeats the names for type checkers; a test keeps the two equal.
@@ -27,7 +27,7 @@ _NAMES_OF = {
     "estimation": "Estimate estimate fitting_layouts",
     "loop": "TrainerBase",
     "trainer.trainer": "Trainer",
-    "training_loop": "TrainingLoop",
+    "own_loop": "TrainingLoop",
     "trainwright.hooks.base": "HookBase",
 }
 

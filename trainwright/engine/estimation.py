@@ -26,7 +26,7 @@ from trainwright.engine.trainer.trainer import Trainer
 from trainwright.events.storage import EventStorage
 from trainwright.optim.named import each_optimizer
 from trainwright.parallel.blocks import Run
-from trainwright.parallel.depth import extrapolated, shortened
+from trainwright.parallel.depth_extrapolation import extrapolated, shortened
 from trainwright.parallel.dist import use_mesh
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import current_mesh

@@ -42,7 +42,7 @@ class TrainerBase:
     """
 
     storage: EventStorage
-    _is_copy = False  # that a check or a finder trains and throws away
+    _is_copy = False  # True for a copy that a check or a finder trains and discards
 
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
@@ -58,7 +58,7 @@ class TrainerBase:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Only for attributes that do not exist: those of other libraries' trainers are named in the message."""
+            """Called for missing attributes only: the message knows the names of other libraries' trainers."""
             here = attribute_hint(name, self)
             if here is not None:
                 kind = type(self).__name__
@@ -123,7 +123,7 @@ class TrainerBase:
         return self.last_eval_results
 
     def _iterations(self, until: int | None = None) -> Iterator[None]:
-        """Runs hooks before and after each iteration. The caller's loop body makes the step, so no frame is added.
+        """Run hooks before and after each iteration. The caller's loop body runs the step: no frame is added.
 
         ``until``: stop before that iteration; a later call continues.
         """
@@ -153,7 +153,7 @@ class TrainerBase:
 
     @contextmanager
     def _training(self, start_iter: int | None = None, max_iter: int | None = None) -> Iterator[Callable[[], None]]:
-        """Context of one training, around its iterations; yields the call that makes a step."""
+        """The context of one training run: hooks before and after its iterations. Yields the call that runs a step."""
         if self._is_training:
             raise RuntimeError("train() was called while this trainer trains, perhaps from a hook.")
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
@@ -195,7 +195,9 @@ class TrainerBase:
                 self.after_train()
             except Exception as error:
                 cause = None if isinstance(error, UserError) else error
-                logger.error("Training failed in its end: %s", error, exc_info=cause, extra=FILE_ONLY)
+                logger.error(
+                    "Training failed in its last evaluation, save or hook: %s", error, exc_info=cause, extra=FILE_ONLY
+                )
                 raise
 
     def run_step(self) -> None:
@@ -245,7 +247,7 @@ class TrainerBase:
         return self, self.run_step
 
     def _is_end_pending(self) -> bool:
-        """Whether a run was killed between its last iteration and its end; then only the end is run."""
+        """Whether a run was killed after its last iteration; then only the ``after_train`` hooks run."""
         return False
 
     def _continue(self) -> None:
@@ -255,7 +257,7 @@ class TrainerBase:
         """Called last before the first iteration, when every hook is ready."""
 
     def _calls_of(self, moment: str) -> list[Callable[[], None]]:
-        """The calls at a moment of each step: only of hooks that override it, so that other hooks cost nothing."""
+        """The calls at one moment of a step. Hooks that do not override it are left out, so they cost nothing."""
         if is_overridden(self, moment):
             return [getattr(self, moment)]  # the override decides
         return [getattr(hook, moment) for hook in self._hooks if is_overridden(hook, moment)]
@@ -281,7 +283,7 @@ class TrainerBase:
         try:
             self.after_train()
         except Exception as later:
-            if names_connection(error) and names_connection(later):  # a save in flight, for the same reason
+            if names_connection(error) and names_connection(later):  # a background save failed for the same reason
                 logger.error("after_train: %s", later, extra=FILE_ONLY)
             else:
                 logger.exception("after_train failed too; the error of the training follows.")

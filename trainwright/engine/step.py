@@ -9,17 +9,20 @@ from trainwright.events.phases import PhaseTimes
 
 
 class Step:
-    """What a training loop calls in each iteration. It has no settings: all its parts are chosen before the first step.
+    """What a training loop calls in each iteration. It has no settings: its parts are chosen before the first step.
 
-    A schedule that takes a whole window at once, as pipelines do, is another ``run`` with the same parts.
+    The weights are updated by ``update.finish()``, which ``train`` calls for the last micro-batch of a window (Python
+    API), or ``end_window`` (config files); a compiled program does it itself. `PipelineStep` overrides ``run``: a
+    pipeline takes all micro-batches of a window at once.
 
     Args:
-        update: knows the position in the window, and uses the gradients; may be replaced, as model and train.
+        update: knows the position in the window; clips and steps. ``update``, ``model`` and ``train`` may be replaced
+            during a run, by another optimizer for example.
         batches: prepared batches.
         model: what ``train`` is called with.
-        train: ``train(model, batch)``: forward, loss and backward of one micro-batch. Returns its logs.
+        train: ``train(model, batch)``: forward, loss and backward of one micro-batch. Returns its logs (losses).
         begin_window: returns the number of micro-batches of the update that starts.
-        end_window: called with the kept logs of the window, and the seconds of waiting for its batches.
+        end_window: called with what ``keep`` returned for each micro-batch, and the seconds of waiting for batches.
         phases: the times of the phases of this training.
         keep: what to keep of the logs of a micro-batch.
         explain: called with an error of ``train`` and the batch, to add what the user needs to know.

@@ -1,4 +1,4 @@
-"""One update of the weights, composed before the first step: how losses become gradients, and how these are used."""
+"""One update of the weights, composed before the first step: from losses to gradients, clipping, and the step."""
 
 import inspect
 import weakref
@@ -39,22 +39,24 @@ class Update:
         max_norm, max_value: the clipping norm or value of groups that set none themselves; None: no clipping.
         skip_non_finite: skip updates whose loss or gradients are not finite.
         grad_scaler: the gradient scaler of float16.
-        count: the number of samples of a batch, if it is not the size of its tensors.
+        count: returns the number of samples of a batch, if it is not the size of its tensors.
         differentiate: the backward pass, if it is not torch's own.
         replica: the model of this process, if there are several processes.
         count_all: with ``replica``: the samples of all processes in the window that starts; 0: unknown.
-        mean_class: with ``replica``: what weights the micro-batches. One of pipeline stages has losses on the last
-            stage alone, so ``record_loss`` is then called for a complete window, not in ``backward``.
+        mean_class: with ``replica``: the class that weights the micro-batches. With pipeline stages only the last one
+            has losses; then ``record_loss`` is called once for a window, not in each ``backward``.
 
     Attributes:
         is_window_end: whether the current micro-batch is the last of its window.
         batch: the current batch; None outside of a step.
-        is_counted: whether the share of the current batch in its window is computed.
-        grad_scaler, max_norm, max_value, skips: the arguments.
-        closure: of an optimizer whose step needs one, such as LBFGS; its ``recompute`` is to be set. None: not needed.
+        is_counted: whether the share of the current batch in its window has been computed.
+        grad_scaler, max_norm, max_value, skips: the arguments (``skips`` is ``skip_non_finite``).
+        closure: of an optimizer whose step needs one, such as LBFGS; the caller sets its ``recompute``. None: not
+            needed.
         clip_only: clips without recording the norm; None: no clipping.
         begin: called with the length of the window that starts; None: not needed.
-        backward: called with the mean loss of a micro-batch and the batch: adds the gradients of its share.
+        backward: called by ``Trainer.training_step`` with the mean loss of a micro-batch and the batch: adds the
+            gradients of its share. `EagerTrainer` weights the loss by ``mean`` and calls ``differentiate``.
         differentiate: the backward pass of a share.
         finish: uses the gradients and sets them to None.
         mean: weights the micro-batches of a window.
@@ -172,7 +174,8 @@ class Update:
             storage.put_scalar(name, losses[0] if is_single else weighted_mean(losses, weights))
 
     def put_scalars(self, storage: EventStorage, scalars: Mapping[str, Any], weight: Any, prefix: str = "") -> None:
-        """Store the scalars that a model returned, means of this process; not a single loss, the ``total_loss``.
+        """Store the scalars that a model returned, means of this process. A single loss is not stored again: it is
+        ``total_loss``.
 
         A name of the trainer's own metrics gets the prefix ``model/``.
         """
@@ -185,7 +188,7 @@ class Update:
                 self.put(storage, prefix + (f"model/{name}" if name in _OWN_NAMES else name), value, weight)
 
     def put(self, storage: EventStorage, name: str, mean: Any, weight: Any = 1) -> None:
-        """Store this process's mean, which has ``weight`` among the means of all processes."""
+        """Store this process's mean, weighted by ``weight`` in the mean over all processes."""
         if self._device is None:
             storage.put_scalar(name, mean)
         else:
@@ -263,7 +266,7 @@ class Update:
 class Closure:
     """Loss and gradients of the current batch, for an optimizer that computes them several times in a step.
 
-    The first time they are those of the step itself.
+    The first call returns the loss that the step has computed already.
 
     Attributes:
         recompute: called with the batch: forward and backward pass.
@@ -281,7 +284,7 @@ class Closure:
         self._differentiate(loss, **options)
 
     def step(self, step: Callable[[Any], Any], norm: Tensor | None) -> None:
-        """Call ``step`` with the closure. Gradients are clipped by now."""
+        """Call ``step`` with the closure. Gradients are clipped already."""
         self._is_current = True
         step(self._evaluate)
 

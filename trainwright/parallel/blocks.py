@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from trainwright.parallel.cut import Absent, Stage
+from trainwright.parallel.pipeline_cut import Absent, Stage
 
 KEPT = 4  # units of a run: two at each end, as ZeRO gathers the first and last ones at other times than the rest
 WORTHWHILE = 20  # units; fewer are traced in no more time

@@ -25,8 +25,8 @@ from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
-from trainwright.parallel.siblings import siblings_awaited
-from trainwright.parallel.slurm import step_variables
+from trainwright.parallel.slurm_environment import step_variables
+from trainwright.parallel.startup_watch import siblings_awaited
 
 _wrapped: WeakSet[DistributedDataParallel] = WeakSet()
 

@@ -1,7 +1,7 @@
 """Ranks: who am I, how many are we, and the few exchanges of Python values between us.
 
 Everything works in a single process too, where there is one rank and every exchange is the identity.
-Imports nothing of ours, so every room may import it.
+Imports nothing of ours, so every package may import it.
 """
 
 import os

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from trainwright.config.errors import ConfigError, UserError
-from trainwright.parallel import places
+from trainwright.parallel import stack_places as places
 from trainwright.parallel.dist import get_pipeline_parallel_size
 from trainwright.stacks import stack_of
 

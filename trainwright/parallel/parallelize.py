@@ -11,11 +11,11 @@ from trainwright.config.errors import ConfigError
 from trainwright.parallel.dist import get_world_size
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.pipeline import Pipeline, pipeline_of
-from trainwright.parallel.plan import check_plan, tensor_plan
 from trainwright.parallel.precision import run_under
 from trainwright.parallel.rank_checks import check_same_model
 from trainwright.parallel.recompute import recompute_blocks
 from trainwright.parallel.sharding import check_dense, check_shardable, check_sync_norms, shard_data
+from trainwright.parallel.tensor_plan import check_plan, tensor_plan
 
 
 def parallelize(

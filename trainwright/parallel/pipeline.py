@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.cut import Stage, cut_model
 from trainwright.parallel.dist import gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
+from trainwright.parallel.pipeline_cut import Stage, cut_model
 from trainwright.parallel.tied import TiedParameters
 
 logger = logging.getLogger("trainwright.parallel")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright._torch_compat.simulation import static_pipeline
-from trainwright.parallel import cut, pipeline
+from trainwright.parallel import pipeline, pipeline_cut
 from trainwright.parallel.blocks import keep_different
 from trainwright.parallel.pipeline import Pipeline
 
@@ -34,7 +34,7 @@ def simulated_stages() -> Iterator[None]:
         mock.patch.object(pipeline, "_agreement", return_value=_agreed),
         mock.patch.object(Pipeline, "_compare"),  # compares values
         mock.patch.object(Pipeline, "broadcast_object", _logged_names),
-        mock.patch.object(cut._OfTransformers, "check"),  # compares values
+        mock.patch.object(pipeline_cut._OfTransformers, "check"),  # compares values
     ):
         yield
 
@@ -44,7 +44,7 @@ def _probe(self: Any, batch: Any) -> list[tuple[Tensor | None, Any]]:
     """What each stage of this process receives and returns, by running all stages."""
     number = self._number
     layout = replace(self._mesh.layout, pipeline=number)
-    stages, *_ = cut.cut_model(vars(self).pop("_complete"), number, range(number), layout.stage_ids)
+    stages, *_ = pipeline_cut.cut_model(vars(self).pop("_complete"), number, range(number), layout.stage_ids)
     for stage in stages:
         keep_different(stage)  # blocks that are alike return the same shapes
     has_autocast = hasattr(vars(self.stages[0]).get("forward"), "runs_under_autocast")

@@ -19,8 +19,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.cut import Absent
-from trainwright.parallel.plan import tied_names
+from trainwright.parallel.pipeline_cut import Absent
+from trainwright.parallel.tensor_plan import tied_names
 
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
 
@@ -37,8 +37,8 @@ def shard_tensors(
 
     Args:
         mesh: the dimension of the tensor-parallel processes.
-        words: of the modules by name, from :func:`~trainwright.parallel.plan.check_plan`. Modules of other pipeline
-            stages are left out.
+        words: the styles of modules by name, from :func:`~trainwright.parallel.tensor_plan.check_plan`. Modules of
+            other pipeline stages are left out.
         sequence_parallel: between the layers each process has a part of the tokens.
         splits_scores: scores with the word "colwise_loss" stay apart in training, and cross-entropy needs torch's
             ``loss_parallel``; False: they are gathered.

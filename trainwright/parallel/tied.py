@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.cut import Tie
 from trainwright.parallel.dist import TIED_COPY
 from trainwright.parallel.mesh import Mesh
+from trainwright.parallel.pipeline_cut import Tie
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -69,7 +69,7 @@ except ValueError as error:
 def test_ours_come_first_in_their_own_order(run: Callable) -> None:
     program = """
 import sys, trainwright.data.tasks.text_datasets
-assert "trainwright.data.tasks.transcripts" not in sys.modules
+assert "trainwright.data.tasks.ocr_speech_datasets" not in sys.modules
 from trainwright.data.tasks.dataset import _registry
 print(*[cls.config_class.name for cls in _registry])
 """

@@ -328,8 +328,8 @@ class TableDataset(Dataset):
 
 
 _OWN = {
-    "ocr": "trainwright.data.tasks.transcripts",
-    "speech_recognition": "trainwright.data.tasks.transcripts",
+    "ocr": "trainwright.data.tasks.ocr_speech_datasets",
+    "speech_recognition": "trainwright.data.tasks.ocr_speech_datasets",
     "text_classification": "trainwright.data.tasks.text_datasets",
     "sequence_labeling": "trainwright.data.tasks.text_datasets",
     "text_generation": "trainwright.data.tasks.text_datasets",

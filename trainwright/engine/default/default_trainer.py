@@ -84,8 +84,12 @@ logger = logging.getLogger("trainwright.engine")
 class DefaultTrainer(RunTrainer):
     """Train as a configuration describes: ``DefaultTrainer(cfg).train()``.
 
-    Every part comes from a ``build_*`` method that a subclass may override. The path of a batch is ``run_step`` of
-    ``self._trainer``, an :class:`EagerTrainer` or :class:`GraphTrainer`, which may be replaced after ``__init__``.
+    Every part comes from a ``build_*`` method that a subclass may override. ``self._trainer``, an :class:`EagerTrainer`
+    or :class:`GraphTrainer`, defines the steps; it may be replaced after ``__init__``.
+
+    The path of a batch: ``train`` (engine/loop.py) calls ``Step.run`` (engine/step.py), which ``EagerTrainer.new_step``
+    has built; that calls ``EagerTrainer._train_micro_batch``, which calls the model. ``run_step`` and ``train_step`` of
+    this class are called in between only if they are overridden.
 
     Attributes:
         cfg: the complete configuration of the run, with defaults; the caller's ``cfg`` is not changed.

@@ -59,8 +59,8 @@ class Trainer(TrainerSetup):
             ``docs/several-optimizers.md``).
         loss: a module or function of (outputs, target), in place of ``config.loss``.
         accelerator: an ``accelerate.Accelerator``, whose device, precision and processes are used.
-        eval_dataset: several data sets are a dict, ``{"clean": …, "noisy": …}``. A metric name without a data set, as
-            ``loss``, is that of the first.
+        eval_dataset: several data sets are a dict, ``{"clean": …, "noisy": …}``. A metric name without a data set, such
+            as ``loss``, means that of the first.
         train_dataloader, eval_dataloader: loaders to use unchanged, in place of loaders built from the data sets.
         model_card: a :class:`~trainwright.models.ModelCard` for the ``README.md`` of checkpoints.
 
@@ -275,11 +275,12 @@ class Trainer(TrainerSetup):
             freeze_bn(model or self.model)
 
     def create_train_dataloader(self, dataset: Any) -> Any:
-        """The loader of training data: the rest of this epoch, then, iterated again, the next epoch."""
+        """The loader of training data: it yields the rest of this epoch, and iterated again the next epoch."""
         state = getattr(self, "state", None)
         return loaders.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
 
-    # The path of a batch.
+    # The path of a batch: train -> Step.run (engine/step.py, built in build_step.py before the first step) ->
+    # train_step -> training_step -> compute_loss, or the function that fits model and batch (engine/loss_fn.py) -> model.
 
     def train(  # type: ignore[override]
         self, resume_checkpoint_path: str | Path | None = None, **unknown: Never
@@ -297,7 +298,7 @@ class Trainer(TrainerSetup):
                 self._run_own_epochs()
             for _ in self._iterations():
                 run_step()
-        if is_done and not self.last_eval_results:  # no hook has done it
+        if is_done and not self.last_eval_results:  # no hook has evaluated
             self._load_final_results()
         return self.last_eval_results
 
@@ -320,7 +321,7 @@ class Trainer(TrainerSetup):
         return {"loss": self.state.mean_loss()}
 
     def run_step(self) -> None:
-        """One update of the weights: ``train_step`` for each micro-batch of its window."""
+        """One update: ``train_step`` for each micro-batch. ``train`` makes the step itself unless this is overridden."""
         assert self._step is not None, "built before the first step"
         self._step.run()
 
@@ -350,7 +351,7 @@ class Trainer(TrainerSetup):
         return loss.detach()
 
     def optimization_step(self) -> None:
-        """Use the gradients and set them to None. Called at the end of each accumulation window."""
+        """Clip the gradients, step the optimizer, set the gradients to None: at the end of each accumulation window."""
         start = time.perf_counter()
         self._update.finish()
         seconds, phases = time.perf_counter() - start, self.phases

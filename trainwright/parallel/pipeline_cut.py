@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
-from trainwright.parallel.plan import tied_names
+from trainwright.parallel.tensor_plan import tied_names
 
 
 class Cut(Protocol):

@@ -1,4 +1,7 @@
-"""Graph mode of both APIs: the ``train`` of a step, by programs where there are any."""
+"""Graph mode of both APIs: a step trains with compiled programs where possible, and eagerly otherwise.
+
+A program is a complete micro-batch as one compiled function: forward, backward, and the update at a window's end.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,11 +24,11 @@ class CompiledStep:
 
     Args:
         eager: the ``train`` of batches that no program fits.
-        losses_of: computes the loss of a batch and further outputs; called once per capture, never in a step.
+        losses_of: computes the loss of a batch and further outputs; called when a program is captured.
         logs_of: the logs of a micro-batch, from its loss and outputs.
-        update: that of eager steps.
+        update: the update that eager steps use.
         accumulates: whether windows have more than one micro-batch.
-        settings: further ones of :class:`~trainwright.engine.compiled.update.CompiledUpdate`.
+        settings: further arguments of :class:`~trainwright.engine.compiled.update.CompiledUpdate`.
 
     Attributes:
         has_stepped: whether a program, which changes the weights at a window's end, ran for the latest micro-batch.
@@ -82,18 +85,18 @@ class CompiledStep:
 
 
 def copied_scalars(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of the scalars: an output may be a parameter itself, with its value before the update."""
+    """Copies of the scalars: an output may be a parameter, which the update changes."""
     return {k: v.clone() if isinstance(v, Tensor) else v for k, v in scalars_of(outputs).items()}
 
 
 def refusal_of_overrides(owner: Any, methods: Iterable[str]) -> str | None:
-    """That the user has overridden some of the methods, which a program would not call; None if not."""
+    """The reason that some methods are the user's own, which a program would not call; None if none are."""
     own = [name for name in methods if is_overridden(owner, name)]
     return f"{type(owner).__name__} has its own {' and '.join(own)}" if own else None
 
 
 def _refusal_of_run(update: Update, accumulates: bool) -> str | None:
-    """Why no step of this run can be a program; None if it can."""
+    """The reason that no step of this run can be a program; None if there is none."""
     if get_world_size() > 1:
         return "several processes exchange gradients while the backward pass runs"
     if update.grad_scaler is not None:

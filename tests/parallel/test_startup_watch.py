@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from trainwright.parallel.siblings import ended_siblings, siblings_awaited
+from trainwright.parallel.startup_watch import ended_siblings, siblings_awaited
 
 JOB = {
     "TORCHELASTIC_RUN_ID": "a",

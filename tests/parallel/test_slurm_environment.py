@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import python
-from trainwright.parallel.slurm import first_host, step_variables
+from trainwright.parallel.slurm_environment import first_host, step_variables
 
 # As `srun --nodes 2 --ntasks 4` sets them for the third task.
 STEP = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trainwright
-from trainwright.parallel.places import (
+from trainwright.parallel.stack_places import (
     Frame,
     apart_message,
     are_apart,

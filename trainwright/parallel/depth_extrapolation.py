@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from trainwright.parallel import parallelize
 from trainwright.parallel.blocks import KEPT, Run, containers_of, layers_of, remove, runs_of
-from trainwright.parallel.cut import Stage
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import Pipeline
+from trainwright.parallel.pipeline_cut import Stage
 from trainwright.parallel.step_cost import Phase, TensorBytes, Trace
 
 TOLERANCE = 1e-2  # of the result, for what a third length differs by

@@ -7,7 +7,7 @@ from torch import nn
 
 from trainwright.config.errors import ConfigError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
-from trainwright.parallel.plan import PlanError, check_plan, tensor_plan
+from trainwright.parallel.tensor_plan import PlanError, check_plan, tensor_plan
 
 
 def gpt(**settings: Any) -> GPTTextGeneration:

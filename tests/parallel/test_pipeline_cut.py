@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from tests.parallel.test_pipeline import VOCABULARY, build_gpt, build_transformers
 from trainwright.config.errors import ConfigError
 from trainwright.models import BertTextClassification, BertTextClassificationConfig
-from trainwright.parallel.cut import Stage, cut_model
 from trainwright.parallel.layout import Layout
+from trainwright.parallel.pipeline_cut import Stage, cut_model
 
 IDS = torch.arange(20).reshape(2, 10)
 MASK = torch.ones_like(IDS)
