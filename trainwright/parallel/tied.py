@@ -108,7 +108,7 @@ class TiedParameters:
         if len(ranks) == 1:
             return None
         if len(ranks) == self._mesh.layout.pipeline:
-            return self._mesh.pipeline_group  # type: ignore[no-any-return]
+            return self._mesh.pipeline_group
         places = self._mesh.device_mesh.mesh[ranks].flatten(1).T.tolist()  # one row for each data and tensor rank
         groups = [dist.new_group(row) for row in places]
         mine = dist.get_rank()

@@ -280,7 +280,7 @@ class Trainer(TrainerSetup):
         return loaders.train_loader(dataset, self.config, self._collator, 0 if state is None else state.global_step)
 
     # The path of a batch: train -> Step.run (engine/step.py, built in build_step.py before the first step) ->
-    # train_step -> training_step -> compute_loss, or the function that fits model and batch (engine/loss_fn.py) -> model.
+    # train_step -> training_step -> compute_loss, or the function that fits the batch (engine/loss_fn.py) -> model.
 
     def train(  # type: ignore[override]
         self, resume_checkpoint_path: str | Path | None = None, **unknown: Never
@@ -321,7 +321,7 @@ class Trainer(TrainerSetup):
         return {"loss": self.state.mean_loss()}
 
     def run_step(self) -> None:
-        """One update: ``train_step`` for each micro-batch. ``train`` makes the step itself unless this is overridden."""
+        """One update: ``train_step`` for each micro-batch. ``train`` does not call it unless it is overridden."""
         assert self._step is not None, "built before the first step"
         self._step.run()
 
