@@ -130,7 +130,7 @@ class StoredTensor:
         return self.whole().numpy()
 
     def _block(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
-        block = torch.empty(shape, dtype=self.dtype)
+        block = torch.empty(shape, dtype=self.dtype, device="cpu")
         if not block.numel():
             return block
         for part in self._entry.parts:
