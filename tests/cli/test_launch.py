@@ -119,7 +119,7 @@ def test_torchrun_knows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["launch", "--help"])
     listed = re.findall(r"^  (--[a-z-]+) ", capsys.readouterr().out.partition("--module")[0], re.MULTILINE)
-    ours = {"--rejoin"}
+    ours = {"--rejoin", "--resume"}
     assert {"--nnodes", "--rdzv-endpoint", "--tee"} <= {*listed}
     assert {*listed} - ours <= {*get_args_parser()._option_string_actions}
 

@@ -481,7 +481,7 @@ def test_scalars_of_an_evaluation_are_dropped_and_media_are_kept():
             assert (inner.iter, inner.latest()["loss"]) == (5, (1.0, 5))
         assert get_event_storage() is training
     assert training.history("loss").values() == [(1.0, 5)]
-    assert [(item.name, item.iteration, item.text) for item in training.media()] == [("sentence", 5, "A text.")]
+    assert [(item.name, item.iteration, item.content) for item in training.media()] == [("sentence", 5, "A text.")]
 
 
 def test_without_a_training_an_evaluation_has_a_storage_too():

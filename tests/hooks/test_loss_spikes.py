@@ -84,7 +84,7 @@ def test_each_spike_is_reported_once_and_kept_as_a_text(caplog: pytest.LogCaptur
     assert "30, " in found[0]
     assert "It is the largest of 2 since the last check." in found[0]
     texts: list[Any] = trainer.storage.media()
-    assert [(item.name, item.iteration, item.text) for item in texts] == [
+    assert [(item.name, item.iteration, item.content) for item in texts] == [
         ("loss_spikes", 69, found[0]),
         ("loss_spikes", 99, found[1]),
     ]

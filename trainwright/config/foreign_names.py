@@ -112,7 +112,7 @@ KEYS = {
     **dict.fromkeys(("compile", "torch_compile"), "graph.enabled"),
     **dict.fromkeys(("dataset", "train_dataset", "data"), "dataloader.train.dataset"),
     "config": "--config-file",
-    **dict.fromkeys(("zero_stage", "fsdp", "deepspeed"), "train.zero_optimization.stage, with .enabled=True"),
+    **dict.fromkeys(("zero_stage", "fsdp", "deepspeed"), "train.zero_optimization.stage"),
 }
 
 # Attributes of a trainer.
