@@ -49,7 +49,7 @@ def test_the_frames_of_a_thread_and_of_an_error() -> None:
         torch.zeros(2) @ torch.zeros(3)
     except RuntimeError as error:
         (frame,) = frames_of_traceback(error.__traceback__)
-    assert str(frame).startswith("test_places.py:")
+    assert str(frame).startswith("test_stack_places.py:")
     assert frame.is_of_user
     assert shown_call([frame]) == f"`torch.zeros(2) @ torch.zeros(3)` at {frame}"
 
