@@ -5,9 +5,9 @@ Every rank holds the model and trains on its share of each global batch.
 
 import atexit
 import gc
-import itertools
 import logging
 import os
+import uuid
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
-from trainwright.parallel.dist import get_local_rank, get_world_size, use_mesh
+from trainwright.parallel.dist import broadcast_object, get_local_rank, get_world_size, use_mesh
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
@@ -99,8 +99,6 @@ def pick_device(device_type: str | None = None) -> torch.device:
 logger = logging.getLogger("trainwright.parallel")
 
 HANG_TIMEOUT_S = 1800.0
-
-_groups = itertools.count()  # that this process has joined
 
 
 def num_launched() -> int:
@@ -196,8 +194,9 @@ def _store_of_attempt() -> dict[str, Any]:
 
 def _watch(timeout_s: float) -> None:
     """Exchange reports of failures over a further connection to the store of the launcher's environment."""
-    get = os.environ.get
-    host, port = get("MASTER_ADDR"), get("MASTER_PORT")
+    # A name of their own: a host that joins later counts other restarts, and the store has the reports of earlier ones.
+    name = broadcast_object(uuid.uuid4().hex)
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if host is None or port is None:
         return
     stores: Any = dist  # it does not declare them as exported
@@ -205,9 +204,8 @@ def _watch(timeout_s: float) -> None:
         store = stores.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
     except RuntimeError:  # the processes have met elsewhere
         return
-    attempt = f"{get('TORCHELASTIC_RESTART_COUNT', '0')}_{next(_groups)}"  # no report of an earlier one counts
     watch_faults(
-        stores.PrefixStore(f"faults_{attempt}", store), dist.get_rank(), dist.get_world_size(), timeout_s, shut_down
+        stores.PrefixStore(f"faults_{name}", store), dist.get_rank(), dist.get_world_size(), timeout_s, shut_down
     )
 
 
