@@ -98,7 +98,7 @@ def test_a_process_ends_only_where_it_waits_for_one_that_failed(
     store = dist.HashStore()
     watches[1]._store = store
     watch = Polled(store)
-    watches[1].announce(ValueError("bad data"))  # the program has caught it and goes on
+    watches[1].announce(ValueError("bad data"))  # the program has caught it and continues
     while watch.num_looks < 6 and not watch.has_ended.is_set():
         time.sleep(0.01)
     assert not watch.has_ended.is_set()
@@ -133,7 +133,7 @@ def test_a_failure_without_a_traceback_is_told_with_its_error(watches: list[Faul
     watches[1].announce(ValueError("bad data"))
     line = watches[0].line_for(LOST)
     assert line is not None
-    assert "because rank 1 failed in iteration 20 (ValueError: bad data), and its program goes on" in line
+    assert "because rank 1 failed in iteration 20 (ValueError: bad data), and its program still runs" in line
 
 
 def test_an_error_that_no_training_raises_counts_in_all(watches: list[FaultWatch]) -> None:

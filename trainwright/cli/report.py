@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     place = "default: report.html in the folder of the run, or here for several"
     parser.add_argument("-o", "--output", metavar="FILE", help=place)
     parser.add_argument("--png", action="store_true", help="instead, write curves.png into the folder of each run")
-    parser.add_argument("--serve", action="store_true", help="serve it on this machine, and follow runs that go on")
+    parser.add_argument("--serve", action="store_true", help="serve it on this machine, and follow runs in progress")
     parser.add_argument(
         "--port", type=whole_number(0, 65535), metavar="N", help=f"of --serve; default: {_PORT}, or a free one"
     )

@@ -97,7 +97,7 @@ def estimate(
 
 @dataclass
 class _Process:
-    """One process of a run, whose trainer is built anew for each trace."""
+    """One process of a run, whose trainer is built again for each trace."""
 
     build: Callable[[Any], Any]
     config: Any

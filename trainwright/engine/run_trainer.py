@@ -281,7 +281,7 @@ class RunTrainer(StepMethods):
         """Change a new copy as the user has changed this trainer since it was built."""
 
     def _built_again(self) -> torch.nn.Module | None:
-        """The model of the settings, built anew; None: the user has passed a model."""
+        """The model of the settings, built again; None: the user has passed a model."""
         return None
 
     @abstractmethod

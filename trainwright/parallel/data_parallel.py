@@ -9,6 +9,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainwright.config.errors import ConfigError
 from trainwright.config.torch_names import find_device
 from trainwright.parallel.connections import LOST_AFTER_S, end_lost_connections
-from trainwright.parallel.dist import broadcast_object, get_local_rank, get_world_size, use_mesh
+from trainwright.parallel.dist import all_gather_object, get_local_rank, get_world_size, use_mesh
 from trainwright.parallel.faults import leave_to_first, stop_watching, watch_faults
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
@@ -194,19 +195,17 @@ def _store_of_attempt() -> dict[str, Any]:
 
 def _watch(timeout_s: float) -> None:
     """Exchange reports of failures over a further connection to the store of the launcher's environment."""
-    # A name of their own: a host that joins later counts other restarts, and the store has the reports of earlier ones.
-    name = broadcast_object(uuid.uuid4().hex)
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if host is None or port is None:
-        return
     stores: Any = dist  # it does not declare them as exported
-    try:
-        store = stores.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
-    except RuntimeError:  # the processes have met elsewhere
+    store, host, port = None, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if host is not None and port is not None:
+        with suppress(RuntimeError):  # the processes have met elsewhere
+            store = stores.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
+    # The first one's name: a host that joins later counts other restarts, and the store has reports of earlier ones.
+    found = all_gather_object((uuid.uuid4().hex, store is not None))
+    if not all(has_store for _, has_store in found):  # a process without it would never come to a meeting
         return
-    watch_faults(
-        stores.PrefixStore(f"faults_{name}", store), dist.get_rank(), dist.get_world_size(), timeout_s, shut_down
-    )
+    reports = stores.PrefixStore(f"faults_{found[0][0]}", store)
+    watch_faults(reports, dist.get_rank(), dist.get_world_size(), timeout_s, shut_down)
 
 
 def leave_at_exit() -> None:

@@ -146,7 +146,7 @@ class FaultWatch:
         if self._read("reported", 0.0) is not None:
             return f"{reason}; see its traceback above."
         return (
-            f"{reason} ({fault['error']}), and its program goes on, as if it had caught this error. None can go on"
+            f"{reason} ({fault['error']}), and its program still runs: it has caught this error. No process can train"
             " without the others: let the error end the process, or raise it on all of them."
         )
 
@@ -186,7 +186,7 @@ class FaultWatch:
             fault = self._fault()
             if fault is not None and fault["rank"] != self._rank:
                 fault_since = fault_since or now
-                # Not if the program has caught the error on all ranks and goes on.
+                # Not if the program has caught the error on all ranks and continues.
                 if now - max(fault_since, moved) > _ENDS_ITSELF_S:
                     self._read("reported", _REPORT_S)
                     self._end(self._line_of(fault))

@@ -12,10 +12,10 @@ RESUME = "TRAINWRIGHT_RESUME"  # set to 1 by `trainwright launch --resume` for t
 def is_continued(last_checkpoint: Path) -> bool:
     """Whether an earlier attempt of this job has saved ``last_checkpoint``, a file. Every rank must call it.
 
-    With ``trainwright launch --resume``, as job files have it, whether the file exists: a queue starts the job again.
-
     It has if the file is newer than the launcher and older than this process. So a job that begins in the folder of an
     earlier run does not continue that run, although its first attempt failed before it saved.
+
+    With ``trainwright launch --resume``, as in job files, each checkpoint counts: a queue starts the launcher again.
     """
     if os.environ.get(RESUME) == "1":
         return broadcast_object(last_checkpoint.is_file())

@@ -1,4 +1,4 @@
-"""Where the main thread of each process is: in which call of the user's code, and whether none of them can go on."""
+"""Where the main thread of each process is: in which call of the user's code, and whether none of them can continue."""
 
 import linecache
 import os
@@ -110,7 +110,7 @@ def row_of(
 
 
 def are_apart(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether processes that all stay at one place wait for each other in different calls, so that none can go on.
+    """Whether processes that all stay at one place wait for each other in different calls, so that none can continue.
 
     A process that computes, reads or writes may come later. Not so where all wait, without using the processor, as
     they do during a long exchange; nor where one waits in a call that another one has passed.
@@ -142,7 +142,7 @@ def apart_message(rows: Sequence[dict[str, Any]]) -> str:
         inner = "" if row["meeting"] or row["call"].endswith(row["place"]) else f" ({row['place']})"
         found.setdefault(f"{row['where'].strip() or 'outside of a training'}, {row['call']}{inner}", []).append(rank)
     lines = [f"  {_ranks(ranks)}: {text}" for text, ranks in found.items()]
-    return "\n".join([f"{head} The job ends, because none of them can go on:", *lines])
+    return "\n".join([f"{head} The job ends, because none of them can continue:", *lines])
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -98,7 +98,7 @@ def check_plan(
     faults += chain(_head_faults(modules, words, size), _complete_ties(model, modules, words))
     if sequence_parallel and not {"sequence_begin", "norm"} <= {*words.values()}:
         faults.append(
-            'sequence parallel needs modules with the styles "sequence_begin" and "norm"; this plan has none.'
+            'sequence parallel needs modules with the styles "sequence_begin" and "norm" in the plan.'
             " Set sequence_parallel=False."
         )
     if faults:

@@ -79,7 +79,7 @@ def page(runs: list[RunData], *, is_live: bool = False) -> str:
 
 
 def content(runs: list[RunData]) -> dict[str, Any]:
-    """What changes while a run goes on: tables as HTML, curves as points."""
+    """What changes during a run: tables as HTML, curves as points."""
     charts = charts_of(runs)
     most = max_points(sum(len(chart.lines) for chart in charts))
     return {

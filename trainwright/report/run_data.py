@@ -65,7 +65,7 @@ class RunData:
 
     @property
     def last_sign(self) -> float | None:
-        """When a run without an end, such as a killed one, last wrote; None for one that has ended or goes on."""
+        """When a run without an end, such as a killed one, last wrote; None: it has ended or is in progress."""
         is_open = self.starts and "ended" not in self.latest and self.status != "running"
         return last_written(self.folder) if is_open else None
 

@@ -1,4 +1,4 @@
-"""``run.json`` as far as it is valid, and whether its run goes on. Reads small files only, without other packages."""
+"""``run.json`` as far as it is valid, and the state of its run. Reads small files only, without other packages."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger("trainwright.report")
 RECORD_NAME = "run.json"
 CONFIGS = ("config.yaml", "training_config.yaml")  # of config files, of the Python API
 STATES = ("running", "finished", "interrupted", "failed")
-_WRITTEN = ("log.txt", "metrics.json", "losses.csv")  # while a run goes on
+_WRITTEN = ("log.txt", "metrics.json", "losses.csv")  # during a run
 _QUIET_S = 600.0  # a run of another machine that has written nothing for so long does not run
 _TAIL_BYTES = 1 << 18
 _ENDS = re.compile(r"(Finished after iteration|Training failed in|Training was stopped in|Training\n)")

@@ -1,4 +1,4 @@
-"""Serve a report on this machine only, and follow runs that go on."""
+"""Serve a report on this machine only, and follow runs in progress."""
 
 import json
 import time

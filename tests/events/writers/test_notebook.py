@@ -307,7 +307,7 @@ def test_a_display_that_fails_ends_no_training(
     writer.begin(EventStorage())
     writer.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "The progress display failed (OSError: no connection). The training goes on."
+        "The progress display failed (OSError: no connection). The training continues."
     ]
 
 

@@ -167,7 +167,7 @@ class LiveBar:
                 notebook.show(self._content(self._position()))
         except Exception as error:  # a bar never ends a training
             self._has_failed = True
-            logger.warning("The progress display failed (%s: %s). The training goes on.", type(error).__name__, error)
+            logger.warning("The progress display failed (%s: %s). The training continues.", type(error).__name__, error)
 
     def _hide(self, *, transient: bool) -> None:
         if self._notebook is not None:
