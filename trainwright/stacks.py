@@ -7,7 +7,7 @@ from typing import IO
 
 
 def stack_of(thread: int) -> list[str]:
-    """The frames of a thread, the innermost first: ``File "/home/me/train.py", line 3 in main``; at most 100.
+    """The frames of a thread, the innermost first: ``File "/project/train.py", line 3 in main``; at most 100.
 
     ``thread``: of ``threading.get_ident()``. [] if it does not run, or if it is not among 100 threads.
 

@@ -193,10 +193,10 @@ def test_processes_that_wait_in_different_calls_end_with_one_message(monkeypatch
     monkeypatch.setattr("trainwright.parallel.faults._STAYS_S", 0.0)
     monkeypatch.setattr("trainwright.parallel.faults._IDLE", 1000.0)  # this process computes the test
     file = Path(dist.__file__).parent / "distributed_c10d.py"
-    main = 'File "/home/me/train.py", line 9 in main'
+    main = 'File "/project/train.py", line 9 in main'
     stacks = [[f'File "{file}", line 1 in barrier', main], [f'File "{file}", line 2 in broadcast', main]]
     store = dist.HashStore()
-    stacks[0].insert(1, 'File "/home/me/train.py", line 3 in on_step_end')
+    stacks[0].insert(1, 'File "/project/train.py", line 3 in on_step_end')
     staying = [Staying(store, rank, stack) for rank, stack in enumerate(stacks)]
     for watch in staying:
         assert watch.has_ended.wait(60)

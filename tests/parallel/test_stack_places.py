@@ -16,6 +16,7 @@ from trainwright.parallel.stack_places import (
     frames_of,
     frames_of_traceback,
     inner_place,
+    is_certain,
     row_of,
     shown_call,
     waits_for_others,
@@ -28,8 +29,8 @@ BACKWARD = Frame(f"{TORCH}/autograd/graph.py", 800, "_engine_run_backward")
 BROADCAST = Frame(f"{TORCH}/distributed/distributed_c10d.py", 3000, "broadcast")
 STEP = Frame(f"{OURS}/engine/loop.py", 120, "train")
 SAVE = Frame(f"{OURS}/checkpoint/checkpointer.py", 200, "save")
-MAIN, CALLBACK = Frame("/home/me/train.py", 50, "<module>"), Frame("/home/me/train.py", 21, "on_step_end")
-FORWARD = [Frame("/home/me/model.py", 9, "forward"), Frame(f"{TORCH}/nn/modules/module.py", 1700, "_call_impl")]
+MAIN, CALLBACK = Frame("/project/train.py", 50, "<module>"), Frame("/project/train.py", 21, "on_step_end")
+FORWARD = [Frame("/project/model.py", 9, "forward"), Frame(f"{TORCH}/nn/modules/module.py", 1700, "_call_impl")]
 
 
 def row(*frames: Frame, iteration: int | None = 4, meeting: str = "", idle: bool = True, by_user: bool = False) -> Any:
@@ -75,7 +76,7 @@ def test_the_calls_of_the_program_do_not_include_its_forward_pass() -> None:
         ([saves, trains], True),
         ([saves, saves], False),  # a long exchange
         ([saves, row(SAVE, CALLBACK, STEP, MAIN)], False),  # writes a file
-        ([saves, row(Frame("/home/me/data.py", 3, "read"), STEP, MAIN)], False),  # comes later
+        ([saves, row(Frame("/project/data.py", 3, "read"), STEP, MAIN)], False),  # comes later
         ([saves, row(BACKWARD, STEP, MAIN, idle=False)], False),  # computes
         ([saves, row(BACKWARD, STEP, MAIN, idle=False, iteration=5)], True),  # has passed
         ([saves, saves, trains], True),
@@ -88,6 +89,13 @@ def test_the_calls_of_the_program_do_not_include_its_forward_pass() -> None:
 )
 def test_processes_are_apart_only_if_none_can_go_on(rows: list[Any], expected: bool) -> None:
     assert are_apart(rows) is expected
+
+
+def test_processes_in_two_exchanges_may_be_in_a_slow_one_together() -> None:
+    sends, receives = row(BROADCAST, CALLBACK, STEP, MAIN), row(BROADCAST, MAIN)
+    assert are_apart([sends, receives]) and not is_certain([sends, receives])
+    assert is_certain([row(SAVE, CALLBACK, STEP, MAIN, meeting="Trainer.save"), receives])
+    assert is_certain([sends, row(BACKWARD, STEP, MAIN, iteration=5)])
 
 
 def test_the_message_names_the_call_its_process_and_where_the_others_are() -> None:

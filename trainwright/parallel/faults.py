@@ -32,6 +32,7 @@ _REPORT_S = 5.0  # to wait for the traceback or the stacks of the others
 _STAYS_S = 5.0  # a process that has not moved for this time reports where it is
 _IDLE = 0.1  # of a processor: a process that waits uses less
 _LOOKS = 3  # in a row that must show the same before processes that are apart are ended
+_LOOKS_AT_EXCHANGES = 12  # if they may be in one exchange, of much data over a slow network
 
 _watch: "FaultWatch | None" = None
 
@@ -237,6 +238,8 @@ class FaultWatch:
         self._seen = texts, times
         rows = [json.loads(text) for text in texts]
         if times < _LOOKS or not all(rows) or not places.are_apart(rows):
+            return
+        if times < _LOOKS_AT_EXCHANGES and not places.is_certain(rows):
             return
         if self._read(f"fault/{min(row['training'] for row in rows)}", 0.0) is None:  # else those who wait for it end
             self._end(places.apart_message(rows))

@@ -120,6 +120,11 @@ def are_apart(rows: Sequence[dict[str, Any]]) -> bool:
     return any(_has_passed(other, row) for row in rows if row["waits"] for other in rows)
 
 
+def is_certain(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether processes that are apart cannot be in one slow exchange that they have entered in different lines."""
+    return any(row["meeting"] for row in rows) or any(_has_passed(other, row) for row in rows for other in rows)
+
+
 def _has_passed(other: dict[str, Any], row: dict[str, Any]) -> bool:
     is_later = None not in (other["iteration"], row["iteration"]) and other["iteration"] > row["iteration"]
     return is_later and other["calls"] != row["calls"]
