@@ -136,6 +136,7 @@ def test_a_script_may_continue_and_python_is_left_out(launch: Launch, tmp_path: 
     (tmp_path / "script.py").write_text('import os\nprint("resume", os.environ.get("TRAINWRIGHT_RESUME"))')
     assert "resume 1" in launch("-n", 1, "--resume", "script.py").stdout
     assert "resume None" in launch("-n", 1, "script.py").stdout
+    assert "--resume has no effect with the command runs" in launch("-n", 1, "--resume", "runs", ".").stderr
     assert "'python' is left out" in launch("-n", 1, "python", "script.py", code=2).stderr
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from trainwright.config import default_argument_parser
+from trainwright.config.arguments import split_config
 
 
 def parse(*arguments, **kwargs):
@@ -42,3 +43,16 @@ def test_help_shows_overrides_or_the_epilog_that_is_given(capsys):
             parse("--help", **kwargs)
         assert caught.value.code == 0
         assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("opts", "expected"),
+    [
+        (["a=1", "c.py", "~b"], ("c.py", ["a=1", "~b"])),
+        (["c.py", "c.py"], ("c.py", ["c.py"])),  # the second one is refused as an override
+        (["a=1", "~b"], ("", ["a=1", "~b"])),
+        ([], ("", [])),
+    ],
+)
+def test_one_configuration_stands_anywhere_among_the_overrides(opts, expected):
+    assert split_config(opts) == expected

@@ -193,6 +193,8 @@ def _program(args: argparse.Namespace) -> list[str]:
 def _with_resume(args: argparse.Namespace) -> list[str]:
     """The command; a training that may be restarted continues from its latest checkpoint."""
     command = list(args.command)
+    if args.resume and command[0] != "train":
+        print(f"trainwright launch: --resume has no effect with the command {command[0]}.", file=sys.stderr)
     may_restart = args.resume or args.max_restarts > 0 or args.min_nodes < args.max_nodes or bool(args.to)
     if command[0] != "train" or not may_restart or {"--resume", "--eval-only", "--fast-dev-run"} & {*command}:
         return command

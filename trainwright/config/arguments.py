@@ -78,8 +78,8 @@ def split_config(opts: Sequence[str]) -> tuple[str, list[str]]:
     >>> split_config(["seed=1", "config.py", "~optim"])
     ('config.py', ['seed=1', '~optim'])
     """
-    config = next((text for text in opts if "=" not in text and not text.startswith("~")), "")
-    return config, [text for text in opts if text != config]
+    place = next((n for n, text in enumerate(opts) if "=" not in text and not text.startswith("~")), None)
+    return ("", [*opts]) if place is None else (opts[place], [*opts[:place], *opts[place + 1 :]])
 
 
 def whole_number(minimum: int = 0, maximum: int | None = None) -> Callable[[str], int]:

@@ -33,7 +33,7 @@ _FIXES = {
         "An embedding has no row for an id of this batch: ids are 0 to num_embeddings - 1. Tokens that were added to a"
         " tokenizer need a larger embedding (resize_token_embeddings in transformers)."
     ),
-    r"expected target dtype to be Long or Byte, but got (\w+)": (
+    r"expected (?:target dtype to be Long or Byte, but got|scalar type Long but found) (\w+)": (
         r"Class labels are whole numbers, and these are \1: convert them with labels.long(). For numbers to predict,"
         r" use a loss such as MSELoss."
     ),
