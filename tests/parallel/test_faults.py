@@ -129,7 +129,7 @@ def test_a_failure_that_the_program_has_caught_does_not_count_in_the_next_traini
     assert "ended without a report" in line
 
 
-def test_a_failure_without_a_traceback_is_told_with_its_error(watches: list[FaultWatch]) -> None:
+def test_a_failure_without_a_traceback_is_reported_with_its_error(watches: list[FaultWatch]) -> None:
     watches[1].announce(ValueError("bad data"))
     line = watches[0].line_for(LOST)
     assert line is not None

@@ -327,7 +327,7 @@ def refuse_cases(folder: Path) -> dict[str, str]:
 
 
 def test_what_cannot_be_shared_is_refused_on_every_rank(tmp_path: Path) -> None:
-    for found in on_ranks(refuse_cases, tmp_path, timeout=120):
+    for found in on_ranks(refuse_cases, tmp_path):
         for name, (_, text) in REFUSED.items():
             assert text in found.get(name, ""), (name, found.get(name))
 

@@ -1,6 +1,7 @@
 """Which processes of torchrun have ended, by the environments of those that run."""
 
 import os
+import threading
 from pathlib import Path
 
 from trainwright.parallel.startup_watch import ended_siblings, siblings_awaited
@@ -38,5 +39,10 @@ def test_nothing_is_said_where_processes_are_not_seen(tmp_path: Path) -> None:
 
 
 def test_processes_that_have_met_are_not_looked_for() -> None:
+    def watchers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "trainwright-siblings"]
+
     with siblings_awaited():
-        pass
+        (watcher,) = watchers()
+    watcher.join(timeout=1.0)
+    assert not watcher.is_alive()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +74,9 @@ def test_names_are_the_ends_that_differ(tmp_path: Path) -> None:
 
 def test_a_path_without_a_run_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    with pytest.raises(MissingFileError, match=r"runz: there is no such folder. Did you mean '.*runs'\?"):
+    with pytest.raises(
+        MissingFileError, match=re.escape(f"runz: there is no such folder. Did you mean '{tmp_path / 'runs'}'?")
+    ):
         find_runs([str(tmp_path / "runz")])
     with pytest.raises(MissingFileError, match=r"no run.*metrics\.json.*output_dir"):
         find_runs([str(tmp_path / "runs")])

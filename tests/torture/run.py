@@ -24,7 +24,7 @@ from tests.torture.spoilers import SPOILERS
 from tests.torture.starts import load_library
 from tests.torture.targets import is_again
 
-_KILLS_OF_A_SPOILED_RUN = 50  # at most; most are found out by the first few
+_KILLS_OF_A_SPOILED_RUN = 30  # at most; most are found out by the first few
 
 
 def show(line: str) -> None:

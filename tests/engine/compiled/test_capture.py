@@ -69,8 +69,10 @@ def test_a_counter_of_the_class_stays_eager(caplog: pytest.LogCaptureFixture) ->
     both(net=CountsByClass)
     assert CountsByClass.num_calls == 2 * FEW_UPDATES
     assert len(refusals(caplog)) == 1
-    # Of a torch that does not trace it, as 2.11, the line that does it.
-    assert re.search(r"writes to type\(graph\.model\)|`setattr`.*test_capture\.py:\d+", refusals(caplog)[0])
+    if torch.__version__ < "2.12":  # does not trace it: the line that does it
+        assert re.search(r"`setattr`.*test_capture\.py:\d+", refusals(caplog)[0])
+    else:
+        assert "writes to type(graph.model)" in refusals(caplog)[0]
 
 
 class Normalizes(Small):
