@@ -412,62 +412,6 @@ def test_importing_events_imports_no_heavy_package():
     assert done.stdout.strip() == "[]"
 
 
-# -- means over several processes -----------------------------------------------------------------------------------
-
-
-def add_other_process(parts):
-    """As if another process had put the mean 4 over 3 samples each time."""
-    parts += torch.tensor([12.0, 3.0], dtype=parts.dtype)
-
-
-def part(mean, count):
-    return torch.tensor([mean * count, count], dtype=torch.float64)
-
-
-def test_means_are_of_this_process_until_they_are_reduced_in_one_call():
-    calls = []
-    with EventStorage() as storage:
-        storage.put_scalar("loss", 7.0)
-        storage.step()
-        for mean in (1.0, 2.0):
-            storage.put_mean("loss", part(mean, 1), lambda parts: (calls.append(parts.shape), add_other_process(parts)))
-            storage.put_scalar("lr", 0.1)
-            storage.step()
-        assert storage.history("loss").values() == [(7.0, 0), (1.0, 1), (2.0, 2)]
-        assert (storage.first_local_iteration("loss"), storage.first_local_iteration("lr")) == (1, math.inf)
-        storage.reduce()
-        storage.reduce()
-        assert calls == [(2, 2)]
-        assert storage.history("loss").values() == [(7.0, 0), (3.25, 1), (3.5, 2)]
-        assert storage.history("loss").global_avg() == (7.0 + 3.25 + 3.5) / 3
-        assert storage.first_local_iteration("loss") == math.inf
-        assert storage.latest_with_smoothing_hint()["loss"] == (3.5, 2)
-
-
-def test_reduced_means_do_not_depend_on_when_they_were_read():
-    states = []
-    for reads in (False, True):
-        with EventStorage() as storage:
-            for number in range(7):
-                storage.put_mean("loss", part(0.1 * number, 2), add_other_process)
-                storage.put_mean("other", part(0.3 * number, 0), add_other_process)
-                if reads:
-                    storage.latest()
-                if number in (3, 6):
-                    storage.reduce()
-                storage.step()
-        states.append(storage.state_dict())
-    assert states[0] == states[1]
-    assert states[0]["scalars"]["other"]["values"] == [4.0] * 7  # this process's batches were empty
-
-
-def test_a_bad_loss_of_one_process_makes_the_mean_bad():
-    with EventStorage() as storage:
-        storage.put_mean("loss", part(math.nan, 1), add_other_process)
-        storage.reduce()
-    assert math.isnan(storage.history("loss").latest())
-
-
 # -- during an evaluation -------------------------------------------------------------------------------------------
 
 

@@ -6,15 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, SupportsFloat, TypedDict, TypeGuard
-from zlib import crc32
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypedDict
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, UserError, did_you_mean
-from trainwright.events.media import MediaBuffer, Medium, wide_dtype
+from trainwright.events.media import MediaBuffer, Medium
+from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, with_parts
 from trainwright.events.scalars import as_number, copied_scalar, to_numbers
 from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
 
@@ -39,28 +38,6 @@ class StorageState(TypedDict):
     samples: int
     written: int | None
     scalars: dict[str, ScalarState]
-
-
-class _LocalMeans(NamedTuple):
-    """The newest values of a metric, which are means of this process until :meth:`EventStorage.reduce`."""
-
-    first_iteration: int
-    total_before: float  # of the values before them
-    parts: list["Tensor | None"]  # numerator and denominator of each value; None: a value that is final
-
-
-def _check_alike(ranks: list[dict[str, float]]) -> None:
-    """Raise on every process if two have another value of one name. A process may lack a name."""
-    first: dict[str, tuple[int, float]] = {}
-    for rank, values in enumerate(ranks):
-        for name, there in values.items():
-            other, here = first.setdefault(name, (rank, there))
-            if not math.isclose(here, there, rel_tol=1e-4):
-                raise ConfigError(
-                    f"{name}: {here:g} on rank {other}, but {there:g} on rank {rank}. All processes must have the same"
-                    " value, or their parts of the model are trained differently; code that changes it must run on"
-                    " every process."
-                )
 
 
 class NoEventStorageError(UserError, RuntimeError):
@@ -132,7 +109,7 @@ class EventStorage:
         self._restored: set[str] = set()  # names known from a checkpoint only: the code may use another hint
         self._all_reduce: Callable[[Tensor], object] | None = None
         self._num_parts = 0
-        self._local: dict[str, _LocalMeans] = {}
+        self._local: dict[str, LocalMeans] = {}
         self._is_difference_logged = False
         self.alike: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._media = MediaBuffer()
@@ -235,43 +212,23 @@ class EventStorage:
             for place, ((_, iteration), part) in enumerate(zip(kept[name], means.parts, strict=True))
             if part is not None
         }
-        keys = self._common(parts)
+        keys, names_of_some = common_keys(parts, self.alike)
+        if names_of_some and not self._is_difference_logged:
+            self._is_difference_logged = True
+            logger.warning(
+                "Metrics that only some processes put: %s. Their values are those of this process, not means over all.",
+                ", ".join(names_of_some),
+            )
         if not keys:
             return
         together = torch.stack([parts[key] for key in keys])
         self._all_reduce(together)
-        numbers = dict(zip(keys, _means(together).tolist(), strict=True))
+        numbers = dict(zip(keys, means_of(together).tolist(), strict=True))
         for name, means in local.items():
             values = [
                 numbers.get((name, iteration, place), value) for place, (value, iteration) in enumerate(kept[name])
             ]
             self._histories[name].replace_last(values, means.total_before)
-
-    def _common(self, parts: Mapping[tuple[str, int, int], Tensor]) -> list[tuple[str, int, int]]:
-        """The keys (metric, iteration, place) of the parts that every process has put, in one order."""
-        keys = [*parts]
-        if not (dist.is_available() and dist.is_initialized()):
-            return keys
-        alike = {name: value for _, read in sorted(self.alike.items()) for name, value in read().items()}
-        shown = [f"{name} {value:.6g}" for name, value in alike.items()]  # computed on several machines: not all bits
-        digest = torch.tensor([crc32(repr((keys, shown)).encode())], device=next(iter(parts.values())).device)
-        digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
-        dist.all_gather(digests, digest)
-        if len(set(torch.cat(digests).tolist())) == 1:
-            return keys
-        gathered: list[Any] = [None] * len(digests)
-        dist.all_gather_object(gathered, (keys, alike))
-        _check_alike([alike_there for _, alike_there in gathered])
-        ranks = [keys_of_rank for keys_of_rank, _ in gathered]
-        common = set(keys).intersection(*ranks)
-        names = sorted({name for rank in ranks for name, *_ in set(rank) - common})
-        if names and not self._is_difference_logged:
-            self._is_difference_logged = True
-            logger.warning(
-                "Metrics that only some processes put: %s. Their values are those of this process, not means over all.",
-                ", ".join(names),
-            )
-        return sorted(common)
 
     def first_local_iteration(self, name: str) -> float:
         """The iteration from which on the values of a metric are means of this process only; infinity: none are."""
@@ -422,10 +379,10 @@ class EventStorage:
             return
         pending, self._pending = self._pending, []
         if self._num_parts:
-            pending = _with_parts(pending)
+            pending = with_parts(pending)
         self._shown = {}
         columns: dict[str, tuple[list[float], list[int]]] = {}
-        numbers = to_numbers([_means(value) if _is_part(value) else value for _, value, _ in pending])
+        numbers = to_numbers([means_of(value) if is_part(value) else value for _, value, _ in pending])
         for (name, _, iteration), number in zip(pending, numbers, strict=True):
             if name not in columns:
                 columns[name] = ([], [])
@@ -442,38 +399,12 @@ class EventStorage:
     def _keep_parts(self, pending: list[tuple[str, float | Tensor, int]]) -> None:
         """Keep the parts that become values of the histories now, from the first one of each metric on."""
         for name, value, iteration in pending:
-            if _is_part(value) and name not in self._local:
+            if is_part(value) and name not in self._local:
                 history = self._histories.get(name)
-                self._local[name] = _LocalMeans(iteration, 0.0 if history is None else history.total, [])
+                self._local[name] = LocalMeans(iteration, 0.0 if history is None else history.total, [])
         for name, value, _ in pending:
             if name in self._local:
-                self._local[name].parts.append(value if _is_part(value) else None)
-
-
-def _with_parts(pending: list[tuple[str, Any, int]]) -> list[tuple[str, float | Tensor, int]]:
-    """``pending`` with means and weights as numerators and denominators, computed at once."""
-    pairs = [value for _, value, _ in pending if type(value) is tuple]
-    if not pairs:
-        return pending
-    device = pairs[0][0].device
-    wide = wide_dtype(device)
-    if len({mean.dtype for mean, _ in pairs}) > 1:
-        pairs = [(mean.to(wide), weight) for mean, weight in pairs]
-    means = torch.stack([mean for mean, _ in pairs]).to(wide)
-    weights = torch.tensor([weight for _, weight in pairs], dtype=wide).to(device, non_blocking=True)
-    numerators = torch.where(weights > 0, means * weights, torch.zeros_like(means))
-    parts = iter(torch.stack([numerators, weights], dim=-1).unbind())
-    return [(name, next(parts) if type(value) is tuple else value, at) for name, value, at in pending]
-
-
-def _is_part(value: float | Tensor) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and value.dim() == 1
-
-
-def _means(parts: Tensor) -> Tensor:
-    """Numerators / denominators, shape (..., 2); 0 where a denominator is 0."""
-    numerators, denominators = parts.unbind(-1)
-    return torch.where(denominators > 0, numerators / denominators, torch.zeros_like(numerators))
+                self._local[name].parts.append(value if is_part(value) else None)
 
 
 class EvaluationStorage(EventStorage):

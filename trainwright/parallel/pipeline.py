@@ -6,7 +6,6 @@ them travel hidden states and their gradients.
 
 import functools
 import logging
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainwright.config.errors import ConfigError
+from trainwright.parallel.batch_comparison import check_same_on_stages, described_shapes, shapes_of
 from trainwright.parallel.dist import gather_over_pipeline, new_cpu_group
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.pipeline_cut import Stage, cut_model
@@ -127,7 +127,7 @@ class Pipeline:
         self.forward_s = self.backward_s = 0.0
         self._num_windows += 1
         if self._num_windows & (self._num_windows - 1) == 0:  # 1, 2, 4, 8 ...: often enough to find what goes apart
-            self._compare(batches)
+            check_same_on_stages(batches)
         runs = [(key, [*group]) for key, group in groupby(batches, key=shapes_of)]
         is_new = False
         if self._agree is not None:
@@ -150,23 +150,8 @@ class Pipeline:
         logger.warning(
             "The micro-batches of an update have different shapes (%s and %s), so stages wait for each other between"
             " them. Training is faster if all are padded to one length.",
-            _described(first), _described(second),
+            described_shapes(first), described_shapes(second),
         )  # fmt: skip
-
-    def _compare(self, batches: Sequence[Any]) -> None:
-        """Raise on all stages if they have read different batches: their losses would be those of no model."""
-        mine = _fingerprint([*batches])
-        first, *others = gather_over_pipeline(mine)
-        different = next((stage for stage, other in enumerate(others, start=1) if other != first), None)
-        if different is None:
-            return
-        pairs = zip(first, others[different - 1], strict=False)
-        one, other = next(((one, other) for one, other in pairs if one != other), (None, None))
-        raise ConfigError(
-            f"Pipeline stages 0 and {different} have read different batches: {_difference(one, other)}. All stages must"
-            " read the same ones: a loader must not draw from the random generators of its process. Pass"
-            " generator=torch.Generator().manual_seed(0) to a DataLoader that shuffles."
-        )
 
     def _run_schedule(
         self,
@@ -441,17 +426,6 @@ def schedule_for(name: str, stages: int, length: int) -> str:
     return name
 
 
-def shapes_of(batch: Any) -> Any:
-    """The shapes and types of a batch's tensors, as a key."""
-    if isinstance(batch, Tensor):
-        return tuple(batch.shape), batch.dtype
-    if isinstance(batch, Mapping):
-        return tuple((name, shapes_of(value)) for name, value in batch.items())
-    if isinstance(batch, tuple | list):
-        return tuple(map(shapes_of, batch))
-    return type(batch)
-
-
 def _rank_of(stage: int, ranks: int, schedule: str) -> int:
     """The pipeline rank of a stage: in a loop, or there and back."""
     if schedule == "ZBVZeroBubble" and stage >= ranks:
@@ -472,32 +446,3 @@ def _meta_pair(stage: Stage, before: Tensor | None, after: Any) -> tuple[Tensor,
     first = torch.empty(1, device="meta") if before is None else example(before)
     last = torch.empty((), device="meta", requires_grad=True) if stage.is_last else example(after)
     return first, last
-
-
-def _fingerprint(batch: Any) -> Any:
-    """A checksum of each tensor of a batch."""
-    if isinstance(batch, Tensor):
-        flat = batch.detach().cpu().contiguous().flatten()
-        return tuple(batch.shape), zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
-    if isinstance(batch, Mapping):
-        return {name: _fingerprint(value) for name, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return [_fingerprint(value) for value in batch]
-    return None
-
-
-def _difference(one: Any, other: Any) -> str:
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return f"{', '.join(repr(name) for name in one if one[name] != other[name])} differ"
-    return "its fields differ"
-
-
-def _described(key: Any) -> str:
-    """Shapes as a text."""
-    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):
-        return str(key[0])
-    if isinstance(key, tuple):
-        return ", ".join(
-            f"{one[0]} {_described(one[1])}" if isinstance(one[0], str) else _described(one) for one in key if one
-        )
-    return getattr(key, "__name__", str(key))

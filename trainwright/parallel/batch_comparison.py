@@ -1,0 +1,72 @@
+"""Batches of several processes: their shapes, and whether they are the same."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainwright.config.errors import ConfigError
+from trainwright.parallel.dist import gather_over_pipeline
+
+
+def shapes_of(batch: Any) -> Any:
+    """The shapes and types of a batch's tensors, as a key."""
+    if isinstance(batch, Tensor):
+        return tuple(batch.shape), batch.dtype
+    if isinstance(batch, Mapping):
+        return tuple((name, shapes_of(value)) for name, value in batch.items())
+    if isinstance(batch, tuple | list):
+        return tuple(map(shapes_of, batch))
+    return type(batch)
+
+
+def described_shapes(key: Any) -> str:
+    """A key of :func:`shapes_of` as a text.
+
+    >>> described_shapes(shapes_of({"ids": torch.zeros(2, 8), "labels": torch.zeros(2)}))
+    'ids (2, 8), labels (2,)'
+    """
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):
+        return str(key[0])
+    if isinstance(key, tuple):
+        return ", ".join(
+            f"{one[0]} {described_shapes(one[1])}" if isinstance(one[0], str) else described_shapes(one)
+            for one in key
+            if one
+        )
+    return getattr(key, "__name__", str(key))
+
+
+def check_same_on_stages(batches: Sequence[Any]) -> None:
+    """Raise on all pipeline stages if they have read different batches: their losses would be those of no model."""
+    first, *others = gather_over_pipeline(_checksums([*batches]))
+    different = next((stage for stage, other in enumerate(others, start=1) if other != first), None)
+    if different is None:
+        return
+    pairs = zip(first, others[different - 1], strict=False)
+    one, other = next(((one, other) for one, other in pairs if one != other), (None, None))
+    raise ConfigError(
+        f"Pipeline stages 0 and {different} have read different batches: {_difference(one, other)}. All stages must"
+        " read the same ones: a loader must not draw from the random generators of its process. Pass"
+        " generator=torch.Generator().manual_seed(0) to a DataLoader that shuffles."
+    )
+
+
+def _checksums(batch: Any) -> Any:
+    """The shape and a checksum of each tensor of a batch."""
+    if isinstance(batch, Tensor):
+        flat = batch.detach().cpu().contiguous().flatten()
+        return tuple(batch.shape), zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
+    if isinstance(batch, Mapping):
+        return {name: _checksums(value) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return [_checksums(value) for value in batch]
+    return None
+
+
+def _difference(one: Any, other: Any) -> str:
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return f"{', '.join(repr(name) for name in one if one[name] != other[name])} differ"
+    return "its fields differ"
