@@ -101,6 +101,11 @@ class StoredTensor:
 
     def __init__(self, reader: "ShardReader", name: str, entry: IndexEntry) -> None:
         self._reader, self._name, self._entry = reader, name, entry
+        if entry.dtype not in DTYPES:
+            raise CheckpointError(
+                f"{reader.path_of(entry)}: not a safetensors file that can be read ({name!r} has the dtype"
+                f" {entry.dtype!r}, expected one of {', '.join(sorted(DTYPES))})."
+            )
         self.shape, self.dtype = torch.Size(entry.shape), DTYPES[entry.dtype]
 
     def like(self, own: Any) -> Tensor:
@@ -159,6 +164,10 @@ class ShardReader:
             index.renamed.get(name, name): StoredTensor(self, name, entry) for name, entry in index.tensors.items()
         }
         return {**found, **{name: found[first] for name, first in index.tied.items() if first in found}}
+
+    def path_of(self, entry: IndexEntry) -> Path:
+        """The first file with values of a tensor."""
+        return self._folder / entry.parts[0].file
 
     def tensor(self, file: str, name: str) -> Tensor:
         """A tensor of one file; its memory is that of the file."""

@@ -32,7 +32,7 @@ def simulated_stages() -> Iterator[None]:
         mock.patch.object(Pipeline, "__init__", keep_copy),
         mock.patch.object(Pipeline, "_probe", _probe),
         mock.patch.object(pipeline, "_agreement", return_value=_agreed),
-        mock.patch.object(Pipeline, "_compare"),  # compares values
+        mock.patch.object(pipeline, "check_same_on_stages"),  # compares values
         mock.patch.object(Pipeline, "broadcast_object", _logged_names),
         mock.patch.object(pipeline_cut._OfTransformers, "check"),  # compares values
     ):
