@@ -86,19 +86,6 @@ def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(
     assert line == "train.train_iter=10 and train.train_epoch=3 (12 iterations) are both set: the larger counts, 12."
 
 
-@pytest.mark.parametrize(("epochs", "ends"), [(1, [4, 7, 11, 14, 17]), (2, [7, 14])])
-def test_evaluations_and_checkpoints_are_at_the_ends_of_epochs_also_within_an_iteration(
-    tmp_path: Path, epochs: int, ends: list[int]
-) -> None:
-    cfg = config(tmp_path, train_iter=0, train_epoch=5, train_micro_batch_size=8)
-    cfg.dataloader.train.dataset.length = 27  # 3.375 iterations
-    cfg.train.evaluation.eval_after_n_epoch = cfg.train.checkpointer.save_model_after_n_epoch = epochs
-    DefaultTrainer(cfg).train()
-    evaluated = [row["iteration"] for row in rows(tmp_path) if "Acc@1" in row]
-    assert evaluated == [*(end - 1 for end in ends if end < 17), 17]
-    assert sorted(int(path.name[6:]) + 1 for path in tmp_path.glob("model_0*")) == ends
-
-
 def test_a_schedule_that_needs_a_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
     cfg = config(tmp_path, scheduler=LazyCall(torch.optim.lr_scheduler.ReduceLROnPlateau)())
     with pytest.raises(ConfigError, match="ReduceLROnPlateau, which is stepped with a metric"):
@@ -402,48 +389,3 @@ def test_a_default_dtype_of_float64_trains_saves_and_resumes(tmp_path: Path) -> 
         torch.set_default_dtype(torch.float32)
     assert trainer.iterations_done == 6
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float64}
-
-
-def test_the_k_best_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
-    class Given(DatasetEvaluator):
-        def __init__(self) -> None:
-            self.values = [0.3, 0.9, 0.5, 0.7, 0.1, 0.2]
-
-        def reset(self) -> None:
-            pass
-
-        def process(self, inputs: Any, outputs: Any) -> None:
-            pass
-
-        def evaluate(self) -> dict[str, float]:
-            return {"score": self.values.pop(0)}
-
-    cfg = config(tmp_path, checkpointer={"period": 1, "max_to_keep": 2, "save_top_k": 3})
-    cfg._set_flag("allow_objects", True)
-    cfg.train.evaluation.update({"evaluator": Given(), "eval_metric": "score", "eval_mode": "max", "eval_period": 1})
-    DefaultTrainer(cfg).train()
-    kept = sorted(path.name for path in tmp_path.glob("model_best*"))
-    assert kept == ["model_best", "model_best_0000001", "model_best_0000002", "model_best_0000003"]
-    assert (tmp_path / "model_best").resolve().name == "model_best_0000001"
-    assert sorted(path.name for path in tmp_path.glob("model_0*")) == ["model_0000004", "model_0000005"]
-
-
-def test_save_top_k_without_evaluation_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cfg = config(tmp_path, checkpointer={"save_top_k": 3})
-    cfg.train.evaluation.enabled = False
-    DefaultTrainer(cfg)
-    assert "train.checkpointer.save_top_k has no effect: nothing is evaluated" in caplog.text
-
-
-def test_beside_a_bar_the_line_of_an_epoch_alone_shows_its_evaluation(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cfg = config(tmp_path, train_iter=0, train_epoch=2, log_period=1)
-    cfg.train.evaluation.eval_period = 2
-    with caplog.at_level("INFO"):
-        trainer = DefaultTrainer(cfg)
-        trainer.train()
-    results = [record for record in caplog.records if record.getMessage().startswith("Evaluation: ")]
-    per_epoch = trainer.max_iter // 2
-    assert [record.progress for record in results] == [at % per_epoch == 0 for at in range(2, trainer.max_iter + 1, 2)]
-    assert {record.progress for record in results} == {False, True}

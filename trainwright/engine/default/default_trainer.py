@@ -21,6 +21,7 @@ from trainwright.data.seeding import seed_everything
 from trainwright.engine.compiled.graph_trainer import GraphBase
 from trainwright.engine.default import parts
 from trainwright.engine.default.eager_trainer import EagerTrainer
+from trainwright.engine.default.hooks import build_hooks
 from trainwright.engine.default.length import (
     iterations_per_epoch,
     num_samples,
@@ -31,7 +32,6 @@ from trainwright.engine.default.length import (
 from trainwright.engine.default.setup import (
     bind_arguments,
     changed_settings,
-    check_eval_metric,
     check_num_layers,
     checked,
     complete_batch_sizes,
@@ -46,7 +46,7 @@ from trainwright.engine.hardest_samples import hardest_samples
 from trainwright.engine.loss_fn import explain_forward, returned_losses, sum_losses
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.run_directory import RunFolder
-from trainwright.engine.run_summary import facts_of_files, log_recomputed, log_to_console
+from trainwright.engine.run_summary import log_recomputed, log_to_console
 from trainwright.engine.run_trainer import RunTrainer
 from trainwright.engine.state import TrainingState
 from trainwright.engine.trainer.loaders import batches_of_rank, is_dataset, num_rounds
@@ -54,24 +54,14 @@ from trainwright.engine.update import Update
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders, shown_in_epoch_line
 from trainwright.events.writers import EventWriter
-from trainwright.hooks import (
-    BestCheckpointer,
-    EvalHook,
-    HookBase,
-    IterationTimer,
-    LRScheduler,
-    PeriodicCheckpointer,
-    PeriodicWriter,
-)
-from trainwright.hooks.base import Period
-from trainwright.hooks.callbacks.progress import EpochLines, epoch_lines
+from trainwright.hooks import EvalHook, HookBase
+from trainwright.hooks.callbacks.progress import EpochLines
 from trainwright.hooks.evaluation import evaluate_on_start
 from trainwright.hooks.method_overrides import is_overridden, overridable
-from trainwright.hooks.profile import profile_hook
 from trainwright.models.adapters import adapter_files, is_peft_model
 from trainwright.optim.build import build_lr_scheduler, build_optimizer
 from trainwright.optim.named import NamedOptimizers, by_name
-from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size, is_main_process
+from trainwright.parallel.dist import get_data_parallel_rank, get_data_parallel_size
 from trainwright.parallel.parallelize import parallelize
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import autocast_and_scaler, autocast_dtype
@@ -232,36 +222,7 @@ class DefaultTrainer(RunTrainer):
 
     def build_hooks(self) -> list[HookBase | None]:
         """The hooks, in the order of their calls."""
-        train, evaluation = self.cfg.train, self.cfg.train.evaluation
-        eval_period: int | None = None
-        best: BestCheckpointer | None = None
-        hooks: list[HookBase | None] = [
-            IterationTimer(facts=facts_of_files),
-            LRScheduler(),
-            PeriodicCheckpointer(
-                self.checkpointer,
-                self._period(train.checkpointer.period, train.checkpointer.get("save_model_after_n_epoch")),
-                max_to_keep=train.checkpointer.max_to_keep,
-            ),
-        ]
-        if evaluation.enabled and self.test_loader:
-            evaluator, eval_period = self.build_evaluator(self.cfg), evaluation.eval_period
-            check_eval_metric(self, evaluator)
-            period = self._period(evaluation.eval_period, evaluation.get("eval_after_n_epoch"))
-            best = BestCheckpointer(
-                period, self.checkpointer, evaluation.eval_metric, evaluation.eval_mode,
-                top_k=train.checkpointer.save_top_k or 1,
-            )  # fmt: skip
-            hooks += [EvalHook(period, partial(self._evaluate, evaluator)), best]
-        elif train.checkpointer.save_top_k is not None:
-            logger.warning("train.checkpointer.save_top_k has no effect: nothing is evaluated.")
-        hooks.append(profile_hook(train.profile, train.output_dir))
-        per_epoch = self._iterations_per_epoch()
-        if train.progress_bar:
-            hooks.append(epoch_lines(per_epoch, self.max_iter, train.log_period, eval_period=eval_period, best=best))
-        if is_main_process():
-            hooks.append(PeriodicWriter(lambda: self.build_writers(), train.log_period))
-        return hooks
+        return build_hooks(self)
 
     def build_writers(self) -> list[EventWriter]:
         """The writers of metrics: the console, ``metrics.json``, TensorBoard."""
@@ -485,14 +446,6 @@ class DefaultTrainer(RunTrainer):
     def _iterations_per_epoch(self) -> int | Fraction | None:
         """None: unknown. A fraction where an epoch ends within an iteration."""
         return iterations_per_epoch(self.cfg.train, self._num_samples())
-
-    def _period(self, iterations: int, epochs: int | None) -> Period:
-        """``iterations``, or the ends of each ``epochs`` epochs, which may lie within an iteration."""
-        per_epoch = self._iterations_per_epoch()
-        if epochs is None or per_epoch is None:
-            return iterations
-        whole, parts = (per_epoch * epochs).as_integer_ratio()
-        return lambda: (self.iter + 1) * parts // whole > self.iter * parts // whole
 
     def _forward(self, batch: Mapping[str, Any]) -> Any:
         try:
