@@ -22,6 +22,7 @@ HEALTHY, FAULTY = 0, 1
 MIN_FREE_BYTES = 1_000_000_000
 MIN_SHM_BYTES = 500_000_000
 MAX_CLOCK_S = 1.0
+_OTHERS_END_S = 2.0  # for the processes of other hosts to end after the last exchange
 TIMEOUT_S = 8.0  # of a connection or an exchange between ranks
 
 _EPILOG = """\
@@ -67,7 +68,12 @@ def main(argv: Sequence[str]) -> int:
     if is_first:  # rank 0, or one of each host if they cannot exchange anything
         print(report(facts, lines, time.perf_counter() - start), flush=True)
     _leave()
-    return FAULTY if any(line.failed for line in lines) else HEALTHY
+    has_failed = any(line.failed for line in lines)
+    if has_failed and is_first and len({fact.host for fact in facts}) > 1:
+        # torchrun's store is on this host and ends when this process does. torchrun on another host would then report a
+        # lost connection, and not the exit code of its own processes, if these are still running.
+        time.sleep(_OTHERS_END_S)
+    return FAULTY if has_failed else HEALTHY
 
 
 def report(facts: Sequence["Facts"], lines: Sequence[Line], seconds: float) -> str:
