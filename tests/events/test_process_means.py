@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.ranks import on_ranks
 from trainwright.config.errors import ConfigError
-from trainwright.events.process_means import common_keys, is_part, means_of, with_parts
+from trainwright.events.process_means import common_keys, is_part, means_of, values_of, with_parts
 from trainwright.events.storage import EventStorage
 from trainwright.parallel.dist import get_rank
 
@@ -107,3 +107,9 @@ def test_what_processes_have_in_common_and_what_they_must_have_alike() -> None:
     assert first["some parts"] == (both, ["rank_only"])
     assert first["nothing in common"] == ([], ["of 0", "of 1"])
     assert first["another rate"].startswith("lr: 0.1 on rank 0, but 1.1 on rank 1. All processes must have the same")
+
+
+def test_the_means_of_parts_take_their_places_among_other_values() -> None:
+    values = values_of([0.5, part(2.0, 3), torch.tensor(7.0), part(1.0, 0), part(-4.0, 2)])
+    assert [float(value) for value in values] == [0.5, 2.0, 7.0, 0.0, -4.0]
+    assert values_of([1.0]) == [1.0]

@@ -4,7 +4,7 @@ A part is a tensor of shape (2,): numerator and denominator.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 from zlib import crc32
 
@@ -50,6 +50,13 @@ def means_of(parts: Tensor) -> Tensor:
     """Numerators / denominators, shape (..., 2); 0 where a denominator is 0."""
     numerators, denominators = parts.unbind(-1)
     return torch.where(denominators > 0, numerators / denominators, torch.zeros_like(numerators))
+
+
+def values_of(values: Sequence[Any]) -> list[Any]:
+    """``values`` with the mean of each part in its place, computed at once."""
+    parts = [value for value in values if is_part(value)]
+    means = iter(means_of(torch.stack(parts)).unbind() if parts else ())
+    return [next(means) if is_part(value) else value for value in values]
 
 
 def common_keys(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainwright.config.errors import ConfigError, ConfigKeyError, UserError, did_you_mean
 from trainwright.events.media import MediaBuffer, Medium
-from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, with_parts
+from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
 from trainwright.events.scalars import as_number, copied_scalar, to_numbers
 from trainwright.events.smoothing import HistoryBuffer, HistoryState, median
 
@@ -382,7 +382,7 @@ class EventStorage:
             pending = with_parts(pending)
         self._shown = {}
         columns: dict[str, tuple[list[float], list[int]]] = {}
-        numbers = to_numbers([means_of(value) if is_part(value) else value for _, value, _ in pending])
+        numbers = to_numbers(values_of([value for _, value, _ in pending]))
         for (name, _, iteration), number in zip(pending, numbers, strict=True):
             if name not in columns:
                 columns[name] = ([], [])
