@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright.checkpoint.weights import group_names
 from trainwright.config.errors import ConfigError
+from trainwright.engine.used_parameters import UsedParameters
 from trainwright.optim.skip import SkipNonFinite
 from trainwright.parallel.data_parallel import unwrap_model, watch_wrapped, wrap_data_parallel
 from trainwright.parallel.dist import (
@@ -192,7 +193,8 @@ def gradient_sync(
     """
     mesh = current_mesh()
     if mesh is not None:
-        return ShardedGradients(model, mesh, is_each_averaged=not wraps, find_unused_parameters=find_unused_parameters)
+        check_used = None if find_unused_parameters or mesh.layout.data == 1 else UsedParameters([model]).check
+        return ShardedGradients(model, mesh, is_each_averaged=not wraps, check_used=check_used)
     if get_world_size() == 1:
         return None
     return Replica(

@@ -18,7 +18,9 @@ from torch.utils.data import RandomSampler
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import RankMean
 from trainwright.engine.step import Step
+from trainwright.engine.used_parameters import UsedParameters
 from trainwright.events.media import wide_dtype
+from trainwright.parallel.dist import get_data_parallel_size
 from trainwright.parallel.pipeline import Pipeline
 
 
@@ -193,8 +195,16 @@ class StageSync:
     Data ranks are averaged by what shards the stages.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.finish = pipeline.tied.sum_gradients
+    def __init__(self, pipeline: Pipeline, *, find_unused_parameters: bool = False) -> None:
+        self._sum_tied = pipeline.tied.sum_gradients
+        is_compared = get_data_parallel_size() > 1 and not find_unused_parameters
+        self._used = UsedParameters([stage.model for stage in pipeline.stages]) if is_compared else None
+
+    def finish(self) -> None:
+        """Call this when all gradients of an update are computed, before they are used."""
+        if self._used is not None:
+            self._used.check()
+        self._sum_tied()
 
     def before_batch(self, *, is_last: bool) -> None:
         """Nothing: all batches of an update are read before the first forward pass."""
@@ -209,11 +219,17 @@ class StageSync:
         )
 
 
-def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None, optimizer: Any) -> dict[str, Any]:
+def pipeline_settings(
+    pipeline: Pipeline,
+    grad_scaler: torch.amp.GradScaler | None,
+    optimizer: Any,
+    *,
+    find_unused_parameters: bool,
+) -> dict[str, Any]:
     """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
     pipeline.tied.check_settings(optimizer.param_groups)
     return {
-        "replica": StageSync(pipeline),
+        "replica": StageSync(pipeline, find_unused_parameters=find_unused_parameters),
         "differentiate": Captured(grad_scaler, pipeline.device),
         "mean_class": StageMean,
     }

@@ -35,7 +35,8 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
     first forward to the last backward pass of an update. Without ZeRO each rank keeps all of the model.
 
     Args:
-        is_one_unit: gather all parameters together: ranks may call different blocks for the same batch.
+        is_one_unit: gather all parameters together, and average also those without gradients: ranks may call different
+            blocks for the same batch.
 
     Raises:
         ConfigError: a parameter is a single number, which cannot be shared.
@@ -53,6 +54,9 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
     for root in _roots(model):
         # The last unit of a forward pass is the first of the backward pass: torch keeps it gathered between them.
         fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
+    if is_one_unit:
+        for root in _roots(model):
+            root.set_reduce_scatter_unused_params(True)  # type: ignore[operator]  # fully_shard has made it an FSDPModule
 
 
 def check_sync_norms(model: nn.Module, device: torch.device) -> None:
@@ -230,11 +234,16 @@ class ShardedGradients:
 
     Args:
         is_each_averaged: average in each backward pass, as a step with several of them needs.
-        find_unused_parameters: some ranks use parameters in an update that others leave out.
+        check_used: called when the gradients of an update are averaged; at stage 3 also after each of its batches.
     """
 
     def __init__(
-        self, model: nn.Module, mesh: Mesh, *, is_each_averaged: bool = False, find_unused_parameters: bool = False
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        *,
+        is_each_averaged: bool = False,
+        check_used: Callable[[], None] | None = None,
     ) -> None:
         self._modules = fsdp_modules(model)
         self._parameters = [*model.parameters()]
@@ -242,9 +251,7 @@ class ShardedGradients:
         self._buffers = _changing_buffers(model)
         self._is_each_averaged = is_each_averaged or mesh.layout.zero_stage == 3
         self._averages = True  # in the backward pass of the current batch
-        if find_unused_parameters:
-            for module in self._modules:
-                module.set_reduce_scatter_unused_params(True, recurse=False)
+        self._check_used = check_used
 
     def before_batch(self, *, is_last: bool) -> None:
         """Call this before each forward pass; ``is_last``: it is the last one of the update."""
@@ -253,6 +260,8 @@ class ShardedGradients:
             if self._trainable is not None:
                 meet("the first step after parameters were frozen or unfrozen")
             self._trainable = trainable
+        if self._is_each_averaged and self._check_used is not None:
+            self._check_used()
         if self._averages:  # the first batch of an update, whose weights another forward pass may have kept
             for module in self._modules:
                 module.reshard()
@@ -269,6 +278,8 @@ class ShardedGradients:
 
     def finish(self) -> None:
         """Call this when all gradients of an update are computed, before they are used."""
+        if self._check_used is not None:
+            self._check_used()
 
     def average_after_backward(self) -> None:
         """Average in each backward pass from now on: there may be several for a batch."""

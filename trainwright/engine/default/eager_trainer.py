@@ -81,7 +81,11 @@ class EagerTrainer(TrainerBase):
         # Everything that depends on the configuration is decided here, not in the step.
         self._replica = None
         self._pipeline = pipeline_of(self._plain_model)
-        stages = {} if self._pipeline is None else pipeline_settings(self._pipeline, grad_scaler, optimizer)
+        stages: dict[str, Any] = {}
+        if self._pipeline is not None:
+            stages = pipeline_settings(
+                self._pipeline, grad_scaler, optimizer, find_unused_parameters=find_unused_parameters
+            )
         if self._pipeline is None:
             self._replica = gradient_sync(
                 self._plain_model,

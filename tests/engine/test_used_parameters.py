@@ -1,0 +1,124 @@
+"""Data ranks that use different parameters in an update: an error that names them, or the numbers of one process."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.parallel.test_sharding import REDUCES_UNUSED
+from tests.ranks import on_ranks
+from trainwright import Trainer, TrainingConfig
+from trainwright.config.errors import ConfigError
+from trainwright.data import ColumnDataset
+
+BATCH, BATCHES = 4, 4
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "ZeRO 1": (2, {"zero_stage": 1}),
+    "ZeRO 3": (2, {"zero_stage": 3}),
+    "tensor": (4, {"tensor_parallel_size": 2}),
+    "pipeline": (4, {"pipeline_parallel_size": 2}),
+    "pipeline, ZeRO 3": (4, {"pipeline_parallel_size": 2, "zero_stage": 3}),
+}
+
+
+class Layer(nn.Module):
+    """One of two parts of the same shapes: the batch decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, hidden: Tensor, takes_one: bool) -> Tensor:
+        return hidden + (self.one if takes_one else self.other)(hidden)
+
+
+class Experts(nn.Module):
+    tensor_plan = dict.fromkeys(("layers.*.one", "layers.*.other"), "colwise_gather_output")
+    pipeline_layers = "layers"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers = nn.Linear(6, 6), nn.ModuleList(Layer() for _ in range(2))
+
+    def before_layers(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        return self.first(x)
+
+    def layer_arguments(self, x: Tensor, labels: Tensor | None = None) -> tuple[bool]:
+        return (bool(x[0, 5] > 0),)
+
+    def after_layers(self, hidden: Tensor, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(hidden, labels)}
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        hidden = self.before_layers(x)
+        for layer in self.layers:
+            hidden = layer(hidden, *self.layer_arguments(x))
+        return self.after_layers(hidden, x, labels)
+
+
+def train(folder: Path, parts: str, settings: dict[str, Any]) -> dict[str, Tensor] | str:
+    """The weights, or the message of the error. ``parts``: of each batch of data rank 0 and 1 in turn."""
+    torch.manual_seed(0)
+    x = torch.randn(BATCH * len(parts), 6)
+    x[:, 5] = torch.tensor([1.0 if part == "1" else -1.0 for part in parts for _ in range(BATCH)])
+    data = ColumnDataset(x=x, labels=torch.arange(len(x)) % 6)
+    model = Experts()
+    config = TrainingConfig(
+        output_dir=folder, num_epochs=1, batch_size=BATCH, dataloader_shuffle=False, optimizer="SGD", lr=0.1,
+        log_steps=2, lr_scheduler_type=None, metrics=None, save_enabled=False, **settings,
+    )  # fmt: skip
+    trainer = Trainer(model, config, data)
+    try:
+        trainer.train()
+    except ConfigError as error:
+        return str(error)
+    return {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in trainer.model.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "ZeRO 3" else pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOUTS]
+)
+def test_parts_that_only_some_ranks_use_are_named(tmp_path: Path, layout: str) -> None:
+    size, settings = LAYOUTS[layout]
+    for message in on_ranks(train, tmp_path, "10" * BATCHES, settings, world_size=size):
+        assert "ranks 0 and 1 have used different parameters" in message
+        assert re.search(r"others: layers\.\d\.one\.\{weight, bias\}, layers\.\d\.other\.\{weight, bias\}", message)
+        assert "Set find_unused_parameters=True" in message
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed.fsdp.FSDPModule, REDUCES_UNUSED), reason="needs torch 2.13")
+@pytest.mark.parametrize(
+    "layout", [name if name == "pipeline" else pytest.param(name, marks=pytest.mark.exhaustive) for name in LAYOUTS]
+)
+def test_with_the_setting_the_numbers_are_those_of_one_process(tmp_path: Path, layout: str) -> None:
+    size, settings = LAYOUTS[layout]
+    expected = train(tmp_path / "one", "10" * BATCHES, {"gradient_accumulation_steps": 2})
+    settings = settings | {"find_unused_parameters": True}
+    ranks = on_ranks(train, tmp_path / "ranks", "10" * BATCHES, settings, world_size=size)
+    assert isinstance(expected, dict)
+    found = {name: value for weights in ranks for name, value in weights.items()}
+    assert found.keys() == expected.keys()
+    for weights in ranks:
+        for name, value in weights.items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_all_ranks_may_use_other_parts_in_another_update(tmp_path: Path) -> None:
+    one, other = on_ranks(train, tmp_path, "1100" * 2, {"zero_stage": 3})
+    expected = train(tmp_path / "one", "1100" * 2, {"gradient_accumulation_steps": 2})
+    for name, value in expected.items():  # type: ignore[union-attr]
+        torch.testing.assert_close(one[name], value, rtol=0, atol=1e-6)
+        assert torch.equal(one[name], other[name])
+
+
+def test_a_rank_that_uses_other_parts_later_is_found_with_the_next_log_line(tmp_path: Path) -> None:
+    for message in on_ranks(train, tmp_path, "11" * 2 + "10" + "11" * 3, {"zero_stage": 3}):
+        assert "the parameters that updates have used, from first.weight on" in message
+        assert "on rank 0, but" in message
