@@ -49,8 +49,19 @@ class Alone(Callback):
         if how.endswith("caught") and (RANK == "1" or how == "all_caught"):
             print(f"alone at {time.time()}", flush=True)
             raise ValueError("a bad sample")
-        if RANK == "0" and not how.startswith("after_"):
+        if RANK == "1" and how.startswith("raises_"):
+            print(f"alone at {time.time()}", flush=True)
+            if how == "raises_before_save":
+                raise ValueError("a bad sample")
+            trainer.evaluate_step = fail
+        if how == "raises_in_evaluate":
+            trainer.evaluate()
+        elif how == "raises_before_save" or (RANK == "0" and not how.startswith("after_")):
             act(trainer)
+
+
+def fail(*_: Any, **__: Any) -> Any:
+    raise ValueError("a bad sample")
 
 
 class Late(Callback):

@@ -74,6 +74,18 @@ def test_a_call_that_one_process_makes_alone_is_named(tmp_path: Path, how: str, 
     assert "Traceback" not in output
 
 
+@pytest.mark.exhaustive(every=2)
+@pytest.mark.parametrize("how", ["raises_before_save", "raises_in_evaluate"])
+def test_a_failure_before_or_in_a_call_that_all_make_is_one_traceback(tmp_path: Path, how: str) -> None:
+    seconds, output = run(tmp_path / "run", how)
+    assert seconds < 30, output
+    assert output.count("Traceback (most recent call last)") == 1, output
+    assert output.count("ValueError: a bad sample\n") >= 1, output
+    line = "rank 0: ended in iteration 3, because rank 1 failed in iteration 3; see its traceback above."
+    assert output.count(line) == 1, output
+    assert "has left" not in output
+
+
 @pytest.mark.exhaustive
 def test_a_call_after_the_others_have_left_is_refused_at_once(tmp_path: Path) -> None:
     seconds, output = run(tmp_path / "run", "after_save")

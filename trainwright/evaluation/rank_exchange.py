@@ -49,6 +49,7 @@ def raised_on_all_ranks() -> Iterator[None]:
     for rank, (message, notes) in enumerate(all_gather_object((text, getattr(failure, "__notes__", ())))):
         if failure is None and message is not None:
             failure = EvaluationError(f"Evaluation failed on rank {rank}: {message}")
+            failure.raised_on_rank = rank  # type: ignore[attr-defined]  # see parallel/faults.py
             for note in notes:
                 failure.add_note(note)
     if failure is not None:

@@ -37,6 +37,10 @@ _LOOKS_AT_EXCHANGES = 12  # if they may be in one exchange, of much data over a 
 _watch: "FaultWatch | None" = None
 
 
+class OtherProcessError(RuntimeError):
+    """Another process has failed, and does not come to a call that all must make."""
+
+
 class FaultWatch:
     """Reports the failures of this process to the others, and theirs to this one.
 
@@ -84,9 +88,14 @@ class FaultWatch:
                 self._store.set(f"{key}/all", "true")
             while not self._store.check([f"{key}/all"]):  # a wait in the store would stop the thread that reads it
                 if self._store.check(["left"]) and not self._store.check([f"{key}/all"]):
+                    fault = self._fault()
+                    if fault is not None and fault["rank"] != self._rank:
+                        raise OtherProcessError(f"rank {fault['rank']} failed{fault['where']}: {fault['error']}")
                     raise ConfigError(_left_text(call, self._read("left", 0.0)))
                 time.sleep(pause)
                 pause = min(2 * pause, 0.2)
+        except OtherProcessError:
+            raise
         except RuntimeError:  # the store is gone: the exchange that follows shows why
             pass
         finally:
@@ -125,9 +134,11 @@ class FaultWatch:
         if fault is None and is_lost:
             return (
                 f"rank {self._rank}: ended{self._where()}. Another process ended without a report: it was killed, ran"
-                " out of memory, made another collective call than this process (gloo ends it, above), or its"
-                f" machine or the network failed. ({_text(error)})"
+                " out of memory, made another collective call than this process (gloo ends it, above; data ranks that"
+                " use different parameters need find_unused_parameters=True), or its machine or the network failed."
+                f" ({_text(error)})"
             )
+        is_lost = is_lost or getattr(error, "raised_on_rank", self._rank) != self._rank
         if fault is None or fault["rank"] == self._rank or not (is_lost or fault["error"] == _text(error)):
             return None
         self._read("reported", _REPORT_S)
@@ -372,7 +383,9 @@ def is_of_connections(error: BaseException | None) -> bool:
 
 def names_connection(error: BaseException) -> bool:
     """Whether the error itself says that another process cannot be reached."""
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OF_CONNECTIONS)
+    return isinstance(error, OtherProcessError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _OF_CONNECTIONS)
+    )
 
 
 def _print_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
