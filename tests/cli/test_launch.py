@@ -50,7 +50,7 @@ def test_a_killed_process_is_named(launch: Launch) -> None:
 
 def test_the_exit_code_is_that_of_the_process_that_failed(launch: Launch, config: Path) -> None:
     done = launch("-n", 2, "train", config, "train.precison=1", code=2)
-    assert "exit code 2; its messages are above" in done.stderr
+    assert "exit code 2; the messages of the job are above" in done.stderr
 
 
 @pytest.mark.exhaustive

@@ -55,6 +55,22 @@ def test_settings_are_shown_as_far_as_they_differ(tmp_path: Path, caplog: pytest
     assert (level, "epoch_num=1, dataloader_pin_memory=True" in line) == ("WARNING", True)
 
 
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [
+        ({}, "; each epoch leaves out 2: dataloader_drop_last"),
+        ({"dataloader_drop_last": False}, ""),
+        ({"limit_train_batches": 1}, ""),
+    ],
+)
+def test_samples_that_an_epoch_leaves_out_are_counted(
+    settings: dict[str, Any], left_out: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    Trainer(nn.Linear(4, 2), TrainingConfig(output_dir=tmp_path, batch_size=6, num_epochs=1, **settings), DATA).train()
+    assert f"20 to train (samples{left_out})\n" in caplog.text
+
+
 def run(folder: Path, api: str) -> Trainer | DefaultTrainer:
     if api == "python_api":
         settings = TrainingConfig(output_dir=folder, batch_size=4, num_epochs=2, progress_bar=False, optimizer="sgd")

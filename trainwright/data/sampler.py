@@ -311,9 +311,9 @@ class EpochSampler(_BatchSampler):
         if self.samples_per_epoch == 0:
             ranks = f" on each of {data_parallel_size} ranks" if data_parallel_size > 1 else ""
             raise DataError(
-                f"EpochSampler: the data set has {self.data_size} samples, fewer than a batch of {batch_size}{ranks},"
-                " and shorter batches are dropped. Give a smaller batch_size, or drop_last=False"
-                " (dataloader_drop_last=False)."
+                f"batch_size: the training data have {self.data_size} samples, fewer than a batch of {batch_size}"
+                f"{ranks}, and a last batch that is not complete is left out. Set a smaller batch_size, or"
+                " dataloader_drop_last=False (drop_last=False of an EpochSampler)."
             )
         if limit is not None:
             self.samples_per_epoch = min(self.samples_per_epoch, limited(len(self), limit) * whole)

@@ -49,6 +49,7 @@ class RunFacts:
         accumulation: micro-batches of an update.
         first_iter, last_iter: the iterations to do, the first one excluded: ``first_iter`` are done.
         num_train, num_eval: samples of the data.
+        num_left_out: samples that an epoch leaves out, because its last batch would not be complete.
         iterations_per_epoch: a fraction where an epoch ends within an iteration.
         precision: of the computations.
         task, metrics: of the Python API.
@@ -72,6 +73,7 @@ class RunFacts:
     task: str | None = None
     metrics: str | None = None
     settings: str = ""
+    num_left_out: int = 0
 
 
 def log_start(facts: RunFacts) -> None:
@@ -90,6 +92,7 @@ def _rows(facts: RunFacts) -> dict[str, object]:
         for name, number in (("to train", facts.num_train), ("to evaluate", facts.num_eval))
         if number
     ]
+    left_out = f"; each epoch leaves out {facts.num_left_out:,}: dataloader_drop_last" if facts.num_left_out else ""
     per_epoch = facts.iterations_per_epoch
     epochs = f" ({float(facts.last_iter / per_epoch):.1f} epochs)" if per_epoch else ""
     batch = f"{global_batch:,} samples = {facts.batch_size} x {facts.accumulation} accumulation x {processes}"
@@ -97,7 +100,7 @@ def _rows(facts: RunFacts) -> dict[str, object]:
         "Task": facts.task,
         "Model": described_model(facts.model),
         "Stage": _described_stages(facts.model),
-        "Data": f"{', '.join(data)} (samples)" if data else None,
+        "Data": f"{', '.join(data)} (samples{left_out})" if data else None,
         "Iterations": f"{facts.first_iter + 1} to {facts.last_iter}{epochs}",
         "Batch": batch,
         "Layout": f"{mesh.layout.world_size} processes: {mesh.layout}" if mesh else None,

@@ -173,7 +173,10 @@ def _warn_of_one_process(sizes: Mapping[str, Any], name: Callable[[str], str]) -
     asked = [key for key, number in least.items() if (sizes.get(key) or 0) >= number]
     if asked:
         text = ", ".join(f"{name(key)}={sizes[key]}" for key in asked)
-        logger.warning("%s has no effect: there is only one process. torchrun starts several.", text)
+        logger.warning(
+            "%s has no effect: there is only one process. `trainwright launch -n 2 …`, or torchrun, starts several.",
+            text,
+        )
 
 
 def _store_of_attempt() -> dict[str, Any]:

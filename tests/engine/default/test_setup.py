@@ -170,3 +170,18 @@ def test_the_layout_is_written_into_the_configuration(
     assert caplog.messages == ["train.dist.num_nodes: the configuration has 1, this run has 2."]
     with pytest.raises(ConfigError, match=r"pipeline_num_layers: got 8, but the model has 6 layers\. Set 6, or None"):
         setup.check_num_layers(dist, [0, 0, 1, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [({"train_epoch": 3}, "train.train_epoch=6"), ({"train_iter": 5}, "train.train_iter=10")]
+)
+def test_the_command_to_train_longer_has_the_setting_of_the_user(
+    length: dict[str, int], shown: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    cfg = config(tmp_path, train_micro_batch_size=4, **length)
+    cfg.train.evaluation.enabled = False
+    cfg.model = LazyCall(Loss)()
+    cfg.project_root = str(tmp_path)
+    DefaultTrainer(cfg).train()
+    assert f"config.yaml --resume {shown}\n" in f"{caplog.text}\n"

@@ -465,7 +465,7 @@ class DefaultTrainer(RunTrainer):
         }
 
     def _next_commands(self) -> list[str]:
-        return next_commands(self.cfg)
+        return next_commands(self.cfg, self._given)
 
     def _record(self) -> dict[str, Any]:
         train = self.cfg.train

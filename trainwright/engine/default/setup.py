@@ -291,15 +291,19 @@ def _leaves(section: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{key}", value
 
 
-def next_commands(cfg: DictConfig) -> list[str]:
-    """What a user may type after a training; only what works with this run's files."""
+def next_commands(cfg: DictConfig, given: DictConfig) -> list[str]:
+    """What a user may type after a training; only what works with this run's files.
+
+    ``given``: the configuration as the user wrote it.
+    """
     folder = cfg.train.output_dir.rstrip("/")
     commands = [f"tensorboard --logdir {shlex.quote(folder)}"]
     if "project_root" in cfg:  # a command has trained it, and can read its config.yaml
         run = f"trainwright train {shlex.quote(folder + '/config.yaml')}"
         if Path(folder, "model_best").exists():
             commands.append(f"trainwright eval {shlex.quote(folder)}")
-        commands.append(f"{run} --resume train.train_iter={2 * cfg.train.train_iter}")
+        name = "train_epoch" if given.train.train_epoch and not given.train.train_iter else "train_iter"
+        commands.append(f"{run} --resume train.{name}={2 * cfg.train[name]:g}")
     return commands
 
 

@@ -83,6 +83,15 @@ def loader_state(loader: Any, batches: int) -> dict[str, Any] | None:
     return saved_position(source)
 
 
+def num_left_out(loader: Any) -> int:
+    """The samples that each epoch leaves out, because its last batch would not be complete."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(sampler, EpochSampler) or not sampler.drop_last:
+        return 0
+    left_out = sampler.data_size - sampler.samples_per_epoch
+    return left_out if left_out < sampler.global_batch_size else 0  # otherwise the user limits the epoch
+
+
 def eval_loader(dataset: Any, config: "TrainingConfig", collator: Callable[[list[Any]], Any] | None) -> Any:
     """A loader of one pass: every sample once, in order, on one of the processes."""
     assert config.eval_batch_size is not None, "resolved when the config was made"

@@ -292,6 +292,7 @@ class TrainerSetup(EvaluatingTrainer, SavingTrainer, SteppingTrainer):
             "task": config.task,
             "num_train": _length(self.train_dataset),
             "num_eval": sum(_length(one) or 0 for one in loaders.each(self.eval_dataset)) or None,
+            "num_left_out": loaders.num_left_out(self.train_dataloader),
             "iterations_per_epoch": self._plan.updates_per_epoch,
             "metrics": ", ".join(map(str, getattr(self.metrics_handler, "metrics", None) or ())),
             "settings": "" if config.is_by_its_page else config.summary(),

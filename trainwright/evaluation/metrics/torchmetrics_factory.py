@@ -99,7 +99,7 @@ def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
     if found is None:
         nearest = difflib.get_close_matches(_plain(name), known, n=1)
         hint = f"Did you mean {known[nearest[0]]!r}?" if nearest else "TMMetrics.get_tm_avaliable_metrics() lists all."
-        raise ConfigError(f"metric: torchmetrics has no {name!r}. {hint}")
+        raise ConfigError(f"metrics: torchmetrics has no {name!r}. {hint}")
     return metric_classes()[OLD_NAMES.get(found, found)], {"thresholds": 100} if found.startswith("Binned") else {}
 
 
