@@ -55,6 +55,21 @@ def test_an_error_raised_from_a_lost_connection(watches: list[FaultWatch]) -> No
     assert "because rank 1 failed" in (watches[0].line_for(error) or "")
 
 
+def test_a_store_that_is_gone_shows_that_no_program_has_caught_the_error(
+    watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        def check(self, keys: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer")
+
+    watches[0].announce(ValueError("bad data"))
+    assert "because rank 0 failed" in (watches[1].line_for(LOST) or "")  # read while the store was there
+    with monkeypatch.context() as patch:
+        patch.setattr(watches[1], "_store", Gone())
+        line = watches[1].line_for(LOST)
+    assert line == "rank 1: ended in iteration 20, because rank 0 failed in iteration 20 (ValueError: bad data)."
+
+
 def test_another_error_is_printed_as_well(watches: list[FaultWatch]) -> None:
     watches[1].announce(ValueError("bad data"))
     assert watches[0].line_for(ValueError("no data")) is None

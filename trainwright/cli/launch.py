@@ -309,7 +309,11 @@ def _report(error: "ChildFailedError") -> int:
     """Name the process that failed first; its own messages are above."""
     rank, failure = error.get_first_failure()
     code = int(failure.exitcode)
-    how = f"ended with exit code {code}; the messages of the job are above" if code >= 0 else f"was ended by {_signal_name(-code)}"
+    how = (
+        f"ended with exit code {code}; the messages of the job are above"
+        if code >= 0
+        else f"was ended by {_signal_name(-code)}"
+    )
     where = f"{platform.node()}, process {failure.pid}"
     print(f"trainwright launch: rank {rank} ({where}) {how}.", file=sys.stderr)
     return code if code >= 0 else 128 - code

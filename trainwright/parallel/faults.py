@@ -157,6 +157,8 @@ class FaultWatch:
         reason = f"rank {self._rank}: ended{self._where()}, because rank {fault['rank']} failed{fault['where']}"
         if self._read("reported", 0.0) is not None:
             return f"{reason}; see its traceback above."
+        if self._is_store_gone():  # with the program of the first process, so that one does not run any more
+            return f"{reason} ({fault['error']})."
         return (
             f"{reason} ({fault['error']}), and its program still runs: it has caught this error. No process can train"
             " without the others: let the error end the process, or raise it on all of them."
@@ -165,6 +167,13 @@ class FaultWatch:
     def _fault(self, wait_s: float = 0.0) -> Any:
         """The first failure in the current training of this process, or else the first uncaught one."""
         return self._read(f"fault/{self._training}", 0.0) or self._read("fault", wait_s)
+
+    def _is_store_gone(self) -> bool:
+        try:
+            self._store.check(["fault"])
+        except RuntimeError:
+            return True
+        return False
 
     def _keep_store(self) -> None:
         if self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
