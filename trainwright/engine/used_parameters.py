@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.checkpoint.weights import group_names
 from trainwright.config.errors import ConfigError
 from trainwright.events.storage import get_event_storage, has_event_storage
-from trainwright.parallel.dist import gather_over_data, get_data_parallel_size
+from trainwright.parallel.dist import gather_over_data
 
 
 class UsedParameters:
@@ -28,6 +28,7 @@ class UsedParameters:
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         named = [pair for part in parts for pair in part.named_parameters()]
         self._names, self._parameters = [name for name, _ in named], [parameter for _, parameter in named]
+        self._key = f"used parameters from {next(iter(self._names), None)}"
         self._used: list[bool] | None = None  # by the latest update
         self._num_checks = self._record = 0
 
@@ -37,14 +38,14 @@ class UsedParameters:
         Raises:
             ConfigError: in the first update the data ranks have used different parameters. Raised on all of them.
         """
+        if self._parameters and has_event_storage():  # each training has one
+            get_event_storage().alike.setdefault(self._key, self._alike)
         used = [parameter.grad is not None for parameter in self._parameters]
         self._num_checks += 1
         if used == self._used or not any(used):
             return
         if self._used is None:
             self._compare(used)
-            if has_event_storage() and get_data_parallel_size() > 1:
-                get_event_storage().alike[f"used parameters of {self._names[0]}"] = self._alike
         else:
             self._record = crc32(repr((self._record, self._num_checks, used)).encode())
         self._used = used
@@ -62,5 +63,6 @@ class UsedParameters:
                 )
 
     def _alike(self) -> dict[str, float]:
+        # Other stages have other parameters, so another name. Of so few numbers, any two are compared as different.
         name = f"the parameters that updates have used, from {self._names[0]} on (find_unused_parameters=True allows"
         return {f"{name} different ones), as a checksum": float(self._record % 10_000)}
