@@ -55,6 +55,26 @@ def test_an_error_raised_from_a_lost_connection(watches: list[FaultWatch]) -> No
     assert "because rank 1 failed" in (watches[0].line_for(error) or "")
 
 
+def raised_on(rank: int, error: Exception) -> Exception:
+    error.raised_on_rank = rank  # type: ignore[attr-defined]
+    return error
+
+
+def test_an_error_that_another_process_has_raised_is_a_line(watches: list[FaultWatch]) -> None:
+    watches[1].announce(ValueError("bad data"))
+    watches[1].mark_reported()
+    line = watches[0].line_for(raised_on(1, RuntimeError("Evaluation failed on rank 1: ValueError: bad data")))
+    assert line == "rank 0: ended in iteration 20, because rank 1 failed in iteration 20; see its traceback above."
+
+
+def test_a_refusal_of_another_process_before_the_training_is_printed_once(watches: list[FaultWatch]) -> None:
+    for watch in watches:
+        watch.trainer = None
+    watches[1].announce(ConfigError("lr: too large"), is_caught=False)
+    watches[1].mark_reported()
+    assert watches[0].line_for(raised_on(1, ConfigError("lr: too large"))) == ""
+
+
 def test_a_store_that_is_gone_shows_that_no_program_has_caught_the_error(
     watches: list[FaultWatch], monkeypatch: pytest.MonkeyPatch
 ) -> None:

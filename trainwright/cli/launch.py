@@ -306,7 +306,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: "ChildFailedError") -> int:
-    """Name the process that failed first; its own messages are above."""
+    """Name the process that failed first. Of several with the same reason, only one has printed it."""
     rank, failure = error.get_first_failure()
     code = int(failure.exitcode)
     how = (

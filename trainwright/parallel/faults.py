@@ -138,8 +138,8 @@ class FaultWatch:
                 " use different parameters need find_unused_parameters=True), or its machine or the network failed."
                 f" ({_text(error)})"
             )
-        is_lost = is_lost or getattr(error, "raised_on_rank", self._rank) != self._rank
-        if fault is None or fault["rank"] == self._rank or not (is_lost or fault["error"] == _text(error)):
+        is_of_other = is_lost or getattr(error, "raised_on_rank", self._rank) != self._rank
+        if fault is None or fault["rank"] == self._rank or not (is_of_other or fault["error"] == _text(error)):
             return None
         self._read("reported", _REPORT_S)
         is_refusal = isinstance(error, UserError) and not (is_lost or self._where() or fault["where"])

@@ -53,10 +53,9 @@ def shard_data(model: nn.Module, mesh: Mesh, *, is_one_unit: bool = False) -> No
         fully_shard(unit, **settings, reshard_after_forward=is_resharded)
     for root in _roots(model):
         # The last unit of a forward pass is the first of the backward pass: torch keeps it gathered between them.
-        fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
-    if is_one_unit:
-        for root in _roots(model):
-            root.set_reduce_scatter_unused_params(True)  # type: ignore[operator]  # fully_shard has made it an FSDPModule
+        shared = fully_shard(root, **settings, reshard_after_forward=None if is_resharded else False)
+        if is_one_unit:
+            shared.set_reduce_scatter_unused_params(True)
 
 
 def check_sync_norms(model: nn.Module, device: torch.device) -> None:

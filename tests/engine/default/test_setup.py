@@ -185,3 +185,9 @@ def test_the_command_to_train_longer_has_the_setting_of_the_user(
     cfg.project_root = str(tmp_path)
     DefaultTrainer(cfg).train()
     assert f"config.yaml --resume {shown}\n" in f"{caplog.text}\n"
+
+
+def test_the_command_to_train_longer_has_every_digit(tmp_path: Path) -> None:
+    cfg = config(tmp_path, train_iter=1_234_567)
+    cfg.project_root = str(tmp_path)
+    assert setup.next_commands(cfg, cfg)[-1].endswith(" --resume train.train_iter=2469134")

@@ -303,7 +303,7 @@ def next_commands(cfg: DictConfig, given: DictConfig) -> list[str]:
         if Path(folder, "model_best").exists():
             commands.append(f"trainwright eval {shlex.quote(folder)}")
         name = "train_epoch" if given.train.train_epoch and not given.train.train_iter else "train_iter"
-        commands.append(f"{run} --resume train.{name}={2 * cfg.train[name]:g}")
+        commands.append(f"{run} --resume train.{name}={2 * cfg.train[name]}")
     return commands
 
 
