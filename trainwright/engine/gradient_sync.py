@@ -24,6 +24,7 @@ from trainwright.parallel.dist import (
 )
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
+from trainwright.parallel.pipeline import Pipeline, pipeline_of
 from trainwright.parallel.sharding import ShardedGradients, explain_parts, is_sharded
 
 
@@ -175,7 +176,35 @@ class Replica:
             self._is_averaged = bool(self._wrapped.require_backward_grad_sync)
 
 
-GradientSync = Replica | ShardedGradients
+class StageSync:
+    """Gradient synchronization of stages, in place of a :class:`Replica`.
+
+    Data ranks are averaged by what shards the stages.
+    """
+
+    def __init__(self, pipeline: Pipeline, check_used: Callable[[], None] | None) -> None:
+        self._sum_tied, self._check_used = pipeline.tied.sum_gradients, check_used
+
+    def finish(self) -> None:
+        """Call this when all gradients of an update are computed, before they are used."""
+        if self._check_used is not None:
+            self._check_used()
+        self._sum_tied()
+
+    def before_batch(self, *, is_last: bool) -> None:
+        """Nothing: all batches of an update are read before the first forward pass."""
+
+    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
+        return iter(batches)
+
+    def average_after_backward(self) -> None:
+        raise ConfigError(
+            "A model that is cut into pipeline stages trains with the trainer's own step: forward and backward passes"
+            " of all micro-batches run at once."
+        )
+
+
+GradientSync = Replica | ShardedGradients | StageSync
 
 
 def gradient_sync(
@@ -193,7 +222,11 @@ def gradient_sync(
     """
     mesh = current_mesh()
     if mesh is not None:
-        check_used = None if find_unused_parameters or mesh.layout.data == 1 else UsedParameters([model]).check
+        pipeline = pipeline_of(model)
+        parts = [model] if pipeline is None else [stage.model for stage in pipeline.stages]
+        check_used = None if find_unused_parameters or mesh.layout.data == 1 else UsedParameters(parts).check
+        if pipeline is not None:
+            return StageSync(pipeline, check_used)
         return ShardedGradients(model, mesh, is_each_averaged=not wraps, check_used=check_used)
     if get_world_size() == 1:
         return None

@@ -18,9 +18,7 @@ from torch.utils.data import RandomSampler
 from trainwright.config.errors import ConfigError
 from trainwright.engine.accumulation import RankMean
 from trainwright.engine.step import Step
-from trainwright.engine.used_parameters import UsedParameters
 from trainwright.events.media import wide_dtype
-from trainwright.parallel.dist import get_data_parallel_size
 from trainwright.parallel.pipeline import Pipeline
 
 
@@ -189,47 +187,10 @@ class Captured:
         return loss
 
 
-class StageSync:
-    """Gradient synchronization of stages, in place of a :class:`~trainwright.engine.gradient_sync.Replica`.
-
-    Data ranks are averaged by what shards the stages.
-    """
-
-    def __init__(self, pipeline: Pipeline, *, find_unused_parameters: bool = False) -> None:
-        self._sum_tied = pipeline.tied.sum_gradients
-        is_compared = get_data_parallel_size() > 1 and not find_unused_parameters
-        self._used = UsedParameters([stage.model for stage in pipeline.stages]) if is_compared else None
-
-    def finish(self) -> None:
-        """Call this when all gradients of an update are computed, before they are used."""
-        if self._used is not None:
-            self._used.check()
-        self._sum_tied()
-
-    def before_batch(self, *, is_last: bool) -> None:
-        """Nothing: all batches of an update are read before the first forward pass."""
-
-    def announced(self, batches: Iterable[Any], is_last: Callable[[], bool]) -> Iterator[Any]:
-        return iter(batches)
-
-    def average_after_backward(self) -> None:
-        raise ConfigError(
-            "A model that is cut into pipeline stages trains with the trainer's own step: forward and backward passes"
-            " of all micro-batches run at once."
-        )
-
-
-def pipeline_settings(
-    pipeline: Pipeline,
-    grad_scaler: torch.amp.GradScaler | None,
-    optimizer: Any,
-    *,
-    find_unused_parameters: bool,
-) -> dict[str, Any]:
+def pipeline_settings(pipeline: Pipeline, grad_scaler: torch.amp.GradScaler | None, optimizer: Any) -> dict[str, Any]:
     """The arguments of :class:`~trainwright.engine.update.Update` for stages."""
     pipeline.tied.check_settings(optimizer.param_groups)
     return {
-        "replica": StageSync(pipeline, find_unused_parameters=find_unused_parameters),
         "differentiate": Captured(grad_scaler, pipeline.device),
         "mean_class": StageMean,
     }

@@ -79,22 +79,16 @@ class EagerTrainer(TrainerBase):
         self.optimizer = optimizer
         self.grad_acc_steps = grad_acc_steps
         # Everything that depends on the configuration is decided here, not in the step.
-        self._replica = None
         self._pipeline = pipeline_of(self._plain_model)
-        stages: dict[str, Any] = {}
-        if self._pipeline is not None:
-            stages = pipeline_settings(
-                self._pipeline, grad_scaler, optimizer, find_unused_parameters=find_unused_parameters
-            )
-        if self._pipeline is None:
-            self._replica = gradient_sync(
-                self._plain_model,
-                self._device,
-                self._use_wrapped,
-                prepared=self._called_model if isinstance(self._called_model, DistributedDataParallel) else None,
-                find_unused_parameters=find_unused_parameters,
-                wraps=wraps_model,
-            )
+        stages = {} if self._pipeline is None else pipeline_settings(self._pipeline, grad_scaler, optimizer)
+        self._replica = gradient_sync(
+            self._plain_model,
+            self._device,
+            self._use_wrapped,
+            prepared=self._called_model if isinstance(self._called_model, DistributedDataParallel) else None,
+            find_unused_parameters=find_unused_parameters,
+            wraps=wraps_model,
+        )
         samples = _batch_size_of(data_loader) if get_world_size() > 1 else None
         in_window = (samples or 0) * get_data_parallel_size() * grad_acc_steps
         self._update = Update(
@@ -104,7 +98,8 @@ class EagerTrainer(TrainerBase):
             accumulates=grad_acc_steps > 1,
             skip_non_finite=skip_non_finite,
             grad_scaler=grad_scaler,
-            **({"replica": self._replica} | stages),
+            replica=self._replica,
+            **stages,
             count=None if samples is None else lambda batch: samples,
             count_all=None if samples is None else lambda: in_window,
         )

@@ -146,12 +146,7 @@ class SteppingTrainer(RankedTrainer, MeasuredTrainer):
         if self.accelerator is not None:
             settings["differentiate"] = self._differentiate
         if self._pipeline is not None:
-            settings |= pipeline_settings(
-                self._pipeline,
-                self._grad_scaler,
-                self.optimizer,
-                find_unused_parameters=self.config.find_unused_parameters,
-            )
+            settings |= pipeline_settings(self._pipeline, self._grad_scaler, self.optimizer)
         return settings
 
     def _differentiate(self, loss: Tensor, **options: Any) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from trainwright.config.errors import ConfigError, ConfigTypeError
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
-from trainwright.engine.pipeline_step import StageSync, refuse_own_step, refuse_unseeded_loader
+from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
 from trainwright.engine.run_summary import log_recomputed
 from trainwright.engine.trainer import loaders
 from trainwright.engine.trainer.base import STEP_METHODS, TrainerShared
@@ -220,7 +220,7 @@ class RankedTrainer(TrainerShared):
     """Several processes. With one process and no Accelerator, none of this is on the path of a batch."""
 
     accelerator: Any = None
-    _replica: GradientSync | StageSync | None = None
+    _replica: GradientSync | None = None
 
     def _prepare_model(self, optimizer: Any, *, wraps: bool) -> None:
         """Choose what a step calls: the model, under autocast and wrapped as the run requires.
@@ -248,17 +248,14 @@ class RankedTrainer(TrainerShared):
         if accelerator is not None:
             prepared = accelerator.prepare_model(model)  # applies autocast, too
         self._step_model = model if prepared is None else prepared
-        if self._pipeline is not None:
-            self._replica = StageSync(self._pipeline)
-        else:
-            self._replica = gradient_sync(
-                model,
-                self.device,
-                self._use_wrapped,
-                prepared=prepared,
-                find_unused_parameters=self.config.find_unused_parameters,
-                wraps=wraps,
-            )
+        self._replica = gradient_sync(
+            model,
+            self.device,
+            self._use_wrapped,
+            prepared=prepared,
+            find_unused_parameters=self.config.find_unused_parameters,
+            wraps=wraps,
+        )
         if self._replica is None and has_all_gpus(self.config.device_str):
             self._step_model = AllGPUs(model)
 
