@@ -34,6 +34,8 @@ class Outer(TypedDict, total=False):
     steps: StepsOrFraction
     amount: Amount
     words: Words
+    names: Annotated[list[str] | None, Allowed("a list of names, or None")]
+    numbers: Annotated[list[int] | None, Allowed("a list of numbers, or None")]
     lazy: Lazy
     profile: ProfileOrNone
     inner: Inner
@@ -68,6 +70,7 @@ def test_allowed_values_have_no_faults(values: dict[str, Any]) -> None:
         ({"amount": 2.5}, "amount", "got 2.5 (float); it must be a whole number >= 1", ConfigError),
         ({"amount": float("nan")}, "amount", "got nan (float)", ConfigError),
         ({"words": "  "}, "words", "got '  ' (str); it must be text that is not empty.", ConfigError),
+        ({"names": "x"}, "names", "got 'x' (str); it must be a list of names, or None. Write ['x'].", ConfigTypeError),
         ({"lazy": "x"}, "lazy", "got 'x' (str); it must be a LazyCall, or an object.", ConfigTypeError),
         ({"sede": 1}, "sede", "no such key. Did you mean 'seed'?", ConfigKeyError),
         ({"inner": 3}, "inner", "a section, for example inner=dict(enabled=...).", ConfigTypeError),
@@ -85,6 +88,12 @@ def test_a_fault_has_path_value_allowed_values_and_kind(
     assert list(found) == [path]
     assert text in found[path][0]
     assert found[path][1] is kind
+
+
+def test_a_list_is_suggested_only_where_one_of_texts_is_allowed() -> None:
+    assert faults(numbers="3") == {
+        "numbers": ("got '3' (str); it must be a list of numbers, or None.", ConfigTypeError)
+    }
 
 
 def test_all_faults_are_found_at_once_and_share_a_class_if_they_can() -> None:

@@ -94,7 +94,19 @@ def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any],
         fields, values = get_type_hints(section, include_extras=True), value
     is_type = error_type.endswith("_type") or (error_type == "literal_error" and not isinstance(value, str))
     kind = ConfigTypeError if is_type else ConfigError
-    return Fault(where, f"{got(value)}; it must be {allowed_text(hint, path[-1])}.", kind)
+    text = f"{got(value)}; it must be {allowed_text(hint, path[-1])}."
+    return Fault(where, text + _as_list(hint, value), kind)
+
+
+def _as_list(hint: Any, value: Any) -> str:
+    """What to write where a list of texts is accepted, and one text was given."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        _adapter(hint).validate_python([value], strict=True)
+    except ValidationError:
+        return ""
+    return f" Write {[value]!r}."
 
 
 def allowed_text(hint: Any, name: str = "") -> str:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainwright.config.errors import ConfigError
 from trainwright.engine.check import data, evaluation, exactness, steps
 from trainwright.engine.check.copies import quiet, restored_generators
@@ -53,8 +55,8 @@ def check_trainer(
     trainer's. ``on_start`` is called with the name of each check before it starts.
     """
     names = _chosen(only)
-    for name in ("torch._dynamo", "torchmetrics"):  # the first update imports them: seconds that no check needs
-        importlib.import_module(name)
+    importlib.import_module("torchmetrics")  # the first update imports both: seconds that no check needs
+    torch.compiler.list_backends()
 
     end = time.perf_counter() + max_seconds
     findings: list[Finding] = []
